@@ -89,8 +89,8 @@ class Canonical:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
         if self.narrow is self.written:
             return list(dense)
-        found = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
-        return None if any(f is None for f in found) else found  # type: ignore[return-value]
+        sliced = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
+        return None if any(f is None for f in sliced) else sliced  # type: ignore[return-value]
 
     def reduced(self, dense: Tensors, settings: Options | None = None) -> Tensors:
         """Dense operands of `narrow` -> those of the reduced einsum, differentiable."""
@@ -141,9 +141,9 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tu
     axes = (*reduced.einsum.sparse_indices, *dense_axes(reduced))
     arrangement = []
     for p in reduced.einsum.dense:
-        own = reduced.einsum.inputs[p]
-        permutation = tuple(own.index(c) for c in axes if c in own)
-        arrangement.append(None if permutation == tuple(range(len(own))) else permutation)
+        letters = reduced.einsum.inputs[p]
+        permutation = tuple(letters.index(c) for c in axes if c in letters)
+        arrangement.append(None if permutation == tuple(range(len(letters))) else permutation)
     broadcast = tuple(dropped.values())
     canonical = Canonical(
         bound, narrowed, broadcast, reduction, reduced, pattern.coords, source, x.dtype, x.device, tuple(arrangement)
@@ -163,9 +163,9 @@ def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Ten
     if distinct == letters and pattern.is_coalesced:
         return bound, pattern, None
     first = tuple(letters.index(c) for c in letters)
-    found = pattern.cache.once(("distinct", first), lambda: _derived(pattern, first))
+    derived = pattern.cache.once(("distinct", first), lambda: _derived(pattern, first))
     inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
-    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), *found
+    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), *derived
 
 
 def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
@@ -191,8 +191,8 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     text, positions = written.einsum.text, written.einsum.dense
     if len(dense) != len(positions):
         raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
-    given = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
-    tensors = tables.converted(given, dtype, device)
+    converted = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
+    tensors = tables.converted(converted, dtype, device)
     for operand, position in zip(tensors, positions, strict=True):
         if not isinstance(operand, torch.Tensor):
             raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
@@ -213,9 +213,9 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
 
 def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) -> list[SparseTensor | torch.Tensor]:
     """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
-    given = iter(sparse)
+    sparse_operands = iter(sparse)
     return [
-        next(given) if p in bound.einsum.sparse else like.expand(bound.shape(p))
+        next(sparse_operands) if p in bound.einsum.sparse else like.expand(bound.shape(p))
         for p in range(len(bound.einsum.inputs))
     ]
 

@@ -92,16 +92,16 @@ class Contraction(Compiled, ABC):
             DtypeError, DeviceError: operands differ.
             PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
         """
-        given = [o for o in operands if isinstance(o, SparseTensor)]
+        sparse = [o for o in operands if isinstance(o, SparseTensor)]
         self.bound, self.settings, self.form = bound, settings, form
-        self.dtype, self.device = given[0].dtype, given[0].device
+        self.dtype, self.device = sparse[0].dtype, sparse[0].device
         self.result_dtype = self.dtype
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
         check_form(form, bound.einsum)
-        self.sums = IntegerSums.of(bound, given) if self.dtype in INTEGERS else None
+        self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         """What finds sums of integers that pass 64 bits; None where none can."""
-        self.bare = [x.pattern.bare() for x in given]
+        self.bare = [x.pattern.bare() for x in sparse]
         """The patterns of the sparse operands, with nothing kept."""
 
     def reports(self) -> list[StepReport]:
@@ -143,10 +143,10 @@ class Contraction(Compiled, ABC):
             DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
                 or a transform of `torch.func` is active.
         """
-        found = self.result(patterns, values, dense, packed)
-        if self.sums is not None and not transforming() and not captured(found):
-            self.sums.check(self, found, patterns, values, dense)
-        return found
+        result = self.result(patterns, values, dense, packed)
+        if self.sums is not None and not transforming() and not captured(result):
+            self.sums.check(self, result, patterns, values, dense)
+        return result
 
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
@@ -224,9 +224,9 @@ class Single(Contraction):
         elif permutation is not None:
             upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
         operand += not values  # of the step, whose first is the sparse one
-        pattern, own = self._of_step(patterns, values)
-        found = self.step.gradient(pattern, operand, own, dense, upstream)
-        return found if operand else found.reshape(values[0].shape)
+        pattern, step_values = self._of_step(patterns, values)
+        gradient = self.step.gradient(pattern, operand, step_values, dense, upstream)
+        return gradient if operand else gradient.reshape(values[0].shape)
 
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """Values as the step's parts store them."""
@@ -242,17 +242,17 @@ def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
         return output.pattern, None
     elements = torch.arange(output.rows * output.width, device=output.pattern.device)
     numbered = SparseTensor._make(output.pattern, elements.reshape(output.rows, *output.width_shape))
-    found = numbered.expand_dense().permute(*output.permutation)
-    return found.pattern, found._values
+    arranged_numbers = numbered.expand_dense().permute(*output.permutation)
+    return arranged_numbers.pattern, arranged_numbers._values
 
 
-def wrap(made: Contraction, found: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
+def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
     """The result of a contraction on operands of these patterns, from its values."""
     pattern = made.pattern_on(patterns)
     if pattern is None:
-        return found
-    sparse = SparseTensor._make(pattern, found)
-    return without_zeros(sparse) if drop_zeros else sparse
+        return values
+    result = SparseTensor._make(pattern, values)
+    return without_zeros(result) if drop_zeros else result
 
 
 def contraction(
@@ -335,10 +335,10 @@ def compiled(text: str, operands: Operands, settings: Options, form: str) -> Con
 def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
     """What is kept with a pattern by a key, for as long as the others live; made where it is not there."""
     try:
-        found: T | None = first.cache.get(key)
+        kept: T | None = first.cache.get(key)
     except TypeError:  # a plan that cannot be hashed
         return make()
-    return first.cache.put(key, make(), needs=others) if found is None else found
+    return first.cache.put(key, make(), needs=others) if kept is None else kept
 
 
 def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
@@ -374,24 +374,25 @@ def compiled_together(
     from sparsetc.planner.workload import choose_together  # which an import of the package does not need
 
     settings = replace(settings, precision=settings.effective_precision())
-    bounds = [_parsed(text, own) for text, own in workload]
-    given = [own for _, own in workload]
-    x = given[0][0]
+    bounds = [_parsed(text, operands) for text, operands in workload]
+    each_operands = [operands for _, operands in workload]
+    x = each_operands[0][0]
     assert isinstance(x, SparseTensor)
     choices: Sequence[tuple[Choice | None, Any]] | None = None
     plain = not x.dense_order and not x.blocksize and all(len(b.einsum.sparse) == 1 for b in bounds)
     if plain:
         with lasting():
             problems = [
-                Preparation.of(b, own, settings, form, repeated).problem for b, own in zip(bounds, given, strict=True)
+                Preparation.of(b, operands, settings, form, repeated).problem
+                for b, operands in zip(bounds, each_operands, strict=True)
             ]
             with in_place(settings, x.device):
                 limit = settings.memory_on(x.device)
                 choices = choose_together(settings.plan, problems, limit)
     choices = choices or [(None, settings.plan)] * len(bounds)
     return tuple(
-        contraction(bound, own, replace(settings, plan=again), form, repeated, choice)
-        for bound, own, (choice, again) in zip(bounds, given, choices, strict=True)
+        contraction(bound, operands, replace(settings, plan=again), form, repeated, choice)
+        for bound, operands, (choice, again) in zip(bounds, each_operands, choices, strict=True)
     )
 
 
@@ -399,5 +400,5 @@ def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Con
     """The contractions that are kept with the sparse operand's pattern for this workload, or new ones."""
     x = workload[0][1][0]
     assert isinstance(x, SparseTensor)
-    key = ("workload", *(_key(text, own, settings, form) for text, own in workload))
+    key = ("workload", *(_key(text, operands, settings, form) for text, operands in workload))
     return _kept(x._pattern, key, lambda: compiled_together(workload, settings, form, repeated=True))

@@ -48,17 +48,17 @@ def broadcast_dims(bound: Bound, operands: Sequence[torch.Tensor | SparseTensor]
     """
     e = bound.einsum
     holders = {c: set(e.holders(c)) for c in e.indices}
-    found: dict[int, Dims] = {}
+    dropped: dict[int, Dims] = {}
     for p in e.dense:
-        operand, own = operands[p], []
+        operand, dims = operands[p], []
         alike = repeated_dims(operand) if repeated and isinstance(operand, torch.Tensor) else ()
         for n, (letter, size) in enumerate(zip(e.inputs[p], operand.shape, strict=True)):
             broadcast = n in alike or size == 1 != bound.by_index[letter]
             if broadcast and e.inputs[p].count(letter) == 1 and len(holders[letter]) > 1:
                 holders[letter].discard(p)
-                own.append(n)
-        found[p] = tuple(own)
-    return found
+                dims.append(n)
+        dropped[p] = tuple(dims)
+    return dropped
 
 
 def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
@@ -96,14 +96,14 @@ def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | Non
     Raises:
         OutOfMemoryError: the operand is a broadcast one whose copy would pass the memory limit.
     """
-    found = operand if operand.shape == shape else operand.expand(shape)
-    found = resolved(found if permutation is None else found.permute(permutation))
-    if found.is_contiguous():
-        return found
-    if 0 in found.stride():
+    whole = operand if operand.shape == shape else operand.expand(shape)
+    whole = resolved(whole if permutation is None else whole.permute(permutation))
+    if whole.is_contiguous():
+        return whole
+    if 0 in whole.stride():
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
-        settings.check_memory(found.numel() * found.element_size(), found.device, what)
-    return found.contiguous()
+        settings.check_memory(whole.numel() * whole.element_size(), whole.device, what)
+    return whole.contiguous()
 
 
 # -- products of dense operands alone ---------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -
     # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
     plain = not transforming() and forward_ad._current_level < 0
     if plain and torch.is_grad_enabled() and any(o.requires_grad for o in operands):
-        found: torch.Tensor = _Einsum.apply(equation, precision, *operands)
-        return found
+        result: torch.Tensor = _Einsum.apply(equation, precision, *operands)
+        return result
     return _contracted(equation, precision, operands)
 
 
@@ -156,8 +156,8 @@ class _Einsum(torch.autograd.Function):
         wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
         with torch.enable_grad(), autocast_off(upstream.device), matmul_precision(ctx.precision):
             result = _contracted(ctx.equation, ctx.precision, operands)
-            found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
-        return (None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:]))
+            gradients = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
+        return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))
 
 
 def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tensor:

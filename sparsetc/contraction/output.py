@@ -80,16 +80,16 @@ def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> boo
     By itself (``auto``) it is where it keeps a letter with coordinates; of a single sparse operand's letters it must
     keep two or more, or all.
     """
-    own = e.inputs[e.sparse[0]]
+    first = e.inputs[e.sparse[0]]
     kept = any(c in t for c in e.output for t in coordinates)
-    enough = len(e.sparse) > 1 or sum(c in own for c in e.output) >= min(2, len(set(own)))
+    enough = len(e.sparse) > 1 or sum(c in first for c in e.output) >= min(2, len(set(first)))
     return form == "sparse" or (form == "auto" and kept and enough)
 
 
-def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) -> Output:
+def output_of(canonical: Canonical, x: SparseTensor, lowered: Pattern, form: str) -> Output:
     """Shape and pattern of the result.
 
-    Einsums that keep the same modes of `own`, the pattern that is lowered, share their results' pattern.
+    Einsums that keep the same modes of `lowered`, the pattern of the canonical einsum, share their results' pattern.
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
@@ -105,12 +105,12 @@ def output_of(canonical: Canonical, x: SparseTensor, own: Pattern, form: str) ->
     if everything and kept == tuple(range(len(kept))):
         slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
         same = canonical.coords is x.coords and moved is None
-        pattern = own.known(("modes", kept), Pattern(canonical.coords, shape, x.is_coalesced))
+        pattern = lowered.known(("modes", kept), Pattern(canonical.coords, shape, x.is_coalesced))
         return Output(shape, width, moved, pattern, same, slot)
     rows = canonical.coords[list(kept)]
-    found = numbered(rows.unbind(), shape, rows.shape[1], rows)
-    pattern = own.known(("modes", kept), Pattern(torch.stack(found.coords), shape, True))
-    return Output(shape, width, moved, pattern, False, found.rank)
+    numbering = numbered(rows.unbind(), shape, rows.shape[1], rows)
+    pattern = lowered.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
+    return Output(shape, width, moved, pattern, False, numbering.rank)
 
 
 def without_zeros(z: SparseTensor) -> SparseTensor:
