@@ -122,16 +122,16 @@ class CutOperand:
         rows, positions = tuple(cuts.blocks.get(c, c) for c in modes), tuple(c for c in modes if c in cuts.sides)
         return cls(pattern, rows, (*positions, *cuts.term(dense)), masks, cut, sides, sizes)
 
-    def values(self, given: torch.Tensor) -> torch.Tensor:
+    def values(self, values: torch.Tensor) -> torch.Tensor:
         """The operand's values in that einsum; differentiable."""
         first = 1
         if self.cut is not None:
-            given = self.cut.values(inside_only(given, self.masks))
+            values = self.cut.values(inside_only(values, self.masks))
             order = len(self.cut.times)
             positions = [side for side in self.cut.blocks.sides if side > 1]
-            given = given.reshape(given.shape[0], *positions, *given.shape[1 + order :])
+            values = values.reshape(values.shape[0], *positions, *values.shape[1 + order :])
             first += len(positions)
-        return split(given, self.sides, self.sizes, first)
+        return split(values, self.sides, self.sizes, first)
 
     def stand_in(self, einsum: Bound, like: torch.Tensor) -> SparseTensor:
         """A tensor of the pattern to compile for."""
@@ -159,30 +159,30 @@ class BlockOutput:
     def of(cls, cuts: Cuts, coordinates: set[str]) -> BlockOutput:
         """The result, given the letters that have coordinates in the einsum of blocks."""
         output, bound = cuts.bound.einsum.output, cuts.bound
-        found = [tuple(d for d in cuts.term([c]) if d in coordinates) for c in output]
-        last = max((n for n, own in enumerate(found) if own), default=0)
-        modes, dense, rows = output[: last + 1], output[last + 1 :], tuple(found[: last + 1])
+        coordinates_of = [tuple(d for d in cuts.term([c]) if d in coordinates) for c in output]
+        last = max((n for n, letters_of_mode in enumerate(coordinates_of) if letters_of_mode), default=0)
+        modes, dense, rows = output[: last + 1], output[last + 1 :], tuple(coordinates_of[: last + 1])
         sides = []
-        for c, own in zip(modes, rows, strict=True):
-            of_block = cuts.sides.get(c, 1) if len(own) == 1 else 1
-            sides.append(of_block if own else max(1, bound.by_index[c]))
+        for c, letters_of_mode in zip(modes, rows, strict=True):
+            of_block = cuts.sides.get(c, 1) if len(letters_of_mode) == 1 else 1
+            sides.append(of_block if letters_of_mode else max(1, bound.by_index[c]))
         width = tuple(d for d in cuts.term(output) if d not in coordinates)
-        letters = (*(d for own in rows for d in own), *width)
+        letters = (*(d for letters_of_mode in rows for d in letters_of_mode), *width)
         return cls(letters, rows, Blocks(tuple(sides), bound.extents(modes)), bound.extents(dense))
 
-    def pattern(self, cuts: Cuts, found: Pattern | None, empty: bool, device: torch.device) -> Pattern:
+    def pattern(self, cuts: Cuts, of_blocks: Pattern | None, empty: bool, device: torch.device) -> Pattern:
         """The result's pattern, of that of the einsum of blocks.
 
         Where this has no coordinates, it is of one entry, or of none if the einsum of blocks is `empty`.
         """
-        count = 0 if empty or 0 in self.blocks.shape else 1 if found is None else found.nnz
-        given = iter(() if found is None else found.coords.unbind())
+        count = 0 if empty or 0 in self.blocks.shape else 1 if of_blocks is None else of_blocks.nnz
+        lines = iter(() if of_blocks is None else of_blocks.coords.unbind())
         rows = []
-        for own in self.rows:
-            row = next(given)[:count] if own else torch.zeros(count, dtype=torch.long, device=device)
-            rows.append(row * cuts.sides[own[1]] + next(given)[:count] if len(own) > 1 else row)
+        for letters in self.rows:
+            row = next(lines)[:count] if letters else torch.zeros(count, dtype=torch.long, device=device)
+            rows.append(row * cuts.sides[letters[1]] + next(lines)[:count] if len(letters) > 1 else row)
         single = all(side == 1 for side in self.blocks.sides)
-        coalesced = found is None or found.is_coalesced
+        coalesced = of_blocks is None or of_blocks.is_coalesced
         return Pattern(torch.stack(rows), self.blocks.grid, coalesced, None if single else self.blocks)
 
 
@@ -242,13 +242,13 @@ class BlockLetters:
         """The dense result of the einsum of blocks as the one written has it; differentiable."""
         return joined(result, self.cuts.sides_of(self.written.einsum.output), self.written.output_shape)
 
-    def result_pattern(self, patterns: Patterns, made: Pattern | None, empty: bool) -> Pattern | None:
+    def result_pattern(self, patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern | None:
         """The pattern of a sparse result: the operand's own where its blocks are the result's, one each."""
         if self.output is None:
             return None
         first, *others = patterns
-        pattern = self.output.pattern(self.cuts, made, empty, self.device)
-        if made is self.patterns[0] and pattern.blocks == first.blocks:
+        pattern = self.output.pattern(self.cuts, other, empty, self.device)
+        if other is self.patterns[0] and pattern.blocks == first.blocks:
             return first
         e = self.written.einsum
         return first.known((e.inputs, e.output, e.sparse, self.written.sizes, "blocks"), pattern, others)

@@ -44,7 +44,7 @@ class Link:
     places: tuple[int, ...]
     """The operands that it takes, by their positions in that list, ascending."""
     equation: str
-    made: Contraction | None
+    contraction: Contraction | None
     """None for dense operands alone, which torch contracts."""
     patterns: tuple[Pattern | None, ...]
     """The pattern of each operand; None of a dense one."""
@@ -52,17 +52,17 @@ class Link:
 
     def run(self, operands: Tensors) -> torch.Tensor:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
-        if self.made is None:
+        if self.contraction is None:
             return tables.einsum(self.equation, *operands, precision=self.precision)
         values = [t for t, p in zip(operands, self.patterns, strict=True) if p is not None]
         dense = [t for t, p in zip(operands, self.patterns, strict=True) if p is None]
-        return self.made.result([p for p in self.patterns if p is not None], values, dense)
+        return self.contraction.result([p for p in self.patterns if p is not None], values, dense)
 
     def reports(self) -> list[StepReport]:
         """What an explanation says of the contraction."""
-        if self.made is None:
+        if self.contraction is None:
             return [StepReport(self.equation, "torch.einsum", "two dense operands")]
-        return self.made.reports()
+        return self.contraction.reports()
 
 
 class Chain(Joined):
@@ -77,8 +77,8 @@ class Chain(Joined):
         self._within = tables.without(bound, self._dropped)
         self.links: list[Link] = []
         last = self._compiled([self._term(operands[p], p) for p in self._positions])
-        self.inner = [link.made for link in self.links if link.made is not None]
-        self.empty = any(made.empty for made in self.inner)
+        self.inner = [link.contraction for link in self.links if link.contraction is not None]
+        self.empty = any(link.empty for link in self.inner)
         self.shape, self.pattern = bound.output_shape, None
         self._merged: JoinOperand | None = None
         if isinstance(last, SparseTensor):
@@ -107,11 +107,11 @@ class Chain(Joined):
     def _order(self, terms: Sequence[Term]) -> list[tuple[int, ...]]:
         """The operands of each link, by position in the list of those that are left."""
         first = 0 if self._expanded else len(self.bound.einsum.dense)
-        taken, others = terms[first:], [c for letters, _ in terms[:first] for c in letters]
-        kept = distinct(c for c in (*self.bound.einsum.output, *others) if any(c in letters for letters, _ in taken))
-        text = ",".join("".join(letters) for letters, _ in taken) + "->" + "".join(kept)
-        shapes = [self.bound.extents(letters) for letters, _ in taken]
-        entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for _, o in taken]
+        ordered, others = terms[first:], [c for letters, _ in terms[:first] for c in letters]
+        kept = distinct(c for c in (*self.bound.einsum.output, *others) if any(c in letters for letters, _ in ordered))
+        text = ",".join("".join(letters) for letters, _ in ordered) + "->" + "".join(kept)
+        shapes = [self.bound.extents(letters) for letters, _ in ordered]
+        entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for _, o in ordered]
         path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparseOrder(entries))
         order = [tuple(sorted(first + n for n in places)) for places in path]
         return [*order[:-1], (*range(first), *order[-1])]
@@ -137,13 +137,13 @@ class Chain(Joined):
             plan = replace(plan, options=options) if len(sparse) > 1 else AUTO
         on_pattern = self.sparse if not rest else any(c in rows for c in output)
         settings = with_settings(self.settings, {"plan": plan})
-        made = contraction(bound, operands, settings, "sparse" if on_pattern else "dense")
+        compiled = contraction(bound, operands, settings, "sparse" if on_pattern else "dense")
         patterns = tuple(o.pattern if isinstance(o, SparseTensor) else None for o in operands)
-        self.links.append(Link(places, e.text, made, patterns, precision))
-        pattern = made.pattern_on([p for p in patterns if p is not None])
+        self.links.append(Link(places, e.text, compiled, patterns, precision))
+        pattern = compiled.pattern_on([p for p in patterns if p is not None])
         if pattern is None:
-            return output, self._like.expand(made.shape)
-        result = SparseTensor._make(pattern, self._like.expand(made.shape))
+            return output, self._like.expand(compiled.shape)
+        result = SparseTensor._make(pattern, self._like.expand(compiled.shape))
         return output, result.expand_dense() if self._expanded else result
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
@@ -162,15 +162,15 @@ class Chain(Joined):
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """The result's values on its pattern, or a dense result; differentiable."""
         e = self.bound.einsum
-        given = dict(zip(e.sparse, values, strict=True))
+        tensors = dict(zip(e.sparse, values, strict=True))
         if self._expanded:
-            given = {p: v.reshape(-1) for p, v in given.items()}
+            tensors = {p: v.reshape(-1) for p, v in tensors.items()}
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        given |= {p: self._without_dropped(d, p) for p, d in zip(e.dense, dense, strict=True)}
-        terms = [given[p].to(self._like.dtype) for p in self._positions]
+        tensors |= {p: self._without_dropped(d, p) for p, d in zip(e.dense, dense, strict=True)}
+        terms = [tensors[p].to(self._like.dtype) for p in self._positions]
         for link in self.links:
             result = link.run([terms[n] for n in link.places])
-            if self._expanded and link.made is not None and link.made.sparse:
+            if self._expanded and link.contraction is not None and link.contraction.sparse:
                 result = result.reshape(-1)
             terms = [*(t for n, t in enumerate(terms) if n not in link.places), result]
         (result,) = terms
@@ -187,7 +187,9 @@ class Chain(Joined):
     @property
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands."""
-        steps = tuple(None if link.made is None else link.made.plan for link in self.links)  # None: torch's own product
+        steps = tuple(
+            None if link.contraction is None else link.contraction.plan for link in self.links
+        )  # None: torch's own product
         pairs = [step.plan for step in self.steps if isinstance(step, Pair)]
         parts = tuple(part for plan in pairs for part in plan.parts)
         name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")

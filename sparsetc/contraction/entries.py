@@ -107,9 +107,9 @@ class Entries:
         """A dense result is that of the einsum as written."""
         return result
 
-    def result_pattern(self, patterns: Patterns, made: Pattern | None, empty: bool) -> Pattern | None:
+    def result_pattern(self, patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern | None:
         """The pattern of a sparse result."""
-        return patterns[0] if self.own else made
+        return patterns[0] if self.own else other
 
 
 def by_nonzeros(settings: Options) -> bool:

@@ -142,7 +142,7 @@ class Pair(Joined):
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
         sizes, width, parts = self.numeric.sizes, self._like.dtype.itemsize, []
-        read = [own for n in range(0, len(sizes), 2) for own in self.problem.given(sizes[n : n + 2])]
+        read = [of_operand for n in range(0, len(sizes), 2) for of_operand in self.problem.given(sizes[n : n + 2])]
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
         return replace(self.choice.plan, parts=tuple(parts))
@@ -158,12 +158,12 @@ class Pair(Joined):
         left, right = (v.reshape(-1).to(self._like.dtype) for v in values)
         x, y = (right, left) if self.problem.swapped else (left, right)
         m, deterministic = self.join, self.settings.deterministic
-        found = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
-        found = found if self._order is None else found.index_select(0, self._order)
-        found = self._fitted(found.to(self._like.dtype))
+        result = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
+        result = result if self._order is None else result.index_select(0, self._order)
+        result = self._fitted(result.to(self._like.dtype))
         if self.pattern is None:
-            return found.sum(dtype=found.dtype)  # of one entry, or none
-        return found if self.sparse else SparseTensor._make(self.pattern, found).to_dense(self.settings.memory_limit)
+            return result.sum(dtype=result.dtype)  # of one entry, or none
+        return result if self.sparse else SparseTensor._make(self.pattern, result).to_dense(self.settings.memory_limit)
 
     def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""
@@ -245,6 +245,6 @@ class TaskProduct(Multilinear):
     def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
         """The einsum in which the operand and the result change places."""
         factors = EINSUMS[self.letter]
-        given = {self.letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}
+        tensors_by_letter = {self.letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}
         left, right = EINSUMS[factors[n]]
-        return apply(TaskProduct(self.pair, factors[n]), (given[left], given[right]))
+        return apply(TaskProduct(self.pair, factors[n]), (tensors_by_letter[left], tensors_by_letter[right]))

@@ -67,15 +67,15 @@ class Preparation:
         """
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
-        canonical, own = canonicalise(bound, operands, repeated)
+        canonical, pattern = canonicalise(bound, operands, repeated)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        output = output_of(canonical, x, own, form)
+        output = output_of(canonical, x, pattern, form)
         settings.check_memory(
             output.rows * output.width * accumulator(x.dtype).itemsize,
             x.device,
             f"the result of {canonical.written.einsum.text or canonical.written}",
         )
-        counts = Counts(canonical.coords, canonical.shape, own.counts, own.cache)
+        counts = Counts(canonical.coords, canonical.shape, pattern.counts, pattern.cache)
         problem = Problem.of(canonical.bound, output.rows, output.sparse, x, counts, backend, settings)
         return cls(problem, canonical, output, x.nnz, settings)
 
@@ -111,8 +111,8 @@ class Preparation:
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         shares = plan.shares
         if len(used) < len(plan.parts):
-            own = shares or tuple(range(len(plan.parts)))
-            shares = tuple(own[n] for n in filled)
+            kept = shares or tuple(range(len(plan.parts)))
+            shares = tuple(kept[n] for n in filled)
         return replace(plan, parts=used, shares=shares), filled, tuple(parts), executable, arrays
 
     def _in_partial_rows(
@@ -129,18 +129,18 @@ class Preparation:
             p.packed.slots(p.program.key.level, rows) if adds else rows[:0]
             for p, adds in zip(parts, adding, strict=True)
         ]
-        ends = list(accumulate((own.numel() for own in each), initial=first))
+        ends = list(accumulate((rows_of_part.numel() for rows_of_part in each), initial=first))
         count = ends[-1] - first
         nbytes = (
             2 * count * self.output.width * accumulator(self.canonical.dtype).itemsize
         )  # as they are stored, and in order
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
         self.settings.check_memory(nbytes, self.canonical.device, what)
-        made = [
+        bound = [
             self.bound_part(part, old.packed, number, False, range(*span), ends[-1]) if adds else old
             for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
         ]
-        return SecondPass.of(torch.cat(each), first), made
+        return SecondPass.of(torch.cat(each), first), bound
 
     def bound_parts(self, plan: Plan) -> tuple[tuple[int, ...], list[BoundPart]]:
         """The parts of a plan that hold nonzeros, each packed and lowered, and which ones of the plan these are.
@@ -151,7 +151,7 @@ class Preparation:
         packed = self._packed(plan)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         alone = not self.problem.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
-        return filled, [self.bound_part(plan.parts[n], packed[n], own, alone) for own, n in enumerate(filled)]
+        return filled, [self.bound_part(plan.parts[n], packed[n], number, alone) for number, n in enumerate(filled)]
 
     def bound_part(
         self, part: Part, packed: Packed, number: int, alone: bool, partial: range | None = None, partials: int = 0
@@ -178,11 +178,11 @@ class Preparation:
             index64=packed.index64,
             whole=problem.backend == "torch",
         )
-        own, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
-        if own is None:
+        lower_part, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
+        if lower_part is None:
             program = lower(bound, packed.view, part.schedule, target, number=number, format=part.format)
         else:
-            program = own(bound, part, target, number)
+            program = lower_part(bound, part, target, number)
         slot = None
         if program.slot:
             if partial is not None:
@@ -221,23 +221,23 @@ class Preparation:
     def _packed(self, plan: Plan) -> list[Packed]:
         """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
         c = self.canonical
-        found = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
+        stored = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
         if c.source is None:
-            return found
-        return [p.of(c.source if p.source is None else c.source[p.source]) for p in found]
+            return stored
+        return [p.of(c.source if p.source is None else c.source[p.source]) for p in stored]
 
     def _executable(self, plan: Plan, parts: Sequence[BoundPart], partial: bool) -> Executable:
         programs, folder = tuple(p.program for p in parts), self.settings.cache_dir
         covered = [p.covers for p in programs]
         if any(covered) and len(covered) > 1:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
-        backend, own = "torch" if covered[0] else self.problem.backend, self.canonical.dtype
-        made = generated(programs, own, backend, self.canonical.device, folder, plan.fused)
+        backend, operand_dtype = "torch" if covered[0] else self.problem.backend, self.canonical.dtype
+        generated_programs = generated(programs, operand_dtype, backend, self.canonical.device, folder, plan.fused)
         # Sums that are stored once need not be kept wide.
-        narrow = backend == "triton" and not partial and all(map(owned, programs)) and own.is_floating_point
-        dtype = own if narrow else accumulator(own)
+        narrow = backend == "triton" and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
+        dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
-        return Executable(made, self.output.rows, self.output.width_shape, dtype, covers)
+        return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""
@@ -278,7 +278,7 @@ class Preparation:
 
         Zeros for a result of 2.7 GB take as long as its rows, and those that are not stored may be one in thousands.
         """
-        storing, adding = ([p.packed for p in parts if owned(p.program) == own] for own in (True, False))
+        storing, adding = ([p.packed for p in parts if owned(p.program) == stores] for stores in (True, False))
         count, sparse = self.output.rows, self.output.sparse
         if not storing or parts[0].program.covers or (sparse and not adding):
             return None
@@ -287,18 +287,18 @@ class Preparation:
         reached = torch.zeros(count, dtype=torch.bool, device=self.canonical.device)
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
             reached[self._rows_of_part(packed)] = True
-        found = torch.nonzero(reached if sparse else ~reached).flatten()
+        zeroed = torch.nonzero(reached if sparse else ~reached).flatten()
         row = self.output.width * accumulator(self.canonical.dtype).itemsize
         law = of_backend(self.problem.backend).laws
-        listed = found.numel() * (law["listed_row"] + law["listed_byte"] * row)
-        return found if listed <= count * row else None
+        listed = zeroed.numel() * (law["listed_row"] + law["listed_byte"] * row)
+        return zeroed if listed <= count * row else None
 
-    def _of_whole(self, given: torch.Tensor) -> torch.Tensor:
-        """(…, nnz of the operand) of what is given for the nonzeros that take part: packed parts number them all."""
+    def _of_whole(self, of_some: torch.Tensor) -> torch.Tensor:
+        """(…, nnz of the operand) of (…, nonzeros that take part): packed parts number them all."""
         source = self.canonical.source
         if source is None:
-            return given
-        return given.new_zeros((*given.shape[:-1], self.nnz)).index_copy_(-1, source, given)
+            return of_some
+        return of_some.new_zeros((*of_some.shape[:-1], self.nnz)).index_copy_(-1, source, of_some)
 
 
 def _wide_words(packed: Packed) -> Packed:

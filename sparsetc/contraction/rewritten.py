@@ -34,12 +34,12 @@ class Rewrite(Protocol):
     def push(self, result: torch.Tensor) -> torch.Tensor:
         """A dense result of the one written, of that of the other; differentiable."""
 
-    def result_pattern(self, patterns: Patterns, made: Pattern | None, empty: bool) -> Pattern | None:
+    def result_pattern(self, patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern | None:
         """The pattern of a sparse result, or None of a dense one.
 
         Args:
             patterns: of the operands as written, the first of which the result may have.
-            made: the pattern of the other einsum's result; None of a dense one.
+            other: the pattern of the other einsum's result; None of a dense one.
             empty: whether no nonzeros take part in the other einsum.
         """
 
@@ -48,13 +48,13 @@ class Rewritten(Contraction):
     """A contraction of another einsum, on the way to which each operand and the result are rewritten."""
 
     def __init__(
-        self, bound: Bound, operands: Operands, settings: Options, form: str, rewrite: Rewrite, made: Contraction
+        self, bound: Bound, operands: Operands, settings: Options, form: str, rewrite: Rewrite, inner: Contraction
     ) -> None:
         super().__init__(bound, operands, settings, form)
-        self.rewrite, self.made, self.inner = rewrite, made, (made,)
-        self.empty, self.result_dtype = made.empty, made.result_dtype
+        self.rewrite, self.contraction, self.inner = rewrite, inner, (inner,)
+        self.empty, self.result_dtype = inner.empty, inner.result_dtype
         patterns = [o.pattern for o in operands if isinstance(o, SparseTensor)]
-        pattern = rewrite.result_pattern(patterns, made.pattern_on(rewrite.patterns), made.empty)
+        pattern = rewrite.result_pattern(patterns, inner.pattern_on(rewrite.patterns), inner.empty)
         self.sparse, self._own, self.shape = pattern is not None, pattern is patterns[0], bound.output_shape
         self._pattern = pattern
         if pattern is not None:
@@ -68,7 +68,7 @@ class Rewritten(Contraction):
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
         pulled = self._pull(values, dense)
-        return self._push(self.made.result(self.rewrite.patterns, *pulled))
+        return self._push(self.contraction.result(self.rewrite.patterns, *pulled))
 
     def _pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
         return self.rewrite.pull(values, dense_of_call(self.bound, dense, self.dtype, self.device))
@@ -84,9 +84,9 @@ class Rewritten(Contraction):
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
         """The gradient for one of values and dense operands, given that of the result; outside autograd."""
-        count, dense_count = len(values), len(self.made.bound.einsum.dense)
+        count, dense_count = len(values), len(self.contraction.bound.einsum.dense)
         with following():
-            result = upstream.new_empty(self.made.shape).requires_grad_()
+            result = upstream.new_empty(self.contraction.shape).requires_grad_()
             (of_result,) = torch.autograd.grad(self._push(result), result, upstream)
 
         def pull(*tensors: torch.Tensor) -> Tensors:
@@ -95,6 +95,6 @@ class Rewritten(Contraction):
 
         def gradient(n: int, pulled: Tensors) -> torch.Tensor:
             sparse = len(pulled) - dense_count
-            return self.made.gradient(self.rewrite.patterns, n, pulled[:sparse], pulled[sparse:], of_result)
+            return self.contraction.gradient(self.rewrite.patterns, n, pulled[:sparse], pulled[sparse:], of_result)
 
         return transposed(pull, [*values, *dense], operand, gradient)
