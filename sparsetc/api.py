@@ -77,7 +77,7 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         DtypeError: a sum of integers does not fit in 64 bits, or in the result's dtype.
     """
     if torch.compiler.is_compiling() or traced_by_modes():
-        from sparsetc.contraction import library  # loaded by the first kernel
+        from sparsetc.contraction import library  # loaded where a graph is traced first
 
         return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
     return _einsum(args, output, drop_zeros, settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsetc.decomposition import dominant
-from sparsetc.decomposition.dominant import FULL, last_vectors
+from sparsetc.decomposition import leading
+from sparsetc.decomposition.leading import FULL, last_vectors
 
 F64 = torch.finfo(torch.float64).eps
 N, COUNT = FULL + 72, 6
@@ -27,8 +27,8 @@ def falling(rate: float) -> torch.Tensor:
 def found(gram: torch.Tensor, start: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, bool]:
     """What is found, and whether that took a full decomposition."""
     full: list[int] = []
-    monkeypatch.setattr(dominant, "last_vectors", lambda *a: full.append(1) or last_vectors(*a))
-    return dominant.dominant(gram, start, F64), bool(full)
+    monkeypatch.setattr(leading, "last_vectors", lambda *a: full.append(1) or last_vectors(*a))
+    return leading.dominant(gram, start, F64), bool(full)
 
 
 def check(one: torch.Tensor, gram: torch.Tensor) -> None:
@@ -86,5 +86,5 @@ def test_a_spectrum_that_hardly_falls_is_decomposed_in_full(monkeypatch: pytest.
 
 def test_a_matrix_of_zeros_has_any_vectors() -> None:
     gram = torch.zeros(N, N, dtype=torch.float64)
-    one = dominant.dominant(gram, gram[:, :COUNT], F64)
+    one = leading.dominant(gram, gram[:, :COUNT], F64)
     torch.testing.assert_close(one.T @ one, torch.eye(COUNT, dtype=torch.float64))

@@ -59,6 +59,20 @@ def test_modules_are_imported_on_demand(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_operators_of_graphs_are_registered_where_one_is_traced() -> None:
+    code = (
+        "import sys, torch, sparsetc as stc\n"
+        "x, b = stc.SparseTensor([[0, 1], [1, 2]], torch.ones(2), (3, 3)), torch.rand(3, 2)\n"
+        "kernel = stc.compile('ij,jr->ir', x, b)\n"
+        "expected = kernel(b)\n"
+        "assert 'sparsetc.contraction.library' not in sys.modules\n"
+        "traced = torch.compile(kernel, fullgraph=True, backend='eager')\n"
+        "assert torch.equal(traced(b), expected)\n"
+    )
+    done = processes.run(["-c", code])
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_import_loads_what_every_call_needs() -> None:
     """None of what torch may have loaded before is asked for again: a name that is None in sys.modules is refused."""
     code = (

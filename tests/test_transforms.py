@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.library import opcheck
 
 import sparsetc as stc
+import sparsetc.contraction.library  # the operators, as a graph that is traced first has them
 from sparsetc.contraction import contraction
 
 SPMM = "ij,jr->ir"

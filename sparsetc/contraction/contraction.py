@@ -9,6 +9,7 @@ step `Blocked`, `Chained` and `Several`.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -162,6 +163,9 @@ class Contraction(Compiled, ABC):
             return torch.autograd.grad(result, wanted, upstream)[0]
 
 
+known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
+"""Contractions by key, for as long as they live: what operators of `torch.library` look them up in."""
+_numbers = itertools.count()
 T = TypeVar("T")
 
 
@@ -259,8 +263,6 @@ def contraction(
     bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
 ) -> Contraction:
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
-    from sparsetc.contraction import library
-
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings = replace(settings, precision=settings.effective_precision())
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
@@ -280,7 +282,11 @@ def contraction(
             made = Rewritten(bound, operands, settings, form, blocks, of_blocks)
         else:
             made = _of_entries(bound, operands, settings, form, repeated, choice)
-    library.known(made, sparse)
+    # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
+    # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
+    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
+    made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
+    known[made.key] = made
     return made
 
 

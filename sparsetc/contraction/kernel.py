@@ -93,7 +93,7 @@ class Kernel(Compiled):
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if torch.compiler.is_compiling() or traced_by_modes():
-            from sparsetc.contraction import library  # loaded by the first kernel
+            from sparsetc.contraction import library  # loaded where a graph is traced first
 
             given = self._given(values)
             return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)

@@ -6,12 +6,11 @@ for shapes, gradients and batches. Eager calls take the shorter way, `autograd.a
 
 from __future__ import annotations
 
-import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches, one_of_batch
+from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.dense import Tensors, converted, promoted
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
@@ -29,29 +29,13 @@ from sparsetc.options import latest, of_call
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-if TYPE_CHECKING:
-    from sparsetc.contraction.contraction import Contraction
-
-_numbers = itertools.count()
-_known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
 """Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
 
 
-def known(made: Contraction, sparse: Sequence[SparseTensor]) -> None:
-    """Have the operators know a contraction, of these sparse operands, by its key for as long as it lives.
-
-    No other in this process has that name. It says what the shapes of operands and result follow from, so that what
-    torch keeps on disk of a graph that the contraction stands in is not taken for another's.
-    """
-    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
-    _known[made.key] = made
-    made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
-
-
 def _of(key: str) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns; patterns that are gone have left nothing to share, and are made again."""
-    made = _known.get(key)
+    made = known.get(key)
     if made is None:
         raise TransformError(
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
@@ -208,8 +192,6 @@ def traced(
     drop_zeros: bool,
 ) -> Result:
     """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""
-    from sparsetc.contraction.contraction import wrap
-
     if _transforms(torch.compiler.is_dynamo_compiling()) or drop_zeros:
         return opaque(dense, values)
     given = converted(dense, made.dtype, made.device)
@@ -316,8 +298,6 @@ def _compiled(
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
-    from sparsetc.contraction.contraction import compiled
-
     # Dynamo looks away by itself; `torch.export` may trace by modes, which are to see nothing either.
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         operands = [_stand_in(*kind) for kind in kinds]

@@ -6,7 +6,6 @@ In: a sparse tensor and a rank. Out: `CP` and `Tucker` models. All that is compu
 from sparsetc.decomposition.apr import cp_apr
 from sparsetc.decomposition.cp import cp_als
 from sparsetc.decomposition.hooi import tucker
-from sparsetc.decomposition.models import CP
-from sparsetc.decomposition.tucker_model import Tucker
+from sparsetc.decomposition.models import CP, Tucker
 
 __all__ = ["CP", "Tucker", "cp_als", "cp_apr", "tucker"]

@@ -18,7 +18,7 @@ from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading, leading_vectors
 from sparsetc.decomposition.linear import divisor
 from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled, undisturbed
-from sparsetc.decomposition.tucker_model import Tucker
+from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor

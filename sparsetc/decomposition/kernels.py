@@ -1,7 +1,7 @@
 """The compiled einsums of decompositions: all that they compute of a sparse tensor.
 
 In: a sparse tensor and a rank, or ranks. Out: a kernel a mode, called with the factors of all modes. Each is compiled
-once, before the first iteration.
+before the first iteration of a first run, and kept with the tensor's pattern for others.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from sparsetc.api import compile, compile_many
-from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.canonical import Operands
+from sparsetc.contraction.contraction import compiled, kept_together
+from sparsetc.contraction.kernel import Kernel, Shared
 from sparsetc.ops import equation, letters_of
+from sparsetc.options import of_call
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -53,21 +55,23 @@ def _together(
     own: Sequence[str],
     ranks: Sequence[int],
     kept: Mapping[int, str],
-    settings: Mapping[str, Any],
+    settings: dict[str, Any],
 ) -> dict[int, ModeKernel]:
     """The einsums of x with a matrix of every mode but one, compiled together; of each mode, the ranks it keeps."""
     others = {mode: [m for m in range(x.order) if m != mode] for mode in kept}
     texts = [equation(letters, [letters[m] + own[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
-    tables = [[_table(x, x.shape[m], ranks[m]) for m in others[n]] for n in kept]
-    made = compile_many(texts, x, tables, output="dense", **settings)
-    return {mode: ModeKernel(kernel, mode) for mode, kernel in zip(kept, made, strict=True)}
+    operands: list[Operands] = [[x, *(_table(x, x.shape[m], ranks[m]) for m in others[n])] for n in kept]
+    made = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
+    shared: Shared = {}
+    return {mode: ModeKernel(Kernel(one, [x], shared=shared), mode) for mode, one in zip(kept, made, strict=True)}
 
 
 def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:
     """A CP model times x's values at x's nonzeros, ``"ijk,ir,jr,kr->ijk"``, called with all factors."""
     letters, rank_letter = letters_of(x.order, 1, "cp")
     text = equation(letters, [c + rank_letter for c in letters], letters)
-    return compile(text, x, *(_table(x, n, rank) for n in x.shape), output="sparse", **settings)
+    operands: Operands = [x, *(_table(x, n, rank) for n in x.shape)]
+    return Kernel(compiled(text, operands, of_call(settings), "sparse"), [x])
 
 
 def _table(x: SparseTensor, size: int, rank: int) -> torch.Tensor:
