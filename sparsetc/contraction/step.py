@@ -31,8 +31,7 @@ from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.choose import choose
-from sparsetc.planner.registry import plan_of_derived
+from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import without_autocast

@@ -20,7 +20,7 @@ from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options, of_call, with_settings
-from sparsetc.planner.choose import check_request
+from sparsetc.planner.registry import check_request
 from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams, sizes_of
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut, cut

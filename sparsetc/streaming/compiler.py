@@ -23,7 +23,7 @@ from sparsetc.ir.plan import AUTO, Part, Plan, requested, without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import get_format
-from sparsetc.planner.choose import choose
+from sparsetc.planner.registry import choose
 from sparsetc.runtime.executable import copies
 from sparsetc.streaming.layout import PackedPart
 from sparsetc.support.lru import cached_property
