@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.lower import Target, drafted, scheduled
+from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
 from sparsetc.ir.plan import ROUNDED, Part, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
@@ -170,7 +170,9 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     adds = problem.backend == "triton" and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, candidate, problem)
-    candidate = replace(candidate, plan=replace(candidate.plan, parts=best.parts))
+    parts = zip(best.parts, best.costs, strict=True)  # with the trees that were lowered
+    whole = tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts])
+    candidate = replace(candidate, plan=replace(candidate.plan, parts=whole))
     scalar = not any(cost.p.view.values.sides for cost in best.costs)
     return replace(candidate, name=describe(candidate.plan, problem), seconds=best.seconds, scalar=scalar)
 
@@ -223,19 +225,10 @@ def suited(plan: Plan, problem: Problem) -> Plan:
     parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
     if not triton:
         parts = [replace(p, storage=replace(p.storage, lanes=1, narrow=False)) for p in parts]
-    return replace(plan, parts=tuple([_with_tree(p, problem) for p in parts]))
-
-
-def _with_tree(part: Part, problem: Problem) -> Part:
-    """The part with the tree that is lowered; `PlanError` for a tree of dots where the type has none."""
-    if part.schedule.tree is not None and part.schedule.tree.dots and not problem.products:
-        raise PlanError(f"tree {part.schedule.tree}: integers have no matrix product")
-    own = get_format(part.format)
-    if hasattr(own, "lower"):  # which reads no tree
-        return part
-    view = own.view(problem.shape, part.storage)
-    target = Target(problem.sparse_output, in_operand_order=part.format == "coo")
-    return replace(part, schedule=scheduled(problem.bound, view, part.schedule, target))
+    trees = [p.schedule.tree for p in parts]
+    if wrong := [tree for tree in trees if tree is not None and tree.dots and not problem.products]:
+        raise PlanError(f"tree {wrong[0]}: integers have no matrix product")
+    return replace(plan, parts=tuple(parts))
 
 
 def describe(plan: Plan, problem: Problem) -> str:
