@@ -331,9 +331,9 @@ def check(
 
 def plan_names() -> list[str]:
     """Every plan whose formats its name says, and those that formats offer or are registered."""
-    from sparsetc.planner.registry import PLANS, Registered
+    from sparsetc.planner.registry import PLANS
 
-    registered = sorted(name for name, method in PLANS.items() if isinstance(method, Registered))
+    registered = sorted(name for name, method in PLANS.items() if method.make)
     return [*dict.fromkeys(("coo", "fiber", "rows", "coo+rows", "fiber+rows", *registered))]
 
 

@@ -26,7 +26,7 @@ def assembled(
     Args:
         load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
-        target: a name of `device.targets.TARGETS`.
+        target: a name of `device.profile.TARGETS`.
         options: from the machine to what Triton is told of a launch beside its arguments.
 
     Raises:

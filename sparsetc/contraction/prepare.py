@@ -97,15 +97,17 @@ class Preparation:
         plan = plan if self.problem.halves else without_halves(plan)
         filled, parts = self.bound_parts(plan)
         chosen, second, zeroed = [plan.parts[n] for n in filled], None, self._zeroed(parts)
+        schedules = [p.program.schedule for p in parts]  # with trees, where the default rule gave them
         if self._needs_second_pass(plan, parts):
             second, parts = self._in_partial_rows(chosen, parts)
         used = tuple(
             replace(
                 part,
+                schedule=schedule,
                 nnz=p.packed.nnz,
                 nbytes=p.packed.nbytes + p.packed.stored * self.stored_dtype(p.program).itemsize,
             )
-            for part, p in zip(chosen, parts, strict=True)
+            for part, p, schedule in zip(chosen, parts, schedules, strict=True)
         )
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)

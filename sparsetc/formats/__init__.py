@@ -3,8 +3,7 @@
 Importing this package registers them::
 
     coo.py         coo                     runs of an output row
-    rows.py        rows                    an output row a lane
-    fiber.py       fiber                   fibers along one mode, side by side
+    fiber.py       fiber, rows             fibers along one mode, side by side; an output row a lane
     by_rows.py     coo+rows, fiber+rows    long rows by one of these, short ones a lane each
     hls.py         hls                     dense tiles, or tiles as bitmaps, and what they leave as runs or fibers
     window.py      window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
@@ -12,7 +11,7 @@ Importing this package registers them::
     mixed_mode.py  mm-csf                  fibers along every mode, one copy for the einsums of all modes
 """
 
-from sparsetc.formats import by_rows, coo, dense, fiber, hls, mixed_mode, rows, window  # noqa: F401
+from sparsetc.formats import by_rows, coo, dense, fiber, hls, mixed_mode, window  # noqa: F401
 from sparsetc.packing.base import Packed
 from sparsetc.planner.registry import register_format
 

@@ -3,80 +3,73 @@
 A long row fills the lanes of a work item by itself, short rows run side by side, and no single kernel serves both
 (`benchmarks/results/mttkrp_plans.json`: of 11 M nonzeros in rows of about 4, one row an item took 1.5 ms, one row a
 lane 0.43).
-
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
-from sparsetc.formats.fiber import FIBERS
-from sparsetc.formats.rows import LONG_ROW, rows
+from sparsetc.formats.fiber import LONG_ROW, fibers, rows
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
-from sparsetc.planner.candidate import (
-    FUSE_BELOW,
-    Candidate,
-    blocked,
-    items_of,
-)
-from sparsetc.planner.method import OperandMethod
+from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked, items_of
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import add_plans
+from sparsetc.planner.registry import Method, add_plans
+
+Longs = Callable[[Problem, Counts], Iterable[Candidate]]
+"""The plans of long rows."""
 
 
-class ByRows(OperandMethod):
-    """Rows of many nonzeros by another method, all others a lane each."""
+def _considered(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterable[Candidate]:
+    """A hybrid for each candidate of the other method, on a GPU."""
+    applies = problem.backend == "triton" and problem.kept and problem.rest
+    return _hybrids(name, longs, problem, counts) if applies else ()
 
-    def __init__(self, name: str, longs: Callable[[Problem, Counts], Iterable[Candidate]]) -> None:
-        self.name, self.longs = name, longs
 
-    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-        """A hybrid for each candidate of the other method, on a GPU."""
-        applies = problem.backend == "triton" and problem.kept and problem.rest
-        return self._hybrids(problem, counts) if applies else ()
+def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
+    """The first of the hybrids."""
+    for hybrid in _hybrids(name, longs, problem, counts):
+        return hybrid
+    raise PlanError(f"plan {name!r} needs {_lacking(problem, counts)}")
 
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """The first of the hybrids."""
-        found = next(self._hybrids(problem, counts), None)
-        if found is None:
-            raise PlanError(f"plan {request.name!r} needs {self._lacking(problem, counts)}")
-        return found
 
-    def _lacking(self, problem: Problem, counts: Counts) -> str:
-        """What an einsum and a tensor lack of which there is no hybrid."""
-        few, _ = counts.short_share(problem.kept, LONG_ROW)
-        if 0 < few < counts.nnz:
-            return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
-        rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
-        return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
+def _lacking(problem: Problem, counts: Counts) -> str:
+    """What an einsum and a tensor lack of which there is no hybrid."""
+    few, _ = counts.short_share(problem.kept, LONG_ROW)
+    if 0 < few < counts.nnz:
+        return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
+    rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
+    return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
 
-    def _hybrids(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-        """Hybrids where there are long rows and short ones."""
-        few, short_rows = counts.short_share(problem.kept, LONG_ROW)
-        if not few or few == counts.nnz:
-            return
-        short = _short_rows(problem, counts)
-        side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
-        side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
-        long_rows = counts.distinct(problem.kept) - short_rows
-        for long in self.longs(problem, counts):
-            yield self._joined(long, _of_long_rows(long, problem, counts.nnz - few, long_rows), short, side)
 
-    def _joined(self, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
-        first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
-        # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
-        fused = beside.nnz + side.nnz < FUSE_BELOW
-        if fused:
-            short = _with_warps(short, first.schedule.warps)
-        plan = Plan(self.name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
-        return Candidate(plan, (beside, side))
+def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+    """Hybrids where there are long rows and short ones."""
+    few, short_rows = counts.short_share(problem.kept, LONG_ROW)
+    if not few or few == counts.nnz:
+        return
+    short = _short_rows(problem, counts)
+    side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
+    side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
+    long_rows = counts.distinct(problem.kept) - short_rows
+    for long in longs(problem, counts):
+        yield _joined(name, long, _of_long_rows(long, problem, counts.nnz - few, long_rows), short, side)
+
+
+def _joined(name: str, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
+    first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
+    # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
+    fused = beside.nnz + side.nnz < FUSE_BELOW
+    if fused:
+        short = _with_warps(short, first.schedule.warps)
+    plan = Plan(name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
+    return Candidate(plan, (beside, side))
 
 
 def _with_warps(short: Part, warps: int) -> Part:
@@ -121,7 +114,8 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
     return torch.bincount(row)[row]
 
 
-add_plans(
-    ByRows("coo+rows", lambda problem, counts: (coo(problem, counts),)),
-    ByRows("fiber+rows", FIBERS.candidates),
-)
+for _name, _longs in (
+    ("coo+rows", lambda problem, counts: (coo(problem, counts),)),
+    ("fiber+rows", fibers),
+):
+    add_plans(Method(_name, partial(_considered, _name, _longs), partial(_first, _name, _longs)))

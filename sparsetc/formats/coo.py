@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
-from sparsetc.ir.plan import Plan, Storage
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
@@ -30,9 +30,8 @@ from sparsetc.planner.candidate import (
     repeats,
     single,
 )
-from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import add_plans, register_format
+from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
 from sparsetc.tensor import coords as crd
 
@@ -81,21 +80,12 @@ LONG_RUN = 32
 """Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
 
 
-class Runs(OperandMethod):
-    """Runs of output rows; and of one mode more, where the nonzeros of such a run fill work items of their own."""
-
-    name = "coo"
-
-    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-        """Runs of rows, and of rows and each of the summed modes that such runs are long enough for."""
-        yield coo(problem, counts)
-        for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
-            if counts.nnz >= LONG_RUN * counts.distinct((*problem.kept, mode)):
-                yield coo(problem, counts, (mode,))
-
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """Runs of rows."""
-        return coo(problem, counts)
+def by_rows_and_more(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+    """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
+    yield coo(problem, counts)
+    for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
+        if counts.nnz >= LONG_RUN * counts.distinct((*problem.kept, mode)):
+            yield coo(problem, counts, (mode,))
 
 
 def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
@@ -118,4 +108,4 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     return single("coo", storage, schedule, expected)
 
 
-add_plans(Runs())
+add_plans(Method("coo", by_rows_and_more, coo))

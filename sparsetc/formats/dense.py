@@ -12,7 +12,7 @@ have no nonzero there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, permutations
@@ -33,11 +33,10 @@ from sparsetc.ir.program.operands import DenseAxis, Operand, dense_axes, named_o
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import refuse_duplicates
-from sparsetc.planner.candidate import Candidate, Estimate
-from sparsetc.planner.method import Method, describe
-from sparsetc.planner.pricing import seconds_of
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import add_plans, register_format
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.pricing import describe, seconds_of
+from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
@@ -319,43 +318,29 @@ EXACT = {DOTS["highest"]: "ieee"}
 """Torch multiplies float32 as exactly as tf32x3 does only without tf32."""
 
 
-class DensePlan(Method[Problem]):
-    """The dense tensor in one part, for torch to multiply."""
-
-    name = "dense"
-
-    def estimates(self, problem: Problem) -> Iterable[Estimate]:
-        """The dense tensor, on a GPU, where enough of it is filled or there is little to fill."""
-        filled = FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * problem.counts.nnz)
-        if problem.backend == "triton" and filled:
-            found: dict[Plan, Estimate] = {}
-            for precision in (problem.precision, *problem.finer):
-                with suppress(PlanError):
-                    made = _estimate(problem, precision)
-                    found.setdefault(made.plan, made)
-            return found.values()
-        return ()
-
-    def requested(self, problem: Problem, request: Plan) -> Estimate:
-        """The dense tensor, however much of it is filled; `PlanError` says why there can be none."""
-        return _estimate(problem, problem.precision)
+def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+    """The dense tensor, on a GPU, where enough of it is filled or there is little to fill."""
+    filled = FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz)
+    if problem.backend == "triton" and filled:
+        with suppress(PlanError):
+            yield dense(problem, counts)
 
 
-def _estimate(problem: Problem, precision: str) -> Estimate:
-    """Return the plan at a precision, and what it is expected to take; `PlanError` says why there can be none."""
+def dense(problem: Problem, counts: Counts) -> Candidate:
+    """The dense tensor in one part, for torch to multiply, with its price; `PlanError` says why there can be none."""
     if fault := _fault(problem):
         raise _refusal(problem, fault)
-    plan, cost = _of_precision(problem, EXACT.get(precision, precision))
-    if precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
+    plan, cost = _of_precision(problem, EXACT.get(problem.precision, problem.precision))
+    if problem.precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
         plan, cost = _of_precision(problem, DOTS["high"])
     taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
     if taken > problem.memory:
         on_the_way = " and what is made on the way" if cost.formed else ""
         fault = f"the dense tensor, with what packs it{on_the_way}, takes {taken:,} bytes, the limit is"
         raise _refusal(problem, f"{fault} {problem.memory:,}")
-    expected = (Statistics(1, 1, max(1, prod(problem.shape)), problem.counts.nnz, problem.itemsize),)
+    expected = (Statistics(1, 1, max(1, prod(problem.shape)), counts.nnz, problem.itemsize),)
     seconds = seconds_of(plan, [cost], expected, problem.backend, of_backend(problem.backend))
-    return Estimate(describe(Candidate(plan, expected), problem), plan, seconds, expected)
+    return Candidate(plan, expected, describe(plan, problem), seconds)
 
 
 def _refusal(problem: Problem, fault: str) -> PlanError:
@@ -385,4 +370,4 @@ def _of_precision(problem: Problem, precision: str) -> tuple[Plan, ProductCost]:
     return Plan("dense", (part,)), ProductCost(Dense().lower(problem.bound, part, target, 0))
 
 
-add_plans(DensePlan())
+add_plans(Method("dense", _considered, dense))

@@ -43,10 +43,9 @@ from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, sides_named, sides_of, tile_populations, tiled, view_of
 from sparsetc.packing.words import packed_bits
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
-from sparsetc.planner.method import OperandMethod, rounded
-from sparsetc.planner.pricing import price
+from sparsetc.planner.pricing import price, rounded
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import add_plans, register_format
+from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit
 
 
@@ -259,31 +258,26 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 
 
-class ByTiles(OperandMethod):
-    """Tiles of many nonzeros dense, or as bitmaps; what they leave as nonzeros."""
+def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+    """The hybrid by the best threshold: on a GPU, with dots, and with tiles worth making dense."""
+    usable = problem.backend == "triton" and problem.floating and problem.coalesced and not problem.deterministic
+    if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).dot:
+        found = by_tiles(problem, counts)
+        if any(tiles.nnz for tiles in found.expected[:-1]):
+            yield found
 
-    name, options = "hls", ("threshold",)
 
-    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-        """The hybrid by the best threshold: on a GPU, with dots, and with tiles worth making dense."""
-        usable = problem.backend == "triton" and problem.floating and problem.coalesced and not problem.deterministic
-        if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).dot:
-            found = self.candidate(problem, counts, Plan(self.name))
-            if any(tiles.nnz for tiles in found.expected[:-1]):
-                yield found
+def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> Candidate:
+    """Tiles of many nonzeros dense, or as bitmaps, by a threshold or the best; what they leave as nonzeros."""
+    check_threshold(threshold, 0)
+    splits = _splits(problem, counts, None if threshold is None else [threshold])
+    if len(splits) == 1:
+        return splits[0]
 
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """The hybrid by the threshold that the request names, or by the best."""
-        threshold = request.option("threshold", None)
-        check_threshold(threshold, 0)
-        splits = _splits(problem, counts, None if threshold is None else [threshold])
-        if len(splits) == 1:
-            return splits[0]
+    def seconds(split: Candidate) -> float:
+        return sum(price(split, problem).seconds)
 
-        def seconds(split: Candidate) -> float:
-            return sum(price(split, problem).seconds)
-
-        return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
+    return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
 
 
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:
@@ -396,4 +390,4 @@ def plan_hls(threshold: int | None = None) -> Plan:
     return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
 
 
-add_plans(ByTiles())
+add_plans(Method("hls", _considered, by_tiles, ("threshold",)))

@@ -13,7 +13,6 @@ fibers, the longest first, as many at a time as are about equally long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
@@ -24,13 +23,12 @@ from sparsetc.formats.fiber import MAX_FIBER_LEN, expected_fibers
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.packing.deal import register_partition
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
-from sparsetc.planner.method import OperandMethod
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import add_plans
+from sparsetc.planner.registry import Method, add_plans
 from sparsetc.planner.schedule import DOT_LANES, schedule_of
 from sparsetc.tensor.numbering import narrow_ranks
 
-PARTITION = "mixed_mode"
+NAME, PARTITION = "mm-csf", "mixed_mode"
 ITEM_NNZ = 128
 """Most nonzeros of a forest that one work item takes on a GPU (H200, MTTKRP of all modes at rank 32, with 512 and with
 128: Uber 326 and 190 us, guanine_TEvv_3d 231 and 186, clustered 658 and 593; `benchmarks/results/one_copy.json`)."""
@@ -43,21 +41,12 @@ so many, a tenth is padding at most, and with fewer a forest without a root take
 bytes a nonzero beside the values in place of 3.5, and 4.0 of values in place of 6.0)."""
 
 
-class MixedMode(OperandMethod):
-    """A forest of fibers for each mode; for a single einsum only where it is asked for."""
-
-    name, alone, shared = "mm-csf", False, True
-
-    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-        """The one candidate, where it applies."""
-        return (mixed_mode(problem, counts),) if problem.order > 1 else ()
-
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """The candidate, or why there is none."""
-        if problem.order < 2:
-            why = "a vector has no fibers to choose from"
-            raise PlanError(f'plan {self.name!r} does not apply to "{problem.equation}": {why}')
-        return mixed_mode(problem, counts)
+def _requested(problem: Problem, counts: Counts) -> Candidate:
+    """The candidate, or why there is none."""
+    if problem.order < 2:
+        why = "a vector has no fibers to choose from"
+        raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": {why}')
+    return mixed_mode(problem, counts)
 
 
 def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
@@ -70,7 +59,7 @@ def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
         storage = forest(along, share, problem.backend == "triton")
         parts.append(Part("fiber", storage, schedule, share.nnz, label=f"fibers along mode {along}"))
         expected.append(expected_fibers(problem, share, storage, schedule))
-    return Candidate(Plan(MixedMode.name, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
+    return Candidate(Plan(NAME, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
 
 
 def _schedule(problem: Problem) -> Schedule:
@@ -184,4 +173,12 @@ class _Forests:
         return nonzeros[~inside]
 
 
-add_plans(MixedMode())
+add_plans(
+    Method(
+        NAME,
+        lambda problem, counts: (mixed_mode(problem, counts),) if problem.order > 1 else (),
+        _requested,
+        alone=False,
+        shared=True,
+    )
+)

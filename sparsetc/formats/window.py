@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any
@@ -27,8 +28,7 @@ import torch
 
 from sparsetc.errors import FormatError, OutOfMemoryError, PlanError
 from sparsetc.formats.coo import coo
-from sparsetc.formats.rows import Rows as ShortRows
-from sparsetc.formats.rows import rows
+from sparsetc.formats.fiber import rows, short_rows
 from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
@@ -40,10 +40,9 @@ from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import items_of, refuse_duplicates
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
-from sparsetc.planner.method import OperandMethod, in_order, rounded
-from sparsetc.planner.pricing import costs
+from sparsetc.planner.pricing import costs, in_order, rounded
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import add_plans, register_format
+from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support.lru import Lru
@@ -405,47 +404,40 @@ def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate
     return (split for split in found if _nbytes(problem, split) <= problem.memory)
 
 
-class Windows(OperandMethod):
-    """Windows where they are filled well enough, and runs elsewhere."""
+def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts) -> Iterator[Candidate]:
+    """The best split for each shape of tile and similarity, on a GPU, where tiles make matrix products."""
+    usable = problem.backend == "triton" and problem.floating and problem.coalesced
+    if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
+        return
+    columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
+    grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
+    for tau in (tau for n, tau in enumerate(taus) if n < grouped or not tau):
+        for shape in (*_shapes(problem), *_in_halves(problem)):
+            # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
+            if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
+                found = splits(problem, counts, name, Tiling(shape, tau))
+                yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
 
-    def __init__(self, name: str, taus: tuple[int, ...], usual: tuple[int, ...]) -> None:
-        """A method of this name, which considers groups of these similarities; ``"auto"`` only the usual ones."""
-        self.name, self.taus, self.usual = name, taus, usual
-        self.options = ("height", "width", "threshold", "halves", *(("tau", "strip") if any(taus) else ()))
 
-    def candidates(self, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-        """The best split for each shape of tile, on a GPU, where tiles make matrix products."""
-        usable = problem.backend == "triton" and problem.floating and problem.coalesced
-        if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
-            return
-        columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
-        grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
-        for tau in (tau for n, tau in enumerate(self.usual) if n < grouped or not tau):
-            for shape in (*_shapes(problem), *_in_halves(problem)):
-                # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
-                if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
-                    found = splits(problem, counts, self.name, Tiling(shape, tau))
-                    yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
-
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate:
-        """What the request says, and the best of what it leaves open, among what the memory limit has room for."""
-        if not problem.kept or not problem.rest:
-            raise PlanError(f'plan "{self.name}" needs an output with some, not all, of the sparse operand\'s modes')
-        check_windows(dict(request.options))
-        found = [
-            split
-            for tiling in tilings(problem, dict(request.options), self.taus)
-            for split in splits(problem, counts, self.name, tiling, request.option("threshold", None))
-        ]
-        if not found:
-            raise PlanError(f'plan "{self.name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-        for split in cheapest(problem, _fitting(problem, found)):
-            return split
-        least = min(_nbytes(problem, split) for split in found)
-        raise OutOfMemoryError(
-            f'tiles of plan "{self.name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
-            "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
-        )
+def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Counts, **named: Any) -> Candidate:
+    """What a request says, and the best of what it leaves open, among what the memory limit has room for."""
+    if not problem.kept or not problem.rest:
+        raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
+    check_windows(named)
+    found = [
+        split
+        for tiling in tilings(problem, named, taus)
+        for split in splits(problem, counts, name, tiling, named.get("threshold"))
+    ]
+    if not found:
+        raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
+    for split in cheapest(problem, _fitting(problem, found)):
+        return split
+    least = min(_nbytes(problem, split) for split in found)
+    raise OutOfMemoryError(
+        f'tiles of plan "{name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
+        "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
+    )
 
 
 def _shapes(problem: Problem) -> tuple[Shape, ...]:
@@ -610,7 +602,7 @@ def _leftovers(problem: Problem, counts: Counts) -> Candidate:
     """Runs, or a row a lane where rows are short, or where no sum may be cut since it must have one order."""
     if problem.ordered:
         return rows(problem, counts)
-    return next(iter(ShortRows().candidates(problem, counts)), None) or coo(problem, counts)
+    return next(short_rows(problem, counts), None) or coo(problem, counts)
 
 
 def schedule_of(problem: Problem, shape: Shape) -> Schedule:
@@ -683,4 +675,9 @@ def check_windows(named: Mapping[str, object]) -> None:
             raise PlanError(f"{name} must be from 1 to {most:,}{' percent' if name == 'tau' else ''}, found {size!r}")
 
 
-add_plans(Windows("window", (0,), (0,)), Windows("1-sa", TAUS, USUAL))
+OPTIONS = ("height", "width", "threshold", "halves")
+"""What a request for windows may say; for groups of similar rows, ``tau`` and ``strip`` too."""
+add_plans(
+    Method("window", partial(considered, "window", (0,)), partial(_requested, "window", (0,)), OPTIONS),
+    Method("1-sa", partial(considered, "1-sa", USUAL), partial(_requested, "1-sa", TAUS), (*OPTIONS, "tau", "strip")),
+)

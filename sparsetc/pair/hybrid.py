@@ -27,8 +27,7 @@ from sparsetc.pair.dense import DENSE_LAUNCHES, Matmul
 from sparsetc.pair.join import JoinSubset
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes, check_pairs
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
-from sparsetc.planner.candidate import Choice, Estimate, choice_of
-from sparsetc.planner.registry import chosen
+from sparsetc.planner.candidate import Candidate, Choice, choice_of
 from sparsetc.runtime.executable import Listed
 
 
@@ -244,22 +243,22 @@ FEW_TASKS = 4
 def choose(p: PairProblem) -> Choice:
     """The plan named in the settings, or the one expected to be fastest."""
     wanted, join = check_pairs(p.wanted), p.join
-    if wanted.name != "auto":
-        return chosen(p, METHODS, wanted)
+    if wanted.name in METHODS:
+        return choice_of([METHODS[wanted.name].candidate(p, priced=False)], "asked for by name")
     if join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
-        return choice_of([SCALAR.requested(p, wanted)], f"at most {FEW_TASKS} tasks a nonzero")
+        return choice_of([SCALAR.candidate(p, priced=False)], f"at most {FEW_TASKS} tasks a nonzero")
     if SCALAR.seconds(p, join.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
-        return choice_of([SCALAR.requested(p, wanted)], "no other path is launched in as little time")
+        return choice_of([SCALAR.candidate(p, priced=False)], "no other path is launched in as little time")
     return choice_of(estimates(p))
 
 
-def estimates(p: PairProblem, every: bool = False) -> list[Estimate]:
+def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
     """What each method is expected to take, the hybrid one where a threshold parts blocks.
 
     Without `every`, a hybrid whose launches alone take longer than another method is not looked at.
     """
-    found = [own for method in METHODS.values() if method is not HYBRID for own in method.estimates(p)]
-    best = min(e.total for e in found if e.total is not None)
+    candidates = [method.candidate(p) for method in METHODS.values() if method is not HYBRID]
+    best = min(c.total for c in candidates if c.total is not None)
     if (every or best > HYBRID_LAUNCHES * p.profile.call) and HYBRID.split(p).pure is None:
-        found += HYBRID.estimates(p)
-    return found
+        candidates.append(HYBRID.candidate(p))
+    return candidates

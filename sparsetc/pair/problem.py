@@ -23,8 +23,7 @@ from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, re
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import Budget
-from sparsetc.planner.candidate import Estimate
-from sparsetc.planner.method import Method
+from sparsetc.planner.candidate import Candidate
 from sparsetc.support.lru import cached_property
 
 BLOCKS, HYBRID = "bcb", "bcb+scalar"
@@ -219,8 +218,11 @@ class NumericPath(ABC):
         """
 
 
-class PairMethod(Method[PairProblem]):
+class PairMethod(ABC):
     """One way to run a contraction of two sparse operands."""
+
+    name: str
+    """The name of the method's plans."""
 
     @abstractmethod
     def seconds(self, p: PairProblem) -> float | None:
@@ -234,11 +236,7 @@ class PairMethod(Method[PairProblem]):
     def prepare(self, p: PairProblem, plan: Plan) -> NumericPath:
         """What runs the plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
 
-    def estimates(self, problem: PairProblem) -> tuple[Estimate, ...]:
-        """The method's one plan."""
-        seconds = self.seconds(problem)
-        return (Estimate(self.name, self.plan(problem), None if seconds is None else (seconds,)),)
-
-    def requested(self, problem: PairProblem, request: Plan) -> Estimate:
-        """The method's plan, unpriced: pricing takes counts that what runs the plan may not need."""
-        return Estimate(self.name, self.plan(problem), None)
+    def candidate(self, p: PairProblem, priced: bool = True) -> Candidate:
+        """The method's one plan; unpriced where pricing takes counts that what runs the plan may not need."""
+        seconds = self.seconds(p) if priced else None
+        return Candidate(self.plan(p), (), self.name, None if seconds is None else (seconds,))

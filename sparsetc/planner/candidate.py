@@ -1,6 +1,6 @@
 """Plans that are considered, what they are expected to take, and the one that is run, of one sparse operand and of two.
 
-In: a `Problem` and counts of its pattern. Out: a `Candidate`, costed before it is packed; its `Estimate`; a `Choice`.
+In: a `Problem` and counts of its pattern. Out: a `Candidate`, priced before it is packed; a `Choice`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ fastest plan, or more)."""
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a plan is expected to take."""
+class Candidate:
+    """A plan, what packing its parts is expected to give and, once it is priced, what it is expected to take."""
 
-    name: str
-    """The plan, for a reader: its name, and what tells it from others of that name."""
     plan: Plan
-    seconds: tuple[float, ...] | None
-    """Seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel."""
     expected: tuple[Statistics, ...] = ()
     """What packing each part is expected to give."""
+    name: str = ""
+    """The plan, for a reader: its name, and what tells it from others of that name."""
+    seconds: tuple[float, ...] | None = None
+    """Seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel."""
     scalar: bool = False
-    """Whether the cost model tells the plan from others of its kind by `APART` only."""
+    """True where the cost model tells the plan from others of its kind by `APART` only."""
 
     @property
     def total(self) -> float | None:
@@ -57,22 +57,22 @@ class Choice:
         return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
 
 
-def ranked(found: Sequence[Estimate]) -> list[Estimate]:
-    """The estimates, the cheapest first, those that do not fit last; of plans that are not told apart the simplest."""
-    order = sorted(found, key=lambda e: (e.total is None, e.total or 0.0))
-    near = [e for e in order if e.scalar and e.total is not None and e.total <= APART * (order[0].total or 0.0)]
+def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates, the cheapest first, those that do not fit last; of plans that are not told apart the simplest."""
+    order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
+    near = [c for c in order if c.scalar and c.total is not None and c.total <= APART * (order[0].total or 0.0)]
     if near:
-        simplest = min(near, key=lambda e: len(e.plan.parts))
-        order = [simplest, *(e for e in order if e is not simplest)]
+        simplest = min(near, key=lambda c: len(c.plan.parts))
+        order = [simplest, *(c for c in order if c is not simplest)]
     return order
 
 
-def choice_of(found: Sequence[Estimate], reason: str = "") -> Choice:
+def choice_of(candidates: Sequence[Candidate], reason: str = "") -> Choice:
     """The plan that is expected to be fastest; why, unless `reason` says it."""
-    order = ranked(found)
+    order = ranked(candidates)
     counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
     plan = replace(order[0].plan, reason="; ".join(filter(None, (reason or counted, order[0].plan.reason))))
-    return Choice(plan, tuple((e.name, e.total) for e in order), order[0].expected, order[0].seconds or ())
+    return Choice(plan, tuple((c.name, c.total) for c in order), order[0].expected, order[0].seconds or ())
 
 
 PROGRAMS = 1 << 16
@@ -84,14 +84,6 @@ DOT_ITEM_NNZ = (512, 2048)
 CPU_ITEM_NNZ = 1 << 16
 FUSE_BELOW = 4_000_000
 """Nonzeros below which the parts of a plan share one launch."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan and what packing its parts is expected to give."""
-
-    plan: Plan
-    expected: tuple[Statistics, ...]
 
 
 def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:

@@ -1,25 +1,30 @@
 """What a candidate is expected to cost, before anything is packed, and whether its work items own the rows they write.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
-lowered to; and the answer to whether a row has one owner, which the kernel asks for here too.
+lowered to; and the answer to whether a row has one owner, which the kernel asks for here too. A candidate is priced as
+the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of the output,
+and dense operands that are rounded to bfloat16 once a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
+from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
-from sparsetc.ir.plan import Part, Plan, Schedule
+from sparsetc.ir.plan import ROUNDED, Part, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.candidate import APART, Candidate
 from sparsetc.planner.problem import Problem
 
 
@@ -149,3 +154,125 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
     """The cost of a program, which is the same for every tensor of these sizes that is stored so."""
     return cost_of(drafted(bound, view, schedule, target))
+
+
+# -- options that may gain --------------------------------------------------------------------------------------------
+MOST_COPIES = 128
+"""Copies of the output, at most."""
+Option = Callable[[Schedule, Problem], Schedule]
+"""One decision of how programs run: return the schedule with it."""
+
+
+def priced(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return a candidate with its price, the grid's order and copies of the output decided."""
+    candidate = replace(candidate, plan=suited(candidate.plan, problem))
+    best = in_order(candidate, problem)
+    adds = problem.backend == "triton" and not problem.deterministic
+    if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
+        best = tried(_in_copies, best, candidate, problem)
+    parts = zip(best.parts, best.costs, strict=True)  # with the trees that were lowered
+    whole = tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts])
+    candidate = replace(candidate, plan=replace(candidate.plan, parts=whole))
+    scalar = not any(cost.p.view.values.sides for cost in best.costs)
+    return replace(candidate, name=describe(candidate.plan, problem), seconds=best.seconds, scalar=scalar)
+
+
+def in_order(candidate: Candidate, problem: Problem) -> Priced:
+    """Return the parts, each with its grid in slabs (`Schedule.slabs`) if the cost model expects that to be faster."""
+    return tried(_in_slabs, price(candidate, problem), candidate, problem, by_part=True)
+
+
+def tried(option: Option, own: Priced, candidate: Candidate, problem: Problem, by_part: bool = False) -> Priced:
+    """Return the parts with an option if their prices say that it gains: each part for itself, or all together."""
+    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in own.parts])
+    if parts == own.parts:
+        return own
+    other = price(replace(candidate, plan=replace(candidate.plan, parts=parts)), problem)
+    least_gain = of_backend(problem.backend).laws["least_gain"]
+    together = [(sum(own.seconds), sum(other.seconds))] * len(parts)
+    seconds = zip(own.seconds, other.seconds, strict=True) if by_part else together
+    each: Any = zip(zip(*own, strict=True), zip(*other, strict=True), seconds, strict=True)  # (part, cost, seconds)
+    kept = [new if least_gain * after < before else old for old, new, (before, after) in each]
+    return Priced(*zip(*kept, strict=True))
+
+
+def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
+    """Take every axis that is split over the grid in slabs, unless the schedule names slabs."""
+    sizes = problem.bound.by_index
+    return replace(own, slabs=own.slabs or tuple([c for c in dense_axes(problem.bound) if sizes[c] > own.block(c)]))
+
+
+def _in_copies(own: Schedule, problem: Problem) -> Schedule:
+    """Add to copies of the output, the more the fewer rows it has, so that additions wait less for one another."""
+    crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
+    return replace(own, copies=max(own.copies, min(MOST_COPIES, 1 << crowd.bit_length() - 1)))
+
+
+def suited(plan: Plan, problem: Problem) -> Plan:
+    """The plan as the backend and the type take it, before it is priced; torch has one lane, so that nothing is padded.
+
+    Raises:
+        PlanError: a tree has dots, and the type has none.
+    """
+    triton = problem.backend == "triton"
+    without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
+        (triton, {"lanes": 1, "unroll": 1}),
+        (triton and problem.floating and problem.itemsize == 4, {"rounded": ()}),  # float32 alone is rounded
+        (triton and not problem.deterministic, {"copies": 1}),
+        (problem.products, {"dot": False}),
+    )
+    options = {name: value for applies, own in without if not applies for name, value in own.items()}
+    parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
+    if not triton:
+        parts = [replace(p, storage=replace(p.storage, lanes=1, narrow=False)) for p in parts]
+    trees = [p.schedule.tree for p in parts]
+    if wrong := [tree for tree in trees if tree is not None and tree.dots and not problem.products]:
+        raise PlanError(f"tree {wrong[0]}: integers have no matrix product")
+    return replace(plan, parts=tuple(parts))
+
+
+def describe(plan: Plan, problem: Problem) -> str:
+    """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
+    parts = []
+    for p in plan.parts:
+        own = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
+        dots = p.schedule.dot and problem.backend == "triton"
+        sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{own}]{f' {p.schedule.precision}' if dots else ''}")
+    rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
+    return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
+
+
+def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
+    """Return the candidate priced: as it is, and last with operands rounded, where that is worth it.
+
+    A candidate that has a price keeps it.
+    """
+    if candidate.seconds is not None:
+        return [candidate]
+    price_of = cache(lambda own: priced(own, problem))
+    best = rounded(candidate, problem, lambda own: sum(price_of(own).seconds or ()))
+    return [price_of(own) for own in dict.fromkeys((candidate, best))]
+
+
+def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
+    """The candidate with those operands rounded of which each saves time that the cost model tells apart."""
+    if problem.backend != "triton" or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
+        return candidate
+    left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
+    best, least = candidate, seconds(candidate)
+    while left:
+        others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
+        times = {name: seconds(other) for name, other in others.items()}
+        name = min(left, key=lambda name: times[name])
+        if APART * times[name] > least:
+            break
+        best, least = others[name], times[name]
+        left.remove(name)
+    return best
+
+
+def _cast(name: str, own: Schedule) -> Schedule:
+    """Round one more operand, if the precision allows it."""
+    allowed = own.precision == ROUNDED and name not in own.rounded
+    return replace(own, rounded=(*own.rounded, name)) if allowed else own

@@ -1,25 +1,24 @@
-"""Formats and plans by name, the package's own and users', and the choice among plans.
+"""The formats and the plans that are known by name, the package's own and users', and which plan an einsum takes.
 
-To register: a class, a method, or a function from a `Problem` and counts to a `Candidate`, None where it does not
-apply, becomes an entry of `FORMATS` or `PLANS`. A registered plan takes part in ``plan="auto"`` by its expected cost.
-To choose: of a problem, the methods that run such (of one sparse operand or two) and what a user asks for, a `Choice`:
-the plan, and what every one that was considered was expected to take, for `explain`.
+In: a class, a `Method`, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply; and
+what a user asks for. Out: an entry of `FORMATS` or `PLANS`; and a `Choice`, with what every plan that was considered
+was expected to take, for `explain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
+from itertools import chain
 from typing import TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, PREFERRED, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
-from sparsetc.planner.candidate import Candidate, Choice, Estimate, choice_of
-from sparsetc.planner.method import Method, OperandMethod, suited
-from sparsetc.planner.pricing import orderly
+from sparsetc.planner.candidate import Candidate, Choice, choice_of
+from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.names import check_free, check_identifier, check_label
 from sparsetc.tensor.pattern import clear_patterns
@@ -28,40 +27,80 @@ MakePlan = Callable[[Problem, Counts], Candidate | None]
 F = TypeVar("F", bound=Callable[..., Format])
 M = TypeVar("M", bound=MakePlan)
 
-PLANS: dict[str, Method[Problem]] = {}
+
+@dataclass(frozen=True)
+class Method:
+    """A way to run an einsum with one sparse operand: plans of one name."""
+
+    name: str
+    candidates: Callable[[Problem, Counts], Iterable[Candidate]]
+    """The plans worth considering under ``"auto"``; none where the method does not apply."""
+    candidate: Callable[..., Candidate | None]
+    """The plan of a problem, its counts and a request's options; None, or `PlanError`, where it does not apply."""
+    options: tuple[str, ...] = ()
+    """The options that a request by the method's name may have."""
+    alone: bool = True
+    """True where ``"auto"`` considers the method for one einsum, and not only for several that share a copy."""
+    shared: bool = False
+    """True where nonzeros are dealt and stored alike for every einsum, so that one packed copy serves them all."""
+    make: MakePlan | None = None
+    """The function that a format offers or a user registered."""
+
+    def estimates(self, problem: Problem) -> Iterable[Candidate]:
+        """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.
+
+        A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
+        """
+        found: dict[Plan, list[Candidate]] = {}
+        for precision in (problem.precision, *problem.finer):
+            own = changed(problem, precision=precision)
+            for candidate in self.candidates(own, problem.counts):
+                # Precisions tell only those plans apart whose dots have them.
+                key = candidate.plan.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
+                if key not in found:
+                    found[key] = with_rounded(candidate, problem)
+        return chain(*found.values())
+
+    def requested(self, problem: Problem, request: Plan) -> Candidate:
+        """The candidate that is named, with operands rounded where that pays; `PlanError` where there is none."""
+        found = self.candidate(problem, problem.counts, **dict(request.options))
+        if found is None:
+            said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
+            raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
+        return with_rounded(found, problem)[-1]
+
+
+PLANS: dict[str, Method] = {}
 """The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
 
 
-def add_plans(*methods: Method[Problem]) -> None:
+def add_plans(*methods: Method) -> None:
     """Make methods of the package known."""
     PLANS.update({method.name: method for method in methods})
 
 
-class Registered(OperandMethod):
-    """A function that a format offers or a user registers, as a method."""
+def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
+    """The method of a function that a format offers or a user registers."""
 
-    def __init__(self, name: str, make: MakePlan, shared: bool = False) -> None:
-        self.name, self.make, self.shared = name, make, shared
-
-    def candidates(self, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-        """The function's plan, where it has one and its sums need not be in an order that it cannot keep."""
-        found = self.candidate(problem, counts, Plan(self.name))
-        return () if found is None or (problem.ordered and not orderly(found, problem)) else (found,)
-
-    def candidate(self, problem: Problem, counts: Counts, request: Plan) -> Candidate | None:
+    def candidate(problem: Problem, counts: Counts) -> Candidate | None:
         """The function's plan, where it has one, by its registered name; `PlanError` where it is malformed."""
-        found = self.make(problem, counts)
+        found = make(problem, counts)
         if found is None:
             return None
         if not isinstance(found, Candidate):
-            raise PlanError(
-                f"what makes plan {self.name!r} must give a Candidate or None, found {type(found).__name__}"
-            )
-        plan, sizes = changed(found.plan, name=self.name), len(found.expected)
+            raise PlanError(f"what makes plan {name!r} must give a Candidate or None, found {type(found).__name__}")
+        plan, sizes = changed(found.plan, name=name), len(found.expected)
         verify(plan)
         if sizes != len(plan.parts):
-            raise PlanError(f"plan {self.name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
+            raise PlanError(f"plan {name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
         return changed(found, plan=plan)
+
+    def candidates(problem: Problem, counts: Counts) -> Iterable[Candidate]:
+        """The function's plan, where it has one and its sums need not be in an order that it cannot keep."""
+        found = candidate(problem, counts)
+        return () if found is None or (problem.ordered and not orderly(found, problem)) else (found,)
+
+    return Method(name, candidates, candidate, shared=shared, make=make)
 
 
 def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> Callable[[M], M]:
@@ -81,7 +120,7 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
 
     def register(function: M) -> M:
         check_free(name, "plan", _holders(name), replace, PlanError, function)
-        PLANS[name] = Registered(name, function, shared)
+        PLANS[name] = made_by(name, function, shared)
         clear_patterns()
         return function
 
@@ -112,7 +151,7 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
     check_free(name, "the name", _holders(name), replace, FormatError, cls)
     FORMATS[name] = instance
     if offer := getattr(instance, "offer", None):
-        PLANS[name] = Registered(name, offer)
+        PLANS[name] = made_by(name, offer)
     clear_patterns()
     return cls
 
@@ -128,7 +167,7 @@ PARTS = {
 def _holders(name: str) -> list[object]:
     """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
     held = PLANS.get(name)
-    plan = requested if name in ("auto", *PAIRED_PLANS) else None if isinstance(held, Registered) else held
+    plan = requested if name in ("auto", *PAIRED_PLANS) else None if held is None or held.make else held
     return [FORMATS.get(name), plan]
 
 
@@ -147,9 +186,7 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
     return plan_preferring(name) if name in PLANS and PLANS[name].shared else "auto"
 
 
-P = TypeVar("P")
-
-
+# -- the plan that an einsum takes ------------------------------------------------------------------------------------
 def choose(wanted: str | Plan, problem: Problem) -> Choice:
     """The plan of one sparse operand: as given, as a request names it, or the one expected to be fastest."""
     plan = requested(wanted)
@@ -165,9 +202,9 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
                 raise PlanError(f"plan {plan.name!r}, part {number} ({part.format}): {fault}")
             if fault := unknown_parameter(part.format, part.storage, problem.order):
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
-        return Choice(replace(suited(plan, problem), reason="given by the caller"))
+        return Choice(changed(suited(plan, problem), reason="given by the caller"))
     check_request(plan)
-    return chosen(problem, PLANS, plan)
+    return _chosen(problem, plan)
 
 
 def check_request(wanted: str | Plan) -> None:
@@ -184,22 +221,22 @@ def check_request(wanted: str | Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
 
 
-def chosen(problem: P, known: Mapping[str, Method[P]], request: Plan) -> Choice:
+def _chosen(problem: Problem, request: Plan) -> Choice:
     """What a request stands for: the method of its name, or for ``"auto"`` the cheapest that any method estimates.
 
     A method that the request prefers comes before all others where it applies.
     """
-    if request.name in known:
-        return choice_of([known[request.name].requested(problem, request)], "asked for by name")
-    first = known.get(request.preferred)
+    if request.name in PLANS:
+        return choice_of([PLANS[request.name].requested(problem, request)], "asked for by name")
+    first = PLANS.get(request.preferred)
     if first and (found := list(first.estimates(problem))):
         return choice_of(found, "preferred where it applies")
-    return choice_of(considered(problem, known))
+    return choice_of(considered(problem))
 
 
-def considered(problem: P, known: Mapping[str, Method[P]]) -> list[Estimate]:
+def considered(problem: Problem) -> list[Candidate]:
     """What ``"auto"`` considers for an einsum by itself."""
-    return [found for method in known.values() if method.alone for found in method.estimates(problem)]
+    return [candidate for method in PLANS.values() if method.alone for candidate in method.estimates(problem)]
 
 
 def _names() -> str:

@@ -16,7 +16,7 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.counting import Statistics
 from sparsetc.packing.deal import storage_keys
-from sparsetc.planner.candidate import Candidate, Choice, Estimate, ranked
+from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, choose, considered
@@ -31,7 +31,7 @@ MOST_SETS = 1 << 13
 class Option:
     """A plan of one of the einsums."""
 
-    estimate: Estimate
+    candidate: Candidate
     copies: dict[Hashable, int]
     """Bytes of what each part stores, its values included, by what its arrays depend on."""
     other: bool
@@ -79,21 +79,20 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
     """The plans of one einsum, the fastest first, and the shared ones."""
     shared = [found for method in PLANS.values() if not method.alone for found in method.estimates(problem)]
     if request.name == "auto":
-        first, *others = [_option(e, problem, False) for e in ranked(considered(problem, PLANS))]
+        first, *others = [_option(e, problem, False) for e in ranked(considered(problem))]
         least = min((o.seconds for o in others), default=inf)
         # Of plans that the cost model does not tell apart, the first is the simplest.
         first = replace(first, seconds=min(first.seconds, least))
         return [first, *others, *(_option(e, problem, False) for e in shared)]
     found = choose(request, problem)
-    named = Estimate(found.considered[0][0], found.plan, found.seconds or None, found.expected)
+    named = Candidate(found.plan, found.expected, found.considered[0][0], found.seconds or None)
     return [_option(named, problem, False), *(_option(e, problem, True) for e in shared)]
 
 
-def _option(estimate: Estimate, problem: Problem, other: bool) -> Option:
-    candidate = Candidate(estimate.plan, estimate.expected)
-    nbytes = map(_stored, costs(candidate, problem), estimate.expected)
-    copies = dict(zip(storage_keys(estimate.plan, problem.kept), nbytes, strict=True))
-    return Option(estimate, copies, other, inf if estimate.total is None else estimate.total)
+def _option(candidate: Candidate, problem: Problem, other: bool) -> Option:
+    nbytes = map(_stored, costs(candidate, problem), candidate.expected)
+    copies = dict(zip(storage_keys(candidate.plan, problem.kept), nbytes, strict=True))
+    return Option(candidate, copies, other, inf if candidate.total is None else candidate.total)
 
 
 def _stored(cost: Cost, sizes: Statistics) -> int:
@@ -106,7 +105,7 @@ def _stored(cost: Cost, sizes: Statistics) -> int:
 
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
     """The first, the shared ones, the smallest, and of the others the fastest."""
-    shared = [o for o in options if _is_shared(o.estimate.plan)]
+    shared = [o for o in options if _is_shared(o.candidate.plan)]
     own = [o for o in options if o not in shared]
     first = [*own[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
     found: list[Option] = []
@@ -162,16 +161,16 @@ def _in_common(chosen: Sequence[Option]) -> int:
 
 
 def _choice(option: Option, options: Sequence[Option], reason: str) -> Choice:
-    e = option.estimate
-    plan = replace(e.plan, reason="; ".join(filter(None, (reason, e.plan.reason))))
-    timed = sorted(options, key=lambda o: o.estimate.total or inf)
-    return Choice(plan, tuple((o.estimate.name, o.estimate.total) for o in timed), e.expected, e.seconds or ())
+    own = option.candidate
+    plan = replace(own.plan, reason="; ".join(filter(None, (reason, own.plan.reason))))
+    timed = sorted(options, key=lambda o: o.candidate.total or inf)
+    return Choice(plan, tuple((o.candidate.name, o.candidate.total) for o in timed), own.expected, own.seconds or ())
 
 
 def _again(option: Option, options: Sequence[Option], wanted: str | Plan) -> str | Plan:
     if option is options[0]:
         return wanted
-    own = option.estimate.plan
+    own = option.candidate.plan
     return Plan(own.name) if _is_shared(own) else own
 
 

@@ -2,10 +2,7 @@
 
 Files, in the order of data::
 
-    quotient.py     rows -> the strips of columns that they touch, equal patterns once
-    clusters.py     patterns -> candidates for a merge, by min-hash
-    merging.py      candidates -> clusters, in rounds
-    groups.py       `group_rows`, and the paper's own algorithm
-    unfolding.py    tensors as matrices, and what groups hold
+    clusters.py     rows -> the strips of columns that they touch, equal patterns once -> candidates, by min-hash
+    groups.py       candidates -> groups, in rounds: `group_rows`; tensors as matrices, and what groups hold
     curve.py        height against density, over similarities
 """
