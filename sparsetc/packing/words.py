@@ -8,10 +8,9 @@ has the highest bits, so words sort as coordinates do; modes that need more than
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 
@@ -60,13 +59,6 @@ class Taken:
         return found.masked_fill_(self.nonzeros < 0, 0)
 
 
-class ByMode(Protocol):
-    """Coordinates by mode, (n,) int64 each; a list of them is one."""
-
-    def __getitem__(self, mode: int, /) -> torch.Tensor:
-        """The coordinates of a mode."""
-
-
 WORD_BITS = 63
 """Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""
 
@@ -106,7 +98,9 @@ def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:
 
 
 def encode(
-    coords: torch.Tensor | ByMode, coordinates: Sequence[ModeCoordinate], narrow: bool = False
+    coords: torch.Tensor | Taken | Mapping[int, torch.Tensor],
+    coordinates: Sequence[ModeCoordinate],
+    narrow: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
     words: dict[str, torch.Tensor] = {}

@@ -80,21 +80,14 @@ class Counts:
         modes = tuple(sorted(modes))
         if not modes or self.nnz == 0:
             return min(self.nnz, 1)
-        key = ("distinct", modes)
-        if key not in self._memory:
-            self._memory[key] = self._count(modes)
-        return int(self._memory[key])
+        return self.once(("distinct", modes), lambda: self._count(modes))
 
     def longest(self, modes: tuple[int, ...]) -> int:
         """Most nonzeros that have the same coordinates in these modes; all of them where there are no modes."""
         if not modes or self.nnz == 0:
             return self.nnz
         modes = tuple(sorted(modes))
-        key = ("longest", modes)
-        if key not in self._memory:
-            numbers = row_numbers((self.row(m) for m in modes), [self.shape[m] for m in modes])
-            self._memory[key] = int(torch.bincount(numbers).max())
-        return int(self._memory[key])
+        return self.once(("longest", modes), lambda: int(self._lengths(modes).max()))
 
     def tiles(self) -> torch.Tensor:
         """Count the nonzeros that lie in tiles of each population, of the default sides: (volume + 1,), on the CPU."""
@@ -127,15 +120,17 @@ class Counts:
 
     def short_share(self, kept: tuple[int, ...], threshold: int) -> tuple[int, int]:
         """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
-        key = ("short", kept, threshold)
-        if key not in self._memory:
-            if not kept or self.nnz == 0:
-                self._memory[key] = (0, 0)
-            else:
-                lengths = torch.bincount(row_numbers((self.row(m) for m in kept), [self.shape[m] for m in kept]))
-                short = lengths[(lengths > 0) & (lengths < threshold)]
-                self._memory[key] = (int(short.sum()), short.numel())
-        return self._memory[key]
+
+        def count() -> tuple[int, int]:
+            lengths = self._lengths(kept)
+            short = lengths[(lengths > 0) & (lengths < threshold)]
+            return int(short.sum()), short.numel()
+
+        return self.once(("short", kept, threshold), count) if kept and self.nnz else (0, 0)
+
+    def _lengths(self, modes: tuple[int, ...]) -> torch.Tensor:
+        """How many nonzeros have each of the coordinates in these modes."""
+        return torch.bincount(row_numbers((self.row(m) for m in modes), [self.shape[m] for m in modes]))
 
     def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
         """Counts of each share that a partition deals; what is dealt here is not dealt again to be packed.
@@ -149,10 +144,11 @@ class Counts:
             PlanError: the rule is not known, or breaks its promises.
         """
         dealing = Dealing.of(partition, options.items(), kept)
-        if dealing not in self._memory:
-            dealt = self.dealt(dealing)
-            self._memory[dealing] = [(self.nnz if own is None else own.numel(), {}) for own in dealt]
-        return tuple(Share(self, dealing, n, *held) for n, held in enumerate(self._memory[dealing]))
+
+        def count() -> list[tuple[int, dict[Any, Any]]]:
+            return [(self.nnz if own is None else own.numel(), {}) for own in self.dealt(dealing)]
+
+        return tuple(Share(self, dealing, n, *held) for n, held in enumerate(self.once(dealing, count)))
 
     def dealt(self, dealing: Dealing) -> list[torch.Tensor | None]:
         """The numbers of each share's nonzeros; None for all of them."""
