@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 28_216, size.COMPILER: 16_818, size.FILES: 249, size.CLASSES: 394, size.KNOT: 9, size.FOLDERS: 3}
+MOST = {size.LINES: 27_901, size.COMPILER: 16_565, size.FILES: 227, size.CLASSES: 382, size.KNOT: 7, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -1,10 +1,9 @@
 """Contraction: an einsum compiled for the patterns of its sparse operands, as a list of steps; it holds no values.
 
-In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. One
-sparse operand takes one step, whatever dense operands there are; several are contracted two at a time (`pair`).
-
-`Contraction` is the base of the four kinds, with what a kernel asks of them: `Single`, and for what takes more than a
-step `Blocked`, `Chained` and `Several`.
+In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. It is
+the base of all kinds, with what a kernel asks of them: `Single`, of one sparse operand and whatever dense ones there
+are; `Pair`, of two sparse operands; `Chain`, whose links are contractions; and `Rewritten`, a contraction of another
+einsum, of blocks or of entries with dense modes, with how operands and result are rewritten.
 """
 
 from __future__ import annotations
