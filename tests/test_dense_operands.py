@@ -9,6 +9,8 @@ import torch
 from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc.contraction.contraction import compiled
+from sparsetc.options import of_call
 
 F32 = torch.float32
 
@@ -153,3 +155,14 @@ def test_threads_leave_torch_s_precision_as_it_was() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(600)))
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_gradient_for_an_operand_that_was_one_slice_repeated_has_an_element_for_each_of_its_own() -> None:
+    g = torch.Generator().manual_seed(0)
+    coords = torch.stack([torch.randint(0, n, (20,), generator=g) for n in (5, 6, 7)])
+    x = stc.SparseTensor(coords, torch.rand(20, generator=g, dtype=torch.float64), (5, 6, 7))
+    b, c = torch.rand(1, 4, generator=g, dtype=torch.float64).expand(6, 4), torch.rand(7, 4, dtype=torch.float64)
+    made = compiled("ijk,jr,kr->ir", [x, b, c], of_call({}), "dense")
+    upstream = torch.rand(5, 4, dtype=torch.float64)
+    found = made.gradient([x.pattern], 1, [x.values], [b, c], upstream)
+    torch.testing.assert_close(found, torch.einsum("ijk,ir,kr->jr", x.to_dense(), upstream, c))

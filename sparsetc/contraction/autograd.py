@@ -90,10 +90,10 @@ def transposed(
     wanted = arguments[n].requires_grad_()
     with following():
         pulled = pull(*arguments)
-        ((at, made),) = [(m, t) for m, t in enumerate(pulled) if t.requires_grad]
-    found = gradient(at, [t.detach() for t in pulled])
+        ((at, result),) = [(m, t) for m, t in enumerate(pulled) if t.requires_grad]
+    of_result = gradient(at, [t.detach() for t in pulled])
     with following():
-        return torch.autograd.grad(made, wanted, found)[0]
+        return torch.autograd.grad(result, wanted, of_result)[0]
 
 
 def recordable(tensor: torch.Tensor) -> torch.Tensor:

@@ -326,14 +326,17 @@ class Step(Listed):
         self, pattern: Pattern, operand: int, values: torch.Tensor | None, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
         """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
-        own = self.canonical.settled(dense)
+        operands = list(self.canonical.settled(dense))
+        if operand:  # as it is followed: no longer one slice repeated
+            operands[operand - 1] = operands[operand - 1].detach().requires_grad_()
+        if self.canonical.slices(operands) is None:
+            return self.instead("full").gradient(pattern, operand, values, operands, upstream)
 
         def pull(*dense: torch.Tensor) -> Tensors:
             slices = self.canonical.slices(dense)
-            return dense if slices is None else self._expanded(self.canonical.reduced(slices, self.settings))
+            assert slices is not None
+            return self._expanded(self.canonical.reduced(slices, self.settings))
 
-        if self.canonical.slices(own) is None:
-            return self.instead("full").gradient(pattern, operand, values, own, upstream)
         at = At(self, pattern, values is None)
 
         def gradient(n: int, dense: Tensors) -> torch.Tensor:
@@ -342,8 +345,8 @@ class Step(Listed):
             return next(g for g in at.gradients(wanted, tensors, upstream) if g is not None)
 
         if not operand:
-            return gradient(0, pull(*own))
-        return transposed(pull, own, operand - 1, lambda n, dense: gradient(n + 1, dense))
+            return gradient(0, pull(*operands))
+        return transposed(pull, operands, operand - 1, lambda n, dense: gradient(n + 1, dense))
 
     def rule(self, operand: int) -> Rule:
         """How the gradient for an operand is computed."""
