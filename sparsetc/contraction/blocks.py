@@ -210,7 +210,7 @@ class BlockLetters:
         # What is contracted by nonzeros has coordinates of all letters.
         whole = by_nonzeros(settings) or (len(blocked) > 1 and not tables)
         self.by_entries = tables and not whole
-        """Whether the einsum of blocks is to run by the entries of its operands, since nonzeros have no coordinates."""
+        """True if the einsum of blocks has to run by entries of its operands, since nonzeros have no coordinates."""
         output = cuts.term(e.output)
         coordinates = set(output) if whole else {c for o in self.operands for c in o.coordinates}
         self.output = BlockOutput.of(cuts, coordinates) if sparse else None

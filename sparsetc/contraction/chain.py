@@ -59,7 +59,7 @@ class Link:
         return self.contraction.result([p for p in self.patterns if p is not None], values, dense)
 
     def reports(self) -> list[StepReport]:
-        """What an explanation says of the contraction."""
+        """Return the reports of the contraction, for an explanation."""
         if self.contraction is None:
             return [StepReport(self.equation, "torch.einsum", "two dense operands")]
         return self.contraction.reports()
@@ -82,18 +82,15 @@ class Chain(Joined):
         self.shape, self.pattern = bound.output_shape, None
         self._merged: JoinOperand | None = None
         if isinstance(last, SparseTensor):
-            self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in self._sparse(operands)])
-
-    def _sparse(self, operands: Operands) -> list[SparseTensor]:
-        return [o for o in operands if isinstance(o, SparseTensor)]
+            sparse = [o for o in operands if isinstance(o, SparseTensor)]
+            self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in sparse])
 
     def _term(self, operand: SparseTensor | torch.Tensor, position: int) -> Term:
         letters = self._within.einsum.inputs[position]
         if isinstance(operand, torch.Tensor):
             return letters, self._like.expand(self._within.shape(position))
-        if self._expanded:
-            return letters, self._of(operand.expand_dense().pattern.bare())
-        return letters, SparseTensor._make(operand.pattern.bare(), self._like.expand(operand._values.shape))
+        x = operand.expand_dense() if self._expanded else operand
+        return letters, SparseTensor._make(x.pattern.bare(), self._like.expand(x._values.shape))
 
     def _compiled(self, terms: list[Term]) -> SparseTensor | torch.Tensor:
         """Compile the links, in the order in which they run; the result of the last."""
@@ -187,16 +184,15 @@ class Chain(Joined):
     @property
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands."""
-        steps = tuple(
-            None if link.contraction is None else link.contraction.plan for link in self.links
-        )  # None: torch's own product
+        contractions = (link.contraction for link in self.links)
+        steps = tuple(None if c is None else c.plan for c in contractions)  # None: torch's own product
         pairs = [step.plan for step in self.steps if isinstance(step, Pair)]
         parts = tuple(part for plan in pairs for part in plan.parts)
         name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")
         return Plan(name, parts, False, steps=steps, reason=reason)
 
     def reports(self) -> list[StepReport]:
-        """What an explanation says of each link."""
+        """Return the reports of all links, for an explanation."""
         return [report for link in self.links for report in link.reports()]
 
 

@@ -105,7 +105,7 @@ class Contraction(Compiled, ABC):
         """The patterns of the sparse operands, with nothing kept."""
 
     def reports(self) -> list[StepReport]:
-        """What an explanation says of each step."""
+        """Return the report of each step, for an explanation."""
         return [step.report() for step in self.steps]
 
     def explain(self) -> Explanation:

@@ -59,7 +59,7 @@ class At(Multilinear):
     """Whether values are 1 at each nonzero, and not among the tensors."""
     packed: Values | None = None
     given: Tensors | None = None
-    """What the dense operands were made of."""
+    """The operands of which the dense tensors were made, for the guard."""
 
     def _split(self, tensors: Tensors) -> tuple[torch.Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])

@@ -51,17 +51,12 @@ class Joined(Contraction):
             check_pairs(settings.plan, e.indices)  # refused at once where it is not known
         super().__init__(bound, operands, settings, form)
         orders = [x.order if expanded else x.sparse_order for x in operands if isinstance(x, SparseTensor)]
-        self._coordinates = [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]
-        self.sparse = is_sparse(form, e, self._coordinates)
+        self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
         if not self.sparse:
             nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         # Intermediate sums may need 64 bits where the result does not.
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
-
-    def _of(self, pattern: Pattern, *width: int) -> SparseTensor:
-        """A tensor of a pattern, to compile for."""
-        return SparseTensor._make(pattern, self._like.expand(pattern.values_shape(width)))
 
     def _shared(self, patterns: Patterns, pattern: Pattern) -> Pattern:
         """The result's pattern, or its equal that an einsum of the same operands has."""
@@ -204,7 +199,7 @@ class Pair(Joined):
         return super().ptx(target)
 
     def reports(self) -> list[StepReport]:
-        """What an explanation says of the contraction."""
+        """Return the report of the contraction, for an explanation."""
         m, sizes, plan = self.join, self.join.sizes, self.plan
         split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch

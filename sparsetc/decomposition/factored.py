@@ -7,7 +7,7 @@ coordinates, files of it, and the same model as an object of tensorly or pyttb.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -181,19 +181,6 @@ def as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> torch
     return coords
 
 
-def in_chunks(
-    entries: Callable[[torch.Tensor], torch.Tensor], coords: torch.Tensor, width: int, like: torch.Tensor
-) -> torch.Tensor:
-    """(n,) what `entries` gives for (order, part) of the coordinates, an entry of which takes `width` elements."""
-    step = max(1, CHUNK // max(1, width))
-    if coords.shape[1] <= step:
-        return entries(coords)
-    out = like.new_empty(coords.shape[1])
-    for start in range(0, coords.shape[1], step):
-        out[start : start + step] = entries(coords[:, start : start + step])
-    return out
-
-
 Own = TypeVar("Own", bound="Factored")
 
 
@@ -215,6 +202,32 @@ class Factored:
         """The weights, or the core."""
         found: torch.Tensor = getattr(self, self.HEAD)
         return found
+
+    def values_at(self, coords: Any) -> torch.Tensor:
+        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+
+        Args:
+            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
+
+        Raises:
+            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
+        """
+        coords, step = as_coords(coords, self.shape, self.device), max(1, CHUNK // max(1, self._width))
+        if coords.shape[1] <= step:
+            return self._entries(coords)
+        out = self._head.new_empty(coords.shape[1])
+        for part, at in zip(out.split(step), coords.split(step, 1), strict=True):
+            part.copy_(self._entries(at))
+        return out
+
+    @property
+    def _width(self) -> int:
+        """Elements that an entry takes while it is computed."""
+        raise NotImplementedError
+
+    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+        """(part,) the entries at (order, part) coordinates."""
+        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self._head, list(self.factors)))

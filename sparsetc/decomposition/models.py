@@ -14,10 +14,8 @@ import torch
 
 from sparsetc.decomposition.factored import (
     Factored,
-    as_coords,
     check_alike,
     check_memory,
-    in_chunks,
     pyttb_ktensor,
     pyttb_ttensor,
     tensorly_cp,
@@ -90,23 +88,15 @@ class CP(Factored):
         right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
         return (left @ right.T).reshape(self.shape)
 
-    def values_at(self, coords: Any) -> torch.Tensor:
-        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+    @property
+    def _width(self) -> int:
+        return self.rank
 
-        Args:
-            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
-
-        Raises:
-            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
-        """
-
-        def entries(at: torch.Tensor) -> torch.Tensor:
-            product = self.weights
-            for factor, rows in zip(self.factors, at, strict=True):
-                product = product * factor[rows]
-            return product.sum(-1)
-
-        return in_chunks(entries, as_coords(coords, self.shape, self.device), self.rank, self.weights)
+    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+        product = self.weights
+        for factor, rows in zip(self.factors, at, strict=True):
+            product = product * factor[rows]
+        return product.sum(-1)
 
     # -- the same model, otherwise ------------------------------------------------------------------------------------
 
@@ -217,24 +207,16 @@ class Tucker(Factored):
         check_memory(self.shape, self.dtype, self.device, memory_limit)
         return _multiplied(self.core, self.factors)
 
-    def values_at(self, coords: Any) -> torch.Tensor:
-        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+    @property
+    def _width(self) -> int:
+        return prod(self.rank[1:])
 
-        Args:
-            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
-
-        Raises:
-            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
-        """
-
-        def entries(at: torch.Tensor) -> torch.Tensor:
-            found = self.factors[0][at[0]] @ self.core.reshape(self.rank[0], -1)
-            for mode in range(1, self.order):  # (part, ranks of this mode, those of later ones)
-                found = found.unflatten(1, (self.rank[mode], prod(self.rank[mode + 1 :])))
-                found = (self.factors[mode][at[mode]][:, None] @ found)[:, 0]
-            return found[:, 0]
-
-        return in_chunks(entries, as_coords(coords, self.shape, self.device), prod(self.rank[1:]), self.core)
+    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+        rows = self.factors[0][at[0]] @ self.core.reshape(self.rank[0], -1)
+        for mode in range(1, self.order):  # (part, ranks of this mode, those of later ones)
+            rows = rows.unflatten(1, (self.rank[mode], prod(self.rank[mode + 1 :])))
+            rows = (self.factors[mode][at[mode]][:, None] @ rows)[:, 0]
+        return rows[:, 0]
 
     # -- the same model, otherwise ------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:
 
 
 def encode(
-    coords: torch.Tensor | Taken | Mapping[int, torch.Tensor],
+    coords: torch.Tensor | Taken | Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
     coordinates: Sequence[ModeCoordinate],
     narrow: bool = False,
 ) -> dict[str, torch.Tensor]:
