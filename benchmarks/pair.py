@@ -30,7 +30,7 @@ import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.pair import Pair
 from sparsetc.pair.blocking import Blocking
-from sparsetc.pair.hybrid import METHODS
+from sparsetc.pair.hybrid import PATHS
 from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import pattern_of
 
@@ -159,7 +159,7 @@ def pairing(step: Pair) -> None:
 
 def symbolic(step: Pair) -> None:
     """The pattern of the result."""
-    pattern_of(step.join, METHODS[step.choice.plan.name].prepare(step.problem, step.choice.plan).places())
+    pattern_of(step.join, PATHS[step.choice.plan.name](step.problem, step.choice.plan).places())
 
 
 def pair_of(kernel: Kernel) -> Pair:

@@ -14,7 +14,7 @@ from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, s
 
 import sparsetc as stc
 from sparsetc.pair.hybrid import Populations, estimates
-from sparsetc.pair.join import Join, JoinSubset
+from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import JoinOrder, composed
 
 HUGE = 10**6
@@ -51,13 +51,12 @@ def tasks_of(m: Join) -> list[tuple[int, int, int]]:
     return list(zip(p.tolist(), q.tolist(), place.tolist(), strict=True))
 
 
-def check_subset(subset: JoinSubset, wanted: set[int]) -> None:
-    whole, own = tasks_of(subset.whole), tasks_of(subset.join)
-    expected = [t for t in whole if t[0] in wanted]
-    entries = subset.entries.tolist()
-    assert [(entries[t[0]], t[1]) for t in own] == [t[:2] for t in expected]
-    assert subset.places(torch.tensor([t[2] for t in own], dtype=torch.long)).tolist() == [t[2] for t in expected]
-    m = subset.join
+def check_subset(whole: Join, m: Join, entries: torch.Tensor) -> None:
+    own, numbers = tasks_of(m), entries.tolist()
+    expected = [t for t in tasks_of(whole) if t[0] in set(numbers)]
+    assert [(numbers[t[0]], t[1]) for t in own] == [t[:2] for t in expected]
+    places = torch.tensor([t[2] for t in own], dtype=torch.long)
+    assert m.places_in(whole, entries, places).tolist() == [t[2] for t in expected]
     assert m.tasks == len(expected)
     assert m.x_matched is None
     matched = range(m.y.n) if m.y_matched is None else m.y_matched.tolist()
@@ -75,8 +74,7 @@ def test_a_subset_of_a_join_is_a_join(name: str, marked: bool) -> None:
             g = torch.Generator().manual_seed(0)
             for fraction in (0.0, 0.1, 0.5, 1.0):
                 kept = torch.rand(m.counts.numel(), generator=g) < fraction
-                found = m.only(kept)
-                check_subset(found, set(found.entries.tolist()))
+                check_subset(m, *m.only(kept))
 
 
 def test_populations_by_hand() -> None:
@@ -147,9 +145,9 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
         found[threshold] = kernel.plan.name
     assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
     kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
-    blocks, rest = step_of(kernel).numeric.branches
-    assert blocks.subset.entries.numel() == 64
-    assert rest.subset.entries.numel() == (y if swapped else x).nnz - 64
+    blocks, rest = step_of(kernel).numeric.entries
+    assert blocks.numel() == 64
+    assert rest.numel() == (y if swapped else x).nnz - 64
     assert [p.format for p in kernel.plan.parts] == ["bcb", "bcb", "coo", "coo"]
     assert kernel.plan.parts[0].nnz == 64
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ from sparsetc.pair import tasks as task_lists
 from sparsetc.pair.block_path import block_seconds
 from sparsetc.pair.blocking import FEWEST_PAIRS, Blocking, BlockWork, sides_for
 from sparsetc.pair.join import Join
-from sparsetc.pair.scalar import FEW, MANY, scalar_seconds, waits
+from sparsetc.pair.scalar import FEW, MANY, TaskSums, waits
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -540,9 +541,10 @@ def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     exact = replace(step.problem.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
     tasks, gpu, few = 10**8, default_gpu(), default_gpu().crowded_below
     for places, crowded in [(8281, True), (few - 1, True), (few, False), (tasks, False)]:
-        seconds, always = (
-            scalar_seconds(tasks, places, 4, b, gpu) for b in (replace(step.problem.budget, limit=10**12), exact)
-        )
+        join = SimpleNamespace(tasks=tasks, rows=places, columns=1)
+        budgets = replace(step.problem.budget, limit=10**12), exact
+        problems = [SimpleNamespace(join=join, width=4, budget=b, profile=gpu) for b in budgets]
+        seconds, always = map(TaskSums.seconds, problems)
         assert (seconds == always) == crowded
     assert waits(8281, MANY * 8281 + 1)
     assert not waits(8281, MANY * 8281)

@@ -26,12 +26,13 @@ from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
-from sparsetc.pair.hybrid import HYBRID, METHODS, choose, estimates
+from sparsetc.pair.hybrid import PATHS, HybridPath, choose, estimates
 from sparsetc.pair.join import Join, Roles, prepared
-from sparsetc.pair.problem import NumericPath, PairProblem, check_pairs, sides_of
-from sparsetc.pair.scalar import EINSUMS, TaskSums, sums_of
+from sparsetc.pair.problem import PairProblem, paired
+from sparsetc.pair.scalar import EINSUMS, TaskSums
 from sparsetc.pair.symbolic import Budget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
+from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -48,7 +49,7 @@ class Joined(Contraction):
         """Check the operands; `expanded` says that dense modes become coordinates."""
         e = bound.einsum
         if expanded:
-            check_pairs(settings.plan, e.indices)  # refused at once where it is not known
+            paired(settings.plan, e.indices)  # refused at once where it is not known
         super().__init__(bound, operands, settings, form)
         orders = [x.order if expanded else x.sparse_order for x in operands if isinstance(x, SparseTensor)]
         self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
@@ -103,12 +104,12 @@ class Pair(Joined):
         what, limit, dtype = f"the result of {self.equation}", settings.memory_on(self.device), self._like.dtype
         budget = Budget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
         budget.check_least(self.join)
-        wanted = requested(settings.plan).of_step(0, 1)
+        wanted = paired(requested(settings.plan).of_step(0, 1))
         backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        sides = sides_of(wanted, e.inputs)
-        self.problem = PairProblem(self.join, self.equation, wanted, sides, dtype, backend, budget, swapped)
+        self.problem = PairProblem(self.join, e, wanted, dtype, backend, budget, swapped)
         self.choice: Choice = choose(self.problem)
-        self.numeric: NumericPath = METHODS[self.choice.plan.name].prepare(self.problem, self.choice.plan)
+        path = PATHS[self.choice.plan.name]
+        self.numeric = self.task_sums if path is TaskSums else path(self.problem, self.choice.plan)
         self.inner = (self.numeric,)
         with without_autocast(self.device):
             places = self.numeric.places()
@@ -128,10 +129,10 @@ class Pair(Joined):
         """The backend that programs are generated for."""
         return self.problem.backend
 
-    @property
+    @cached_property
     def task_sums(self) -> TaskSums:
         """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
-        return sums_of(self.problem)
+        return TaskSums(self.problem)
 
     @property
     def plan(self) -> Plan:
@@ -201,7 +202,7 @@ class Pair(Joined):
     def reports(self) -> list[StepReport]:
         """Return the report of the contraction, for an explanation."""
         m, sizes, plan = self.join, self.join.sizes, self.plan
-        split = HYBRID.split(self.problem) if plan.name == HYBRID.name else None
+        split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         report = PairReport(
             equation=self.equation,

@@ -9,7 +9,7 @@ for the pattern, for values that halves are not exact enough for, and for those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -27,9 +27,8 @@ from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
 from sparsetc.pair.join import add_up
-from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes, storages_of
+from sparsetc.pair.problem import PairProblem, Path, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, picked
-from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
@@ -39,21 +38,51 @@ MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
 
 
-@dataclass(frozen=True)
-class Read:
-    """The entries of the result that one buffer holds."""
-
-    at: torch.Tensor
-    """(n,) positions in the buffer."""
-    slot: torch.Tensor | None
-    """(n,) the entries of the result at these positions; None when they are all entries, in order."""
+Read = tuple[torch.Tensor, torch.Tensor | None]
+"""(n,) positions in a buffer, and the entries of the result that stand there; None when they are all, in order."""
 
 
-class BlockPath(Listed, NumericPath):
+class BlockPath(Path):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
-    def __init__(self, p: PairProblem, bitmaps: Bitmaps) -> None:
-        self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, bitmaps, p.blocking, p.budget, p.dtype
+    name = "bcb"
+
+    @classmethod
+    def seconds(cls, p: PairProblem, work: BlockWork | None = None) -> float | None:
+        """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
+        work = work or p.blocking.work
+        stored = bitmaps_of(p, work)
+        if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
+            return None
+        how = (p.dtype, p.backend, p.precision, stored)
+        halves = p.blocking.in_halves(*how)
+        program = p.once(stored, lambda: p.blocking.program("", *how, halves=halves))  # not for every threshold
+        return block_seconds(work, program, p.width, p.rated, p.profile)
+
+    @classmethod
+    def plan(cls, p: PairProblem) -> Plan:
+        """Both operands in blocks."""
+        return Plan(cls.name, cls.parts(p, p.blocking.work), False)
+
+    @staticmethod
+    def parts(p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
+        """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
+        blocking = p.blocking
+        lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
+        stored = p.given(list(zip((blocking.x, blocking.y), bitmaps_of(p, work), strict=True)))
+        return tuple(
+            replace(
+                part,
+                format=blocks.format,
+                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
+            )
+            for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)
+        )
+
+    def __init__(self, p: PairProblem, plan: Plan) -> None:
+        """Find the pairs, and make the kernel."""
+        x, y = p.given([part.bitmap for part in plan.parts[:2]])
+        self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, (x, y), p.blocking, p.budget, p.dtype
         blocking, budget = p.blocking, p.budget
         self._rooms: dict[int, list[Halves]] = {}
         r, c, k = blocking.extents
@@ -64,7 +93,7 @@ class BlockPath(Listed, NumericPath):
         what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
         self.tasks = BlockPairList.of(blocking, r * c * p.width, budget.limit)
-        halves = blocking.in_halves(p.dtype, p.backend, p.precision, bitmaps)
+        halves = blocking.in_halves(p.dtype, p.backend, p.precision, self.bitmaps)
         self.launch_of_halves = self._launch_of(p.backend, halves=True) if halves else None
         first = self.launch_of_halves or self.launch
         self.inner, (self.program,) = (first,), first.programs
@@ -146,7 +175,7 @@ class BlockPath(Listed, NumericPath):
             found = (made.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
         places = torch.nonzero(found).flatten()
         self.budget.check(places.numel())
-        self._reads = [Read(at.index_select(0, places), None)]
+        self._reads: list[Read] = [(at.index_select(0, places), None)]
         return places
 
     def _sorted(self, made: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -168,11 +197,11 @@ class BlockPath(Listed, NumericPath):
         r, c, _ = self.blocking.extents
         narrow = index_dtype(2 * self.tasks.room * r * c)
         if len(self._buffers) == 1:
-            return [Read(at.index_select(0, order).to(narrow), None)]
+            return [(at.index_select(0, order).to(narrow), None)]
         slot = torch.empty_like(at).scatter_(0, order.long(), torch.arange(at.numel(), device=at.device))
         ends = [0, *(int(torch.searchsorted(at, b.stop * r * c)) for b in self._buffers)]
         return [
-            Read((at[done:end] - b.start * r * c).to(narrow), slot[done:end])
+            ((at[done:end] - b.start * r * c).to(narrow), slot[done:end])
             for b, done, end in zip(self._buffers, ends, ends[1:], strict=False)
         ]
 
@@ -240,14 +269,15 @@ class BlockPath(Listed, NumericPath):
 
     def _read(self, made: Iterator[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the results, read from the blocks."""
-        if len(self._reads) == 1 and self._reads[0].slot is None:
+        if self._reads[0][1] is None:
             (blocks,) = made
-            return blocks.view(-1).index_select(0, self._reads[0].at)
-        dtype = accumulator(self.dtype)
-        out = torch.empty(sum(read.at.numel() for read in self._reads), dtype=dtype, device=self.budget.device)
-        for blocks, read in zip(made, self._reads, strict=True):
-            assert read.slot is not None
-            out.index_copy_(0, read.slot, blocks.view(-1).index_select(0, read.at))
+            return blocks.view(-1).index_select(0, self._reads[0][0])
+        out = torch.empty(
+            sum(at.numel() for at, _ in self._reads), dtype=accumulator(self.dtype), device=self.budget.device
+        )
+        for blocks, (at, slot) in zip(made, self._reads, strict=True):
+            assert slot is not None
+            out.index_copy_(0, slot, blocks.view(-1).index_select(0, at))
         return out
 
     def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[torch.Tensor]:
@@ -307,57 +337,18 @@ def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: 
     return BLOCK_LAUNCHES * profile.call + max(flops / rate, read / read_rate, chain) + moved / profile.moved
 
 
-class BlockPairs(PairMethod):
-    """Pairs of blocks are multiplied as matrices."""
+def bitmaps_of(p: PairProblem, work: BlockWork) -> Bitmaps:
+    """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit or
+    less; else the larger operand's, or both.
 
-    name = "bcb"
-
-    def seconds(self, p: PairProblem, work: BlockWork | None = None) -> float | None:
-        """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
-        work = work or p.blocking.work
-        stored = self.bitmaps(p, work)
-        if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
-            return None
-        how = (p.dtype, p.backend, p.precision, stored)
-        halves = p.blocking.in_halves(*how)
-        program = p.once(stored, lambda: p.blocking.program("", *how, halves=halves))  # not for every threshold
-        return block_seconds(work, program, p.width, p.rated, p.profile)
-
-    def plan(self, p: PairProblem) -> Plan:
-        """Both operands in blocks."""
-        return Plan(self.name, self.parts(p, p.blocking.work), False)
-
-    def parts(self, p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
-        """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
-        blocking = p.blocking
-        lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
-        stored = p.given(list(zip((blocking.x, blocking.y), self.bitmaps(p, work), strict=True)))
-        return tuple(
-            replace(
-                part,
-                format=blocks.format,
-                storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
-            )
-            for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)
-        )
-
-    def prepare(self, p: PairProblem, plan: Plan) -> BlockPath:
-        """The task list and the kernel."""
-        x, y = p.given([part.bitmap for part in plan.parts[:2]])
-        return BlockPath(p, (x, y))
-
-    def bitmaps(self, p: PairProblem, work: BlockWork) -> Bitmaps:
-        """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit
-        or less; else the larger operand's, or both.
-
-        Blocks that do not fill a word of bits are read whole.
-        """
-        x, y = p.given(storages_of(p.wanted))
-        own = (x == "bitmap", y == "bitmap")
-        if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
-            larger = work.elements[0] >= work.elements[1]
-            own = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
-        return own[0] and p.blocking.x.volume >= WORD, own[1] and p.blocking.y.volume >= WORD
+    Blocks that do not fill a word of bits are read whole.
+    """
+    x, y = p.given(p.option("storage"))
+    own = (x == "bitmap", y == "bitmap")
+    if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
+        larger = work.elements[0] >= work.elements[1]
+        own = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
+    return own[0] and p.blocking.x.volume >= WORD, own[1] and p.blocking.y.volume >= WORD
 
 
 def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:

@@ -8,6 +8,7 @@ or NaN of one operand reaches every entry of its row or column.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from sparsetc.codegen.launch import source_name
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.join import Join, Roles
-from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
-from sparsetc.pair.symbolic import Budget, picked
+from sparsetc.pair.join import Roles
+from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.symbolic import picked
 from sparsetc.runtime import integer_einsum
 from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import matmul_precision
@@ -55,49 +56,40 @@ DENSE_LAUNCHES = 7
 """Calls that the path takes: values scattered to zeros, the product, the result read."""
 
 
-class Matmul(PairMethod):
-    """The unfolded operands are multiplied by torch."""
+class DensePath(Path):
+    """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied."""
 
     name = "dense"
 
-    def seconds(self, p: PairProblem) -> float | None:
+    @classmethod
+    def seconds(cls, p: PairProblem) -> float | None:
         """Time of the product, where the unfolded operands and product take half of the memory limit or less."""
         sizes, profile = p.join.sizes, p.profile
-        if not self._has_product(p) or sizes.elements * p.width > p.budget.limit // 2:
+        if not _has_product(p) or sizes.elements * p.width > p.budget.limit // 2:
             return None
         multiplied, moved = sizes.flops / profile.product[p.rated], sizes.elements * p.width / profile.moved
         return DENSE_LAUNCHES * profile.call + multiplied + moved
 
-    def plan(self, p: PairProblem) -> Plan:
+    @classmethod
+    def plan(cls, p: PairProblem) -> Plan:
         """Both operands as dense matrices."""
-        return Plan(self.name, p.parts("strided"), False)
+        return Plan(cls.name, p.parts("strided"), False)
 
-    def prepare(self, p: PairProblem, plan: Plan) -> DensePath:
-        """The product, in a precision that is exact for values of 16 bits."""
-        sizes, device = p.join.sizes, p.budget.device
-        if not self._has_product(p):
+    def __init__(self, p: PairProblem, plan: Plan) -> None:
+        """Take a precision that is exact for values of 16 bits, and find the positions of all entries."""
+        self.join, self.budget, self.extents = p.join, p.budget, p.join.sizes
+        m, sizes, device, roles = p.join, p.join.sizes, p.budget.device, p.join.roles
+        if not _has_product(p):
             raise PlanError(f'plan "dense" needs a matrix product, which {device.type} has not for {p.dtype}')
         unfolded = f"{sizes.batch} x {sizes.free_x} x {sizes.contracted} x {sizes.free_y}"
         p.budget.require(sizes.elements * p.width, f"{p.budget.what}, unfolded to {unfolded},")
         # 16-bit values, held in float32, are exact in tf32.
         exact = p.dtype in (torch.float16, torch.bfloat16) and device.type == "cuda"
-        precision = "high" if exact and p.precision == "highest" else p.precision
-        return DensePath(p.join, p.equation, p.budget, precision)
-
-    def _has_product(self, p: PairProblem) -> bool:
-        return integer_einsum.has_matrix_product(p.dtype, p.budget.device)
-
-
-class DensePath(NumericPath):
-    """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied."""
-
-    def __init__(self, join: Join, equation: str, budget: Budget, precision: str) -> None:
-        m, roles = join, join.roles
-        self.join, self.budget, self.precision, self.extents = join, budget, precision, join.sizes
-        self.programs = ()
-        self.source = dense_source(equation, roles)
-        module, self.path = cache.load(self.source, budget.settings.cache_dir, source_name(equation, "dense"))
+        self.precision = "high" if exact and p.precision == "highest" else p.precision
+        source = dense_source(p.equation, roles)
+        module, path = cache.load(source, p.budget.settings.cache_dir, source_name(p.equation, "dense"))
         self.module: Any = module
+        self.inner = (SimpleNamespace(programs=(), source=source, path=path),)
         self.at: torch.Tensor | None = None
         """(nnz,) the positions in the product of the results; None for all."""
         n = (m.x_key.numel(), m.y_key.numel())
@@ -114,10 +106,10 @@ class DensePath(NumericPath):
             x_free = numbered(m.x.rows(roles.free_x, m.x_matched), m.x.extents(roles.free_x), n[0], m.x.like).rank
         else:
             x_free = m.row.rank
-        self.x_line = x_batch * self.extents.free_x + x_free
+        self.x_line = x_batch * sizes.free_x + x_free
         """(matched x,) the line of the product, one for each row of the result, that each entry of x is in."""
-        self.x_at = self.x_line * self.extents.contracted + x_inner
-        self.y_at = (y_batch * self.extents.contracted + y_inner) * m.columns + m.column.rank
+        self.x_at = self.x_line * sizes.contracted + x_inner
+        self.y_at = (y_batch * sizes.contracted + y_inner) * m.columns + m.column.rank
 
     @cached_property
     def _line_of_row(self) -> torch.Tensor | None:
@@ -175,3 +167,7 @@ class DensePath(NumericPath):
     def ptx(self, target: str) -> str:
         """Refused: there is none."""
         raise PlanError('plan "dense" runs torch\'s own kernels, which have no PTX; "scalar" and "bcb" have')
+
+
+def _has_product(p: PairProblem) -> bool:
+    return integer_einsum.has_matrix_product(p.dtype, p.budget.device)

@@ -15,20 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
-from typing import NamedTuple
 
 import torch
 
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPairs
+from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPath
 from sparsetc.pair.blocking import Blocking, BlockWork
-from sparsetc.pair.dense import DENSE_LAUNCHES, Matmul
-from sparsetc.pair.join import JoinSubset
-from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes, check_pairs
-from sparsetc.pair.scalar import SCALAR_LAUNCHES, NonzeroPairs
+from sparsetc.pair.dense import DENSE_LAUNCHES, DensePath
+from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.scalar import SCALAR_LAUNCHES, TaskSums
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
-from sparsetc.runtime.executable import Listed
 
 
 @dataclass(frozen=True)
@@ -123,37 +120,34 @@ MERGE_LAUNCHES = 7
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
-class ByBlocks(PairMethod):
-    """Blocks of x with as many nonzeros as a threshold, or more, take one method, its other nonzeros another."""
+class HybridPath(Path):
+    """Blocks of x with as many nonzeros as a threshold, or more, by pairs of blocks; its other nonzeros by tasks."""
 
     name = "bcb+scalar"
 
-    def __init__(self, blocks: BlockPairs, rest: NonzeroPairs) -> None:
-        self.blocks, self.rest = blocks, rest
-
-    def split(self, p: PairProblem) -> Split:
+    @classmethod
+    def split(cls, p: PairProblem) -> Split:
         """What either side gets by the threshold asked for, or by the one expected to be fastest.
 
         One side gets all where no threshold parts blocks.
         """
-        return p.once("split", lambda: self._split(p))
+        return p.once("split", lambda: cls._split(p))
 
-    def _populations(self, p: PairProblem) -> Populations:
-        return p.once("populations", lambda: Populations.of(p.blocking))
-
-    def _split(self, p: PairProblem) -> Split:
-        threshold, counts = p.wanted.option("threshold", None), self._populations(p)
+    @classmethod
+    def _split(cls, p: PairProblem) -> Split:
+        threshold, counts = p.option("threshold"), populations(p)
         if threshold is not None:
             return counts.splits([threshold])[0]
         splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
-        times = [self.seconds(p, split) for split in splits]
+        times = [cls.seconds(p, split) for split in splits]
         return min(zip(times, splits, strict=True), key=lambda timed: inf if timed[0] is None else timed[0])[1]
 
-    def seconds(self, p: PairProblem, split: Split | None = None) -> float | None:
+    @classmethod
+    def seconds(cls, p: PairProblem, split: Split | None = None) -> float | None:
         """Time of both sides, one after the other; None where blocks do not fit."""
-        split = split or self.split(p)
-        scalar = self.rest.seconds(p, split.tasks) if split.tasks else 0.0
-        blocks = self.blocks.seconds(p, split.blocks) if split.blocks.pairs else 0.0
+        split = split or cls.split(p)
+        scalar = TaskSums.seconds(p, split.tasks) if split.tasks else 0.0
+        blocks = BlockPath.seconds(p, split.blocks) if split.blocks.pairs else 0.0
         if blocks is None:
             return None
         r, c, _ = p.blocking.extents
@@ -161,50 +155,38 @@ class ByBlocks(PairMethod):
         merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
 
-    def plan(self, p: PairProblem) -> Plan:
+    @classmethod
+    def plan(cls, p: PairProblem) -> Plan:
         """The parts of both sides; of one side whose other is empty, that side's own plan."""
-        split = self.split(p)
+        split = cls.split(p)
         if split.pure is not None:
-            none = split.pure == self.rest.name
+            none = split.pure == TaskSums.name
             why = f"{'no block' if none else 'every block'} of x has {split.threshold:,} nonzeros or more"
-            return replace((self.rest if none else self.blocks).plan(p), reason=why)
-        parts = (*self.blocks.parts(p, split.blocks), *p.parts("coo"))
-        return Plan(self.name, parts, False, "threshold", (("threshold", split.threshold),))
+            return replace((TaskSums if none else BlockPath).plan(p), reason=why)
+        parts = (*BlockPath.parts(p, split.blocks), *p.parts("coo"))
+        return Plan(cls.name, parts, False, "threshold", (("threshold", split.threshold),))
 
-    def prepare(self, p: PairProblem, plan: Plan) -> HybridPath:
-        """The paths of both sides."""
-        filled = self._populations(p).entries(plan.option("threshold", 1))
-        blocks, rest = p.join.only(filled), p.join.only(~filled)
-        return HybridPath(
-            Branch(blocks, self.blocks.prepare(replace(p, join=blocks.join), plan)),
-            Branch(rest, self.rest.prepare(replace(p, join=rest.join), plan)),
-        )
-
-
-class Branch(NamedTuple):
-    """One of the two paths, and what it takes."""
-
-    subset: JoinSubset
-    path: NumericPath
-
-
-class HybridPath(Listed, NumericPath):
-    """Blocks by one method, then the other nonzeros by another."""
-
-    def __init__(self, *branches: Branch) -> None:
-        self.branches, self.inner = branches, [branch.path for branch in branches]
+    def __init__(self, p: PairProblem, plan: Plan) -> None:
+        """Make the paths of both sides, each of a join of its own."""
+        self.join, self.inner, self.entries = p.join, list[Path](), list[torch.Tensor]()
+        filled = populations(p).entries(plan.option("threshold", 1))
+        for side, kept in ((BlockPath, filled), (TaskSums, ~filled)):
+            join, entries = p.join.only(kept)
+            self.inner.append(side(replace(p, join=join), plan))
+            self.entries.append(entries)
         self.slots: list[torch.Tensor] = []
-        """Entries of the result that each branch's results belong to."""
+        """Entries of the result that each side's results belong to."""
         self.nnz = 0
 
     @property
     def sizes(self) -> Sizes:
-        """How much of each operand both branches read."""
-        return tuple(own for branch in self.branches for own in branch.path.sizes)
+        """How much of each operand both sides read."""
+        return tuple(own for path in self.inner for own in path.sizes)
 
     def places(self) -> torch.Tensor:
-        """The union of both branches' places, (nnz,) int64."""
-        found = [branch.subset.places(branch.path.places()) for branch in self.branches]
+        """The union of both sides' places, (nnz,) int64."""
+        sides = zip(self.inner, self.entries, strict=True)
+        found = [path.problem.join.places_in(self.join, entries, path.places()) for path, entries in sides]
         places = torch.unique(torch.cat(found))
         self.slots = [torch.searchsorted(places, own) for own in found]
         self.nnz = places.numel()
@@ -212,53 +194,51 @@ class HybridPath(Listed, NumericPath):
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
         """The halves of values that are multiplied in blocks."""
-        subset, path = self.branches[0]
-        return path.halves(x.index_select(0, subset.entries), y)
+        return self.inner[0].halves(x.index_select(0, self.entries[0]), y)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
         out = x.new_zeros(self.nnz)
-        for (subset, path), slots, own in zip(self.branches, self.slots, (halves, None), strict=True):
-            out.index_add_(0, slots, path.run(x.index_select(0, subset.entries), y, own))
+        for path, entries, slots, own in zip(self.inner, self.entries, self.slots, (halves, None), strict=True):
+            out.index_add_(0, slots, path.run(x.index_select(0, entries), y, own))
         return out
 
     @property
     def nbytes(self) -> int:
         """Bytes of both lists of tasks, and of where their values go."""
-        own = [branch.subset.entries for branch in self.branches] + self.slots
-        return sum(branch.path.nbytes for branch in self.branches) + sum(a.numel() * 8 for a in own)
+        return sum(path.nbytes for path in self.inner) + sum(a.numel() * 8 for a in (*self.entries, *self.slots))
 
 
-SCALAR = NonzeroPairs()
-BLOCKS = BlockPairs()
-HYBRID = ByBlocks(BLOCKS, SCALAR)
-METHODS: dict[str, PairMethod] = {method.name: method for method in (SCALAR, Matmul(), BLOCKS, HYBRID)}
-"""Every method, by the name of its plan."""
+def populations(p: PairProblem) -> Populations:
+    """The populations of a problem's blocks, counted once."""
+    return p.once("populations", lambda: Populations.of(p.blocking))
 
 
+PATHS: dict[str, type[Path]] = {path.name: path for path in (TaskSums, DensePath, BlockPath, HybridPath)}
+"""Every path, by the name of its plans."""
 FEW_TASKS = 4
 """Tasks a nonzero up to which the scalar path is taken unseen: it then costs no more than cutting into blocks does."""
 
 
 def choose(p: PairProblem) -> Choice:
-    """The plan named in the settings, or the one expected to be fastest."""
-    wanted, join = check_pairs(p.wanted), p.join
-    if wanted.name in METHODS:
-        return choice_of([METHODS[wanted.name].candidate(p, priced=False)], "asked for by name")
+    """The plan named in the request, or the one expected to be fastest."""
+    join = p.join
+    if p.wanted.name in PATHS:
+        return choice_of([PATHS[p.wanted.name].candidate(p, priced=False)], "asked for by name")
     if join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
-        return choice_of([SCALAR.candidate(p, priced=False)], f"at most {FEW_TASKS} tasks a nonzero")
-    if SCALAR.seconds(p, join.tasks) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
-        return choice_of([SCALAR.candidate(p, priced=False)], "no other path is launched in as little time")
+        return choice_of([TaskSums.candidate(p, priced=False)], f"at most {FEW_TASKS} tasks a nonzero")
+    if TaskSums.seconds(p) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
+        return choice_of([TaskSums.candidate(p, priced=False)], "no other path is launched in as little time")
     return choice_of(estimates(p))
 
 
 def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
-    """What each method is expected to take, the hybrid one where a threshold parts blocks.
+    """What each path is expected to take, the hybrid one where a threshold parts blocks.
 
-    Without `every`, a hybrid whose launches alone take longer than another method is not looked at.
+    Without `every`, a hybrid whose launches alone take longer than another path is not looked at.
     """
-    candidates = [method.candidate(p) for method in METHODS.values() if method is not HYBRID]
+    candidates = [path.candidate(p) for path in PATHS.values() if path is not HybridPath]
     best = min(c.total for c in candidates if c.total is not None)
-    if (every or best > HYBRID_LAUNCHES * p.profile.call) and HYBRID.split(p).pure is None:
-        candidates.append(HYBRID.candidate(p))
+    if (every or best > HYBRID_LAUNCHES * p.profile.call) and HybridPath.split(p).pure is None:
+        candidates.append(HybridPath.candidate(p))
     return candidates

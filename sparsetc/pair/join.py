@@ -311,37 +311,23 @@ class Join:
                 done(begin + piece.numel())
         return out
 
-    def only(self, kept: torch.Tensor) -> JoinSubset:
-        """The join of some matched entries of x with the entries of y that match them. kept (matched x,) bool."""
+    def only(self, kept: torch.Tensor) -> tuple[Join, torch.Tensor]:
+        """The join of some matched entries of x, by a mask (matched x,), with what they match; and which entries."""
         taken = torch.nonzero(kept).flatten()
         entries = taken if self.x_matched is None else self.x_matched[taken]
-        return JoinSubset(self, Join.of(self.x.only(entries), self.y, self.roles), taken, entries)
+        return Join.of(self.x.only(entries), self.y, self.roles), entries
+
+    def places_in(self, whole: Join, entries: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """(n,) the places in the join that this is a part of, by its entries, of places here, in the same order."""
+        rows = _by_entry(whole.row.rank, whole.x.n, whole.x_matched)[entries]
+        columns = _by_entry(whole.column.rank, whole.y.n, whole.y_matched)
+        columns = columns if self.y_matched is None else columns[self.y_matched]
+        row = places.new_zeros(self.rows).index_copy_(0, self.row.rank, rows)
+        column = places.new_zeros(self.columns).index_copy_(0, self.column.rank, columns)
+        of_row = places // max(1, self.columns)
+        return row[of_row] * whole.columns + column[places - of_row * self.columns]
 
 
-@dataclass(frozen=True)
-class JoinSubset:
-    """The join of some of the entries of x, and where they lie in the whole join."""
-
-    whole: Join
-    join: Join
-    taken: torch.Tensor
-    """(x of the subset,) which of the whole's matched entries each is."""
-    entries: torch.Tensor
-    """(x of the subset,) which entry of the whole's x each is."""
-
-    def places(self, own: torch.Tensor) -> torch.Tensor:
-        """(n,) the whole's places of the subset's, in the same order: both rank rows and columns by coordinates."""
-        whole, join = self.whole, self.join
-        row = own.new_zeros(join.rows).index_copy_(0, join.row.rank, whole.row.rank[self.taken])
-        column = own.new_zeros(join.columns).index_copy_(0, join.column.rank, self._columns())
-        of_row = own // max(1, join.columns)
-        return row[of_row] * whole.columns + column[own - of_row * join.columns]
-
-    def _columns(self) -> torch.Tensor:
-        """(matched y of the subset,) the whole's column of each."""
-        whole, join = self.whole, self.join
-        if whole.y_matched is None:
-            rank = whole.column.rank
-        else:
-            rank = whole.column.rank.new_zeros(whole.y.n).index_copy_(0, whole.y_matched, whole.column.rank)
-        return rank if join.y_matched is None else rank[join.y_matched]
+def _by_entry(ranks: torch.Tensor, entries: int, matched: torch.Tensor | None) -> torch.Tensor:
+    """(entries,) the rank of each that is matched."""
+    return ranks if matched is None else ranks.new_zeros(entries).index_copy_(0, matched, ranks)

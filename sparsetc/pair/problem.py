@@ -1,9 +1,9 @@
-"""A contraction of two sparse operands as the methods to run it see it, and what each of them has to say.
+"""A contraction of two sparse operands as the ways to run it see it, and what each of them has to say.
 
-In: a `Join`, the types, the settings, and a `Plan`, whose parts say the sides of blocks and how these are stored, or a
-request for one, whose options do. Out: `PairProblem`: what a method is chosen by, and prepares its path from. Forms of
-the operands that take counting or sorting are made when they are first asked for. A `PairMethod` is one way to
-contract, with what that is expected to take; a `NumericPath` is what runs it. `plan_bcb` is a request for blocks.
+In: a `Join`, an einsum, the types, the settings, and a request for a plan, whose options say the sides of blocks and
+how these are stored. Out: `PairProblem`: what a way is chosen by, and made of. Forms of the operands that take counting
+or sorting are made when they are first asked for. A `Path` is one way to contract: what it is expected to take, its
+plan, and what runs it. `plan_bcb` is a request for blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -19,18 +19,21 @@ from sparsetc.codegen.launch import accumulator
 from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
+from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, requested
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import Budget
 from sparsetc.planner.candidate import Candidate
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
 
-BLOCKS, HYBRID = "bcb", "bcb+scalar"
 STORAGES = ("auto", "whole", "bitmap")
+CHOSEN: dict[str, Any] = {"storage": ("auto", "auto"), "threshold": None, "formats": ("bcb", "bcb")}
+"""What stands for the options that a request for blocks does not name, beside sides."""
 
 
-def check_blocks(storages: object, threshold: object, formats: object, sides: Mapping[str, object]) -> None:
+def _check_blocks(storages: object, threshold: object, formats: object, sides: Mapping[str, object]) -> None:
     """Raise `PlanError` unless this is what `plan_bcb` takes, with a storage for each of two operands."""
     if not _two_of(STORAGES, storages):
         raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storages!r}")
@@ -66,52 +69,39 @@ def plan_bcb(
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
     """
     storages = (storage, storage) if isinstance(storage, str) else storage
-    check_blocks(storages, threshold, formats, sides)
-    named = (("storage", tuple(storages)), ("threshold", threshold), ("formats", tuple(formats)))
-    chosen = (("auto", "auto"), None, ("bcb", "bcb"))
+    _check_blocks(storages, threshold, formats, sides)
+    named = {"storage": tuple(storages), "threshold": threshold, "formats": tuple(formats)}
     options: list[tuple[str, Any]] = [(SIDE + letter, side) for letter, side in sorted(sides.items())]
-    options += [own for own, free in zip(named, chosen, strict=True) if own[1] != free]
-    return Plan(BLOCKS if threshold is None else HYBRID, options=tuple(options))
+    options += [(name, value) for name, value in named.items() if value != CHOSEN[name]]
+    return Plan("bcb" if threshold is None else "bcb+scalar", options=tuple(options))
 
 
-def named_sides(plan: Plan) -> dict[str, int]:
-    """Sides of blocks by letter, as the options of a request or the parts of a plan name them."""
-    if plan.is_request:
-        return {name.removeprefix(SIDE): n for name, n in plan.options if name.startswith(SIDE)}
-    return {letter: n for part in plan.parts for letter, n in part.sides.items()}
+def paired(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
+    """The request for a plan of two sparse operands that a name, a request or a plan with parts stands for.
 
-
-def sides_of(plan: Plan, terms: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Sides of blocks by letter, for operands of given letters: an operand in ``coo`` has blocks of one position."""
-    formats = plan.option("formats", ("bcb", "bcb"))
-    single = [c for term, name in zip(terms, formats, strict=True) if name == "coo" for c in term]
-    return named_sides(plan) | dict.fromkeys(single, 1)
-
-
-def storages_of(plan: Plan) -> tuple[str, str]:
-    """How blocks are stored, ``auto``, ``whole`` or ``bitmap``, for each operand in the equation's order."""
-    if not plan.parts:
-        x, y = plan.option("storage", ("auto", "auto"))
-        return x, y
-    x, y = ("bitmap" if part.bitmap else "whole" for part in plan.parts[:2])
-    return x, y
-
-
-def check_pairs(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
-    """The plan wanted, or PlanError where it is not of two sparse operands, or has sides of other letters."""
+    PlanError where it is none of two sparse operands, or has sides of other letters.
+    """
     plan = requested(wanted)
     if not plan.pairs and not (plan.is_request and plan.name in ("auto", *PAIRED_PLANS)):
         raise PlanError(
             f"plan must be auto, {', '.join(PAIRED_PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
         )
     check_threshold(plan.option("threshold", None), 1)
-    if plan.is_request:
-        storages, formats = plan.option("storage", ("auto", "auto")), plan.option("formats", ("bcb", "bcb"))
-        check_blocks(storages, plan.option("threshold", None), formats, named_sides(plan))
-    unknown = sorted(set(named_sides(plan)) - set(letters)) if plan.is_request and letters is not None else ()
-    if unknown:
+    if not plan.is_request:
+        sides = tuple((SIDE + letter, n) for part in plan.parts for letter, n in part.sides.items())
+        storages = tuple("bitmap" if part.bitmap else "whole" for part in plan.parts[:2])
+        return Plan(plan.name, options=(*plan.options, ("storage", storages), *sides))
+    sides_named = _sides(plan)
+    storages, threshold, formats = (plan.option(name, value) for name, value in CHOSEN.items())
+    _check_blocks(storages, threshold, formats, sides_named)
+    if letters is not None and (unknown := sorted(set(sides_named) - set(letters))):
         raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
     return plan
+
+
+def _sides(request: Plan) -> dict[str, int]:
+    """Sides of blocks by letter, as a request names them."""
+    return {name.removeprefix(SIDE): n for name, n in request.options if name.startswith(SIDE)}
 
 
 T = TypeVar("T")
@@ -122,16 +112,23 @@ class PairProblem:
     """``x,y->output`` of two patterns."""
 
     join: Join
-    equation: str
+    einsum: Einsum
     wanted: Plan
-    """The plan given, or the request for one."""
-    sides: dict[str, int]
-    """Sides of blocks that were asked for, by letter."""
+    """The request for a plan."""
     dtype: torch.dtype
     backend: str
     budget: Budget
     swapped: bool
     """Whether x is the equation's second operand."""
+
+    @property
+    def equation(self) -> str:
+        """The einsum, for a reader."""
+        return str(self.einsum)
+
+    def option(self, name: str) -> Any:
+        """What the request says of blocks, or what stands for it."""
+        return self.wanted.option(name, CHOSEN[name])
 
     @cached_property
     def width(self) -> int:
@@ -155,21 +152,24 @@ class PairProblem:
 
     @cached_property
     def blocking(self) -> Blocking:
-        """The operands cut into blocks, with the sides that the plan names."""
-        return Blocking.of(self.join, self.sides)
+        """The operands cut into blocks, of the sides that are asked for; those of one in ``coo`` have one position."""
+        terms = zip(self.einsum.inputs, self.option("formats"), strict=True)
+        single = [c for term, name in terms if name == "coo" for c in term]
+        return Blocking.of(self.join, _sides(self.wanted) | dict.fromkeys(single, 1))
 
     @cached_property
     def _made(self) -> dict[Any, Any]:
         return {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What a method makes of the problem: made at the first call with this key, and kept."""
+        """What a path makes of the problem: made at the first call with this key, and kept."""
         if key not in self._made:
             self._made[key] = make()
         found: T = self._made[key]
         return found
 
     # -- plans ------------------------------------------------------------------------------------------------------
+
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
         """What is known of x and y in the equation's order, or the reverse."""
         return tuple(reversed(x_and_y)) if self.swapped else tuple(x_and_y)
@@ -181,30 +181,51 @@ class PairProblem:
 
 
 Sizes = tuple[tuple[int, int], ...]
-"""(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of its branches."""
+"""(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of both its paths."""
 
 
-class NumericPath(ABC):
-    """One way to the values of a result whose pattern is known; it has what `Listed` has, too."""
+class Path(Listed, ABC):
+    """One way to contract two sparse operands, to the values of a result whose pattern it finds."""
+
+    name: ClassVar[str]
+    """The name of its plans."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Sizes:
+        """How much of x and of y is read."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes kept for later calls."""
 
-    @property
+    @classmethod
     @abstractmethod
-    def sizes(self) -> Sizes:
-        """How much of each operand is read."""
+    def seconds(cls, p: PairProblem) -> float | None:
+        """Time of a call; None where the operands, stored so, do not fit, or there is no kernel for their type."""
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, p: PairProblem) -> Plan:
+        """The plan for a problem, whatever it takes."""
+
+    @classmethod
+    def candidate(cls, p: PairProblem, priced: bool = True) -> Candidate:
+        """The one plan; unpriced where pricing takes counts that what runs the plan may not need."""
+        seconds = cls.seconds(p) if priced else None
+        return Candidate(cls.plan(p), (), cls.name, None if seconds is None else (seconds,))
+
+    @abstractmethod
+    def __init__(self, p: PairProblem, plan: Plan) -> None:
+        """Make what runs a plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
 
     @abstractmethod
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; called once, before `run`."""
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
-        """The operands' values in halves, and whether those are exact enough; None where they are multiplied as they
-        are.
-        """
+        """Both operands' values in halves, with the verdict on these; None where they are multiplied as they are."""
         return None
 
     @abstractmethod
@@ -216,27 +237,3 @@ class NumericPath(ABC):
             y: values of the second.
             halves: what `halves` made of both, where they are to be multiplied so.
         """
-
-
-class PairMethod(ABC):
-    """One way to run a contraction of two sparse operands."""
-
-    name: str
-    """The name of the method's plans."""
-
-    @abstractmethod
-    def seconds(self, p: PairProblem) -> float | None:
-        """Time of a call; None where the operands, stored so, do not fit, or there is no kernel for their type."""
-
-    @abstractmethod
-    def plan(self, p: PairProblem) -> Plan:
-        """The method's plan for the problem, whatever it takes."""
-
-    @abstractmethod
-    def prepare(self, p: PairProblem, plan: Plan) -> NumericPath:
-        """What runs the plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
-
-    def candidate(self, p: PairProblem, priced: bool = True) -> Candidate:
-        """The method's one plan; unpriced where pricing takes counts that what runs the plan may not need."""
-        seconds = self.seconds(p) if priced else None
-        return Candidate(self.plan(p), (), self.name, None if seconds is None else (seconds,))

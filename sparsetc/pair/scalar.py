@@ -22,19 +22,17 @@ import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
 from sparsetc.codegen.split_float16 import Halves
-from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.options import Options
 from sparsetc.packing.base import Packed, pack
-from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
-from sparsetc.pair.symbolic import TASK_BYTES, Budget, JoinOrder, picked
+from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.symbolic import TASK_BYTES, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
-from sparsetc.runtime.executable import Arrays, Executable, Listed
+from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.segments import SecondPass
 from sparsetc.support.progress import bar
 
@@ -67,35 +65,28 @@ Lowered = tuple[TileProgram, Arrays]
 class TaskSum:
     """The sum over tasks for one of x, y and the result (``letter`` p, q or z) of the product of the other two."""
 
-    def __init__(
-        self, tasks: Tasks, letter: str, equation: str, dtype: torch.dtype, backend: str, settings: Options
-    ) -> None:
+    def __init__(self, p: PairProblem, tasks: Tasks, letter: str) -> None:
         """Generate the program of one sum.
 
         Args:
+            p: the contraction that the tasks are of; operands are given in the dtype that its sums are kept in.
             tasks: the tasks to sum over, whose pattern is known.
             letter: ``p``, ``q`` or ``z``, of the tensor that is summed for.
-            equation: the contraction that the tasks are of, for the reader of the source.
-            dtype: that sums are kept in, and operands given in.
-            backend: ``triton`` or ``torch``.
-            settings: whether sums are deterministic, and where source is kept.
         """
-        self.tasks, self.letter, self.equation = tasks, letter, equation
-        self.dtype, self.backend, self.settings = dtype, backend, settings
+        self.problem, self.tasks, self.letter = p, tasks, letter
+        self.dtype, settings, shape = accumulator(p.dtype), p.budget.settings, tasks.none.shape
         # Torch adds in order on the CPU, and integers' sums have one value in any.
-        sums = tasks.none.shape["pqz".index(letter)]
-        wait = waits(sums, tasks.join_order.tasks)
-        self.ordered = (settings.deterministic or wait) and backend == "triton" and dtype.is_floating_point
+        wait = waits(shape["pqz".index(letter)], tasks.join_order.tasks)
+        self.ordered = (settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
         text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
-        sizes = dict(zip("pqz", tasks.none.shape, strict=True))
-        self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), sizes)
+        self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), dict(zip("pqz", shape, strict=True)))
         self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
         program, self._none = self._bind(tasks.none)
-        name = f"{equation} {'scalar' if letter == 'z' else f'scalar_{letter}'}"
-        device, about = self._none.parts[0].index[0].device, _about(equation, tasks)
-        self.programs = generated([program], dtype, backend, device, settings.cache_dir, name=name, about=about)
-        self.executable = Executable(self.programs, self._rows, (), dtype, False)
+        name = f"{p.equation} {'scalar' if letter == 'z' else f'scalar_{letter}'}"
+        device, about = self._none.parts[0].index[0].device, _about(p.equation, tasks)
+        self.programs = generated([program], self.dtype, p.backend, device, settings.cache_dir, name=name, about=about)
+        self.executable = Executable(self.programs, self._rows, (), self.dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
@@ -122,7 +113,7 @@ class TaskSum:
         if self.ordered:
             return self._bind_ordered(one)
         schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
-        target = Target(rows=self._rows, index64=packed.index64, whole=self.backend == "torch")
+        target = Target(rows=self._rows, index64=packed.index64, whole=self.problem.backend == "torch")
         return self._part(packed, schedule, target)
 
     def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
@@ -150,14 +141,35 @@ class TaskSum:
         """The assembly of the kernel for a named target; needs no GPU."""
         if isinstance(self.programs, TritonPrograms):
             return self.programs.assembly(target, self._none.parts, self.dtype)
-        return TaskSum(self.tasks, self.letter, self.equation, self.dtype, "triton", self.settings).ptx(target)
+        return TaskSum(replace(self.problem, backend="triton"), self.tasks, self.letter).ptx(target)
 
 
-class TaskSums(Listed, NumericPath):
+SCALAR_LAUNCHES = 4
+"""Calls that the path takes: values gathered, the kernel, the result zeroed."""
+
+
+class TaskSums(Path):
     """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
-    def __init__(self, tasks: Tasks, equation: str, dtype: torch.dtype, backend: str, settings: Options) -> None:
-        self.tasks, self._arguments = tasks, (equation, dtype, backend, settings)
+    name = "scalar"
+
+    @classmethod
+    def seconds(cls, p: PairProblem, tasks: int | None = None) -> float:
+        """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
+        tasks, profile = p.join.tasks if tasks is None else tasks, p.profile
+        again = 0 if keeps(tasks, p.budget) else tasks * TASK_BYTES / profile.expanded_bytes
+        each = (KEPT_BYTES + 2 * p.width) / profile.task_bytes
+        if p.budget.settings.deterministic or p.join.rows * p.join.columns < profile.crowded_below:
+            each = max(each, profile.crowded)
+        return SCALAR_LAUNCHES * profile.call + tasks * each + again
+
+    @classmethod
+    def plan(cls, p: PairProblem) -> Plan:
+        """Coordinates and values of both operands."""
+        return Plan(cls.name, p.parts("coo"), False)
+
+    def __init__(self, p: PairProblem, plan: Plan | None = None) -> None:
+        self.problem, self.tasks = p, Tasks(JoinOrder.of(p.join), p.budget)
         self._made: dict[str, TaskSum] = {}
 
     def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -172,7 +184,7 @@ class TaskSums(Listed, NumericPath):
     def of(self, letter: str) -> TaskSum:
         """The sum over tasks for p, q or z."""
         if letter not in self._made:
-            self._made[letter] = TaskSum(self.tasks, letter, *self._arguments)
+            self._made[letter] = TaskSum(self.problem, self.tasks, letter)
         return self._made[letter]
 
     @property
@@ -204,12 +216,6 @@ class TaskSums(Listed, NumericPath):
         return self.of("z").ptx(target)
 
 
-def sums_of(p: PairProblem) -> TaskSums:
-    """Sums over the tasks of all nonzeros, made once."""
-    arguments = p.equation, accumulator(p.dtype), p.backend, p.budget.settings
-    return p.once("sums", lambda: TaskSums(Tasks(JoinOrder.of(p.join), p.budget), *arguments))
-
-
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
     """Lines that tell a reader of the source what it computes beside the einsum."""
     roles = tasks.join_order.join.roles
@@ -221,35 +227,3 @@ def _about(equation: str, tasks: Tasks) -> Sequence[str]:
         f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
         f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
     )
-
-
-SCALAR_LAUNCHES = 4
-"""Calls that the path takes: values gathered, the kernel, the result zeroed."""
-
-
-def scalar_seconds(tasks: int, places: int, width: int, budget: Budget, profile: DeviceProfile) -> float:
-    """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
-    again = 0 if keeps(tasks, budget) else tasks * TASK_BYTES / profile.expanded_bytes
-    each = (KEPT_BYTES + 2 * width) / profile.task_bytes
-    if budget.settings.deterministic or places < profile.crowded_below:
-        each = max(each, profile.crowded)
-    return SCALAR_LAUNCHES * profile.call + tasks * each + again
-
-
-class NonzeroPairs(PairMethod):
-    """Pairs of nonzeros are multiplied one by one."""
-
-    name = "scalar"
-
-    def seconds(self, p: PairProblem, tasks: int | None = None) -> float:
-        """Time of so many pairs, or of all."""
-        tasks = p.join.tasks if tasks is None else tasks
-        return scalar_seconds(tasks, p.join.rows * p.join.columns, p.width, p.budget, p.profile)
-
-    def plan(self, p: PairProblem) -> Plan:
-        """Coordinates and values of both operands."""
-        return Plan(self.name, p.parts("coo"), False)
-
-    def prepare(self, p: PairProblem, plan: Plan) -> TaskSums:
-        """The sums over all tasks."""
-        return sums_of(p)
