@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.canonical import Operands, as_operand
+from sparsetc.contraction.canonical import Operands, as_operand, promoted
 from sparsetc.contraction.contraction import (
     Contraction,
     Workload,
@@ -24,7 +24,6 @@ from sparsetc.contraction.contraction import (
     kept_together,
     wrap,
 )
-from sparsetc.contraction.dense import promoted
 from sparsetc.contraction.kernel import Kernel, Shared
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError

@@ -51,9 +51,8 @@ TESTS = {
         "autograd memory semi_sparse result_patterns dense_plan",
     ],
     "sparsetc/contraction/blocks.py": ["block_einsums", "blocks semi_sparse copies"],
-    "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream"],
     "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
-    "sparsetc/contraction/gradients.py": ["autograd", "kernel block_einsums semi_sparse"],
+    "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
     "sparsetc/decomposition/": [
         "cp_als",
         "cp_apr dominant tucker decomposition_models decomposition_graphs completion",

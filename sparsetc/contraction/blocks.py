@@ -17,12 +17,11 @@ from string import ascii_letters
 
 import torch
 
-from sparsetc.contraction.canonical import Operands, Patterns
-from sparsetc.contraction.dense import Tensors, repeated_dims
-from sparsetc.contraction.entries import SPARE, Letters, by_nonzeros
-from sparsetc.contraction.output import is_sparse
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, repeated_dims
+from sparsetc.contraction.output import SPARE, Letters, is_sparse
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.tensor.blocks import Blocks, Cut, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -198,7 +197,7 @@ class BlockLetters:
         """
         e, blocked = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
         self.written, self.device = bound, blocked[0].device
-        self.cuts = cuts = Cuts(bound, {}, {}) if by_nonzeros(settings) else Cuts.of(bound, operands)
+        self.cuts = cuts = Cuts(bound, {}, {}) if requested(settings.plan).by_nonzeros else Cuts.of(bound, operands)
         terms = [e.inputs[p] for p in e.sparse]
         self.operands = [CutOperand.of(cuts, x, t) for x, t in zip(blocked, terms, strict=True)]
         self.patterns = [o.pattern for o in self.operands]
@@ -208,7 +207,7 @@ class BlockLetters:
             settings.check_memory(nbytes, self.device, f"the result of {bound}")
         tables = any(o.tables for o in self.operands)
         # What is contracted by nonzeros has coordinates of all letters.
-        whole = by_nonzeros(settings) or (len(blocked) > 1 and not tables)
+        whole = requested(settings.plan).by_nonzeros or (len(blocked) > 1 and not tables)
         self.by_entries = tables and not whole
         """True if the einsum of blocks has to run by entries of its operands, since nonzeros have no coordinates."""
         output = cuts.term(e.output)

@@ -1,30 +1,182 @@
 """An einsum as written -> one that the compiler lowers: a sparse operand of distinct letters, dense operands reduced.
 
 In: a `Bound` equation and its operands. Out: `Canonical`: the reduced `Bound`, the coordinates to pack, and how each
-call's dense operands are brought to the form that the kernels read. Nothing here touches values.
+call's dense operands are brought to the form that kernels read: bits, strides and broadcasts settled, and products of
+them alone made by torch, in the precision that the options name and not in autocast's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
-from sparsetc.contraction import dense as tables
-from sparsetc.contraction.dense import Tensors
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.options import Options, current
+from sparsetc.runtime.integer_einsum import integer_einsum
 from sparsetc.support.lru import cached_property
+from sparsetc.support.precision import autocast_off, matmul_precision, without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import as_dense
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+# -- broadcasts -------------------------------------------------------------------------------------------------------
+
+Dims = tuple[int, ...]
+Tensors = Sequence[torch.Tensor]
+Operand = TypeVar("Operand", torch.Tensor, SparseTensor, torch.Tensor | SparseTensor)
+
+
+def repeated_dims(operand: torch.Tensor) -> Dims:
+    """The dimensions along which a tensor is one slice repeated (stride 0); none where it may want a gradient.
+
+    The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
+    """
+    strides = operand.stride()
+    if 0 not in strides or operand.requires_grad:
+        return ()
+    return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
+
+
+def broadcast_dims(bound: Bound, operands: Sequence[torch.Tensor | SparseTensor], repeated: bool) -> dict[int, Dims]:
+    """For each dense operand, the dimensions whose letters it need not have: another operand has them in full.
+
+    Args:
+        bound: the einsum as written.
+        operands: its operands; a size of 1 broadcasts.
+        repeated: whether a dimension that is one slice repeated is left out as one of size 1 is.
+    """
+    e = bound.einsum
+    holders = {c: set(e.holders(c)) for c in e.indices}
+    dropped: dict[int, Dims] = {}
+    for p in e.dense:
+        operand, dims = operands[p], []
+        alike = repeated_dims(operand) if repeated and isinstance(operand, torch.Tensor) else ()
+        for n, (letter, size) in enumerate(zip(e.inputs[p], operand.shape, strict=True)):
+            broadcast = n in alike or size == 1 != bound.by_index[letter]
+            if broadcast and e.inputs[p].count(letter) == 1 and len(holders[letter]) > 1:
+                holders[letter].discard(p)
+                dims.append(n)
+        dropped[p] = tuple(dims)
+    return dropped
+
+
+def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
+    """The einsum whose dense operands lack these dimensions."""
+    e = bound.einsum
+    inputs = tuple(
+        [tuple([c for n, c in enumerate(term) if n not in dropped.get(p, ())]) for p, term in enumerate(e.inputs)]
+    )
+    return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
+
+
+def slices(operand: torch.Tensor, dims: Dims) -> torch.Tensor | None:
+    """One slice along each of the dimensions; None where they are not broadcast, and slices differ."""
+    if not dims:
+        return operand
+    repeated = repeated_dims(operand)
+    if any(operand.shape[n] != 1 and n not in repeated for n in dims):
+        return None
+    for n in reversed(dims):
+        operand = operand.select(n, 0)
+    return operand
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def resolved(operand: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
+    return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
+
+
+def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options) -> torch.Tensor:
+    """The operand expanded to `shape`, its dimensions in the order a kernel reads them, contiguous.
+
+    Raises:
+        OutOfMemoryError: the operand is a broadcast one whose copy would pass the memory limit.
+    """
+    whole = operand if operand.shape == shape else operand.expand(shape)
+    whole = resolved(whole if permutation is None else whole.permute(permutation))
+    if whole.is_contiguous():
+        return whole
+    if 0 in whole.stride():
+        what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
+        settings.check_memory(whole.numel() * whole.element_size(), whole.device, what)
+    return whole.contiguous()
+
+
+# -- products of dense operands alone ---------------------------------------------------------------------------------
+
+
+def promoted(operands: Sequence[Operand]) -> list[Operand]:
+    """Operands of one dtype where autocast is on and floats differ: the widest, as torch promotes them.
+
+    Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
+    converted unasked.
+    """
+    if not torch.is_autocast_enabled(operands[0].device.type):
+        return list(operands)
+    floats = {o.dtype for o in operands if o.dtype.is_floating_point}
+    if len(floats) < 2:
+        return list(operands)
+    widest = reduce(torch.promote_types, floats)
+    return [o.to(widest) if o.dtype.is_floating_point else o for o in operands]
+
+
+def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """Dense operands of a compiled kernel, floats brought to its dtype where autocast is on."""
+    if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
+        return operands
+    return [o.to(dtype) if isinstance(o, torch.Tensor) and o.dtype.is_floating_point else o for o in operands]
+
+
+def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
+    """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
+    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
+    plain = not transforming() and forward_ad._current_level < 0
+    if plain and torch.is_grad_enabled() and any(o.requires_grad for o in operands):
+        result: torch.Tensor = _Einsum.apply(equation, precision, *operands)
+        return result
+    return _contracted(equation, precision, operands)
+
+
+class _Einsum(torch.autograd.Function):
+    """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
+
+    @staticmethod
+    def forward(ctx: Any, equation: str, precision: str, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.equation, ctx.precision = equation, precision
+        ctx.save_for_backward(*operands)
+        return _contracted(equation, precision, operands)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operands, again = ctx.saved_tensors, torch.is_grad_enabled()
+        wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
+        with torch.enable_grad(), autocast_off(upstream.device), matmul_precision(ctx.precision):
+            result = _contracted(ctx.equation, ctx.precision, operands)
+            gradients = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
+        return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))
+
+
+def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tensor:
+    dtype = operands[0].dtype
+    with without_autocast(operands[0].device), matmul_precision(precision):
+        if dtype in (torch.float16, torch.bfloat16):
+            return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
+        if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
+            return integer_einsum(equation, *(o.long() for o in operands))
+        return torch.einsum(equation, *operands)
+
 
 Operands = Sequence[SparseTensor | torch.Tensor]
 Patterns = Sequence[Pattern]
@@ -37,7 +189,7 @@ class Canonical:
     written: Bound
     narrow: Bound
     """The einsum as written, less the dimensions along which its dense operands were broadcast."""
-    broadcast: tuple[tables.Dims, ...]
+    broadcast: tuple[Dims, ...]
     """The dimensions along which each dense operand was broadcast."""
     reduction: Reduction
     bound: Bound
@@ -89,7 +241,7 @@ class Canonical:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
         if self.narrow is self.written:
             return list(dense)
-        sliced = [tables.slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
+        sliced = [slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
         return None if any(f is None for f in sliced) else sliced  # type: ignore[return-value]
 
     def reduced(self, dense: Tensors, settings: Options | None = None) -> Tensors:
@@ -99,7 +251,7 @@ class Canonical:
         whole: list[torch.Tensor | None] = [None] * len(self.narrow.einsum.inputs)
         for operand, position in zip(dense, self.narrow.einsum.dense, strict=True):
             whole[position] = operand.expand(self.narrow.shape(position))
-        contract = partial(tables.einsum, precision=(settings or current()).effective_precision())
+        contract = partial(einsum, precision=(settings or current()).effective_precision())
         left = self.reduction.apply(whole, contract)  # type: ignore[arg-type]
         return [left[p] for p in self.bound.einsum.dense]  # type: ignore[misc]
 
@@ -111,7 +263,7 @@ class Canonical:
         """
         settings = settings or current()
         return [
-            tables.table(operand, shape, permutation, settings)
+            table(operand, shape, permutation, settings)
             for operand, shape, permutation in zip(dense, self.bound.dense_shapes, self.arrangement, strict=True)
         ]
 
@@ -134,8 +286,8 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tu
     for other in bound.einsum.dense:
         operand = operands[other]
         check_operand(operand, other, x.dtype, x.device)
-    dropped = tables.broadcast_dims(bound, operands, repeated)
-    narrowed = tables.without(bound, dropped)
+    dropped = broadcast_dims(bound, operands, repeated)
+    narrowed = without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
     reduced, pattern, source = _distinct(reduction.bound, x.pattern)
     axes = (*reduced.einsum.sparse_indices, *dense_axes(reduced))
@@ -191,8 +343,8 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     text, positions = written.einsum.text, written.einsum.dense
     if len(dense) != len(positions):
         raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
-    converted = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
-    tensors = tables.converted(converted, dtype, device)
+    operands = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
+    tensors = converted(operands, dtype, device)
     for operand, position in zip(tensors, positions, strict=True):
         if not isinstance(operand, torch.Tensor):
             raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")

@@ -8,30 +8,134 @@ tasks. Two dense operands are torch's.
 Every intermediate result that keeps coordinates of a sparse operand is sparse, and its pattern is known once the chain
 is compiled, so a call computes values only. Operands with dense modes, or in blocks, are contracted as they are, two at
 a time; dense operands join the last two. Otherwise dense modes become coordinates, of intermediate results too.
+
+The order is found through `opt_einsum.contract_path` by an optimiser of its own kind (`SparseOrder`), since its cost is
+not one of dense sizes: nonzeros are taken to lie anywhere with equal probability, so a contraction has as many tasks as
+pairs of nonzeros are expected to agree, and a result as many nonzeros as tasks are expected to hit different positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import exp, inf, log, log1p
+from typing import Any
 
 import opt_einsum
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction import dense as tables
-from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
+from sparsetc.contraction.canonical import Dims, Operands, Patterns, Tensors, dense_of_call, einsum, without
 from sparsetc.contraction.contraction import Contraction, contraction
-from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.pair import Joined, Pair
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
 from sparsetc.options import Options, with_settings
-from sparsetc.pair.contraction_order import SparseOrder
 from sparsetc.pair.join import JoinOperand, prepared
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+MOST_EXHAUSTIVE = 9
+"""Operands up to which every order is tried: 3**9 splits."""
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """An operand as it is expected to be; its count is a logarithm, since sizes and counts may pass any float."""
+
+    letters: frozenset[str]
+    nonzeros: float
+
+
+class SparseOrder(opt_einsum.paths.PathOptimizer):
+    """The order of the fewest expected tasks: the best of all for few operands, pair by pair for many."""
+
+    def __init__(self, nonzeros: Sequence[int]) -> None:
+        self.nonzeros = tuple(nonzeros)
+
+    def __call__(
+        self,
+        inputs: list[Any],
+        output: Any,
+        size_dict: dict[str, int],
+        memory_limit: int | None = None,
+    ) -> list[tuple[int, ...]]:
+        """The order as a path of opt_einsum, whose memory limit is not followed: `Options` has one."""
+        self.sizes = {c: log(max(1, n)) for c, n in size_dict.items()}
+        self.inputs, self.output = [frozenset(t) for t in inputs], frozenset(output)
+        terms = [_Expected(t, log(max(1, n))) for t, n in zip(self.inputs, self.nonzeros, strict=True)]
+        ssa = self._exhaustive(terms) if len(terms) <= MOST_EXHAUSTIVE else self._greedy(terms)
+        return list(opt_einsum.paths.ssa_to_linear(ssa))
+
+    def _kept(self, members: frozenset[int]) -> frozenset[str]:
+        """Letters of some operands that the output or another operand has too."""
+        inside = frozenset().union(*(self.inputs[n] for n in members))
+        outside = self.output.union(*(t for n, t in enumerate(self.inputs) if n not in members))
+        return inside & outside
+
+    def _span(self, letters: frozenset[str]) -> float:
+        return sum(self.sizes[c] for c in letters)
+
+    def _contracted(self, a: _Expected, b: _Expected, kept: frozenset[str]) -> tuple[float, _Expected]:
+        """The logarithm of the expected tasks of a contraction, and its expected result."""
+        tasks = a.nonzeros + b.nonzeros - self._span(a.letters & b.letters)
+        span = self._span(kept)
+        # positions * (1 - exp(-tasks / positions))
+        found = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
+        return tasks, _Expected(kept, max(0.0, found))
+
+    def _exhaustive(self, terms: list[_Expected]) -> list[tuple[int, ...]]:
+        best: dict[frozenset[int], tuple[float, _Expected, tuple[frozenset[int], frozenset[int]] | None]] = {}
+        everyone = range(len(terms))
+        for n, t in enumerate(terms):
+            best[frozenset([n])] = (0.0, t, None)
+        for count in range(2, len(terms) + 1):
+            for chosen in combinations(everyone, count):
+                members = frozenset(chosen)
+                kept, found = self._kept(members), (inf, terms[0], None)
+                for left in _splits(chosen):
+                    right = members - left
+                    tasks, term = self._contracted(best[left][1], best[right][1], kept)
+                    cost = best[left][0] + best[right][0] + exp(min(tasks, 700.0))
+                    if cost < found[0]:
+                        found = (cost, term, (left, right))  # type: ignore[assignment]
+                best[members] = found
+        ssa: list[tuple[int, ...]] = []
+
+        def emit(members: frozenset[int]) -> int:
+            split = best[members][2]
+            if split is None:
+                return min(members)
+            pair = (emit(split[0]), emit(split[1]))
+            ssa.append(pair)
+            return len(terms) + len(ssa) - 1
+
+        emit(frozenset(everyone))
+        return ssa
+
+    def _greedy(self, terms: list[_Expected]) -> list[tuple[int, ...]]:
+        left = {n: (frozenset([n]), t) for n, t in enumerate(terms)}
+        ssa: list[tuple[int, ...]] = []
+        while len(left) > 1:
+
+            def expense(pair: tuple[int, int]) -> float:
+                (m, a), (n, b) = left[pair[0]], left[pair[1]]
+                return self._contracted(a, b, self._kept(m | n))[0]
+
+            pair = min(combinations(sorted(left), 2), key=expense)
+            (m, a), (n, b) = left.pop(pair[0]), left.pop(pair[1])
+            ssa.append(pair)
+            left[len(terms) + len(ssa) - 1] = (m | n, self._contracted(a, b, self._kept(m | n))[1])
+        return ssa
+
+
+def _splits(chosen: Sequence[int]) -> list[frozenset[int]]:
+    """The first of both sets, for every way to split some operands in two."""
+    first, rest = chosen[0], chosen[1:]
+    return [frozenset((first, *some)) for size in range(len(rest)) for some in combinations(rest, size)]
+
 
 Term = tuple[tuple[str, ...], "SparseTensor | torch.Tensor"]
 """An operand of a link, given or intermediate: its letters, and a tensor to compile for."""
@@ -53,7 +157,7 @@ class Link:
     def run(self, operands: Tensors) -> torch.Tensor:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
         if self.contraction is None:
-            return tables.einsum(self.equation, *operands, precision=self.precision)
+            return einsum(self.equation, *operands, precision=self.precision)
         values = [t for t, p in zip(operands, self.patterns, strict=True) if p is not None]
         dense = [t for t, p in zip(operands, self.patterns, strict=True) if p is None]
         return self.contraction.result([p for p in self.patterns if p is not None], values, dense)
@@ -74,7 +178,7 @@ class Chain(Joined):
         self._expanded, self._dropped = expanded, _empty_sums(bound)
         self._positions = tuple(range(len(operands))) if expanded else (*e.dense, *e.sparse)
         """The operands in the order of the chain's list."""
-        self._within = tables.without(bound, self._dropped)
+        self._within = without(bound, self._dropped)
         self.links: list[Link] = []
         last = self._compiled([self._term(operands[p], p) for p in self._positions])
         self.inner = [link.contraction for link in self.links if link.contraction is not None]
@@ -196,7 +300,7 @@ class Chain(Joined):
         return [report for link in self.links for report in link.reports()]
 
 
-def _empty_sums(bound: Bound) -> dict[int, tables.Dims]:
+def _empty_sums(bound: Bound) -> dict[int, Dims]:
     """For each dense operand, the dimensions of size 0 that are summed over.
 
     A sum over nothing is 0 wherever the sparse operands have entries. Were such a letter contracted with a sparse

@@ -20,9 +20,7 @@ import torch
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import following
-from sparsetc.contraction.canonical import Operands, Patterns, check_operand
-from sparsetc.contraction.dense import Tensors, repeated_dims
-from sparsetc.contraction.entries import Entries, by_nonzeros
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import Output, Result, check_form, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
@@ -32,6 +30,7 @@ from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Listed
@@ -267,7 +266,7 @@ def contraction(
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     with lasting():
         made: Contraction
-        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not by_nonzeros(settings):
+        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not requested(settings.plan).by_nonzeros:
             from sparsetc.contraction.chain import Chain
 
             made = Chain(bound, operands, settings, form, expanded=False)
@@ -304,12 +303,14 @@ def _of_entries(
         OutOfMemoryError: it has none, and `must` have one.
     """
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    entries = Entries.of(bound, operands, settings, form) if any(x.dense_order for x in sparse) else None
-    if entries is not None:
-        from sparsetc.contraction.rewritten import Rewritten
+    if any(x.dense_order for x in sparse):
+        from sparsetc.contraction.rewritten import Entries, Rewritten
 
-        single = Single(entries.bound, entries.stand_ins(operands), settings, entries.form, repeated, entries.plain_sum)
-        return Rewritten(bound, operands, settings, form, entries, single)
+        entries = Entries.of(bound, operands, settings, form)
+        if entries is not None:
+            ones = entries.stand_ins(operands)
+            single = Single(entries.bound, ones, settings, entries.form, repeated, entries.plain_sum)
+            return Rewritten(bound, operands, settings, form, entries, single)
     if must:
         raise OutOfMemoryError(
             f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.codegen import magnitudes
-from sparsetc.contraction.canonical import Patterns, dense_of_call, stand_ins
-from sparsetc.contraction.dense import Tensors
+from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import may_be_split
 from sparsetc.ir.plan import requested
@@ -147,11 +146,11 @@ LARGEST = 2**63 - 1
 def _in_floats(made: Contraction, values: Tensors) -> Contraction:
     """The contraction of operands of the same patterns and shapes in float64."""
     from sparsetc.contraction.contraction import contraction
-    from sparsetc.contraction.entries import by_nonzeros
 
     like = torch.zeros((), dtype=torch.float64, device=made.device)
     # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
-    plan = requested(made.settings.plan).name if by_nonzeros(made.settings) else "auto"
+    wanted = requested(made.settings.plan)
+    plan = wanted.name if wanted.by_nonzeros else "auto"
     with lasting():
         sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
         operands = stand_ins(made.bound, sparse, like)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen.launch import Values
+from sparsetc.contraction.canonical import Tensors
 from sparsetc.contraction.contraction import Compiled, Contraction, wrap
-from sparsetc.contraction.dense import Tensors
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, PlanError, ShapeError

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches, one_of_batch
+from sparsetc.contraction.canonical import Tensors, converted, promoted
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
-from sparsetc.contraction.dense import Tensors, converted, promoted
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum

@@ -22,6 +22,10 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, refuse_wrapped
 
+Letters = tuple[str, ...]
+SPARE = 2
+"""Letters that gradients of an einsum of entries, and batches of these, need beside its own."""
+
 
 @dataclass(frozen=True)
 class Output:

@@ -16,9 +16,8 @@ import torch
 from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
-from sparsetc.contraction.canonical import Operands, Patterns, dense_of_call
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call, resolved
 from sparsetc.contraction.contraction import Contraction
-from sparsetc.contraction.dense import Tensors, resolved
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import PlanError

@@ -16,10 +16,8 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import apply, followed, transposed
-from sparsetc.contraction.canonical import Operands, stand_ins
-from sparsetc.contraction.dense import Tensors, resolved
-from sparsetc.contraction.gradients import At, Rule
+from sparsetc.contraction.autograd import At, Rule, apply, followed, transposed
+from sparsetc.contraction.canonical import Operands, Tensors, resolved, stand_ins
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import MACHINES, gpu, of_backend

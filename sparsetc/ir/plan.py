@@ -248,6 +248,11 @@ class Plan(Record):
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
 
     @property
+    def by_nonzeros(self) -> bool:
+        """Whether dense modes are expanded for it: it is for two sparse operands, or for one as a dense tensor."""
+        return self.name in PAIRED_PLANS or any(p.operand is not None for p in self.parts)
+
+    @property
     def preferred(self) -> str:
         """The name of the plan that a request prefers to all others where that applies; empty where it names none."""
         return str(self.option(PREFERRED, "")) if self.name == "auto" else ""

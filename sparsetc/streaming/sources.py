@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sparsetc.contraction.dense import resolved
+from sparsetc.contraction.canonical import resolved
 from sparsetc.errors import EquationError, TransformError
 from sparsetc.io.stc import PackedFile
 from sparsetc.tensor import coords as crd
