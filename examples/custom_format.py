@@ -22,7 +22,7 @@ import sparsetc as stc
 from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Computed
 from sparsetc.ir.nest.nest import Nest, runs
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.schedule import schedule_of

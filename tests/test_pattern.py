@@ -13,8 +13,7 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
-from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.counting import STORED
+from sparsetc.ir.program.cost import STORED, cost_of
 from sparsetc.ir.program.tile import Value, walk
 from sparsetc.testing.interpret import run_program
 

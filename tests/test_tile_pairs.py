@@ -26,8 +26,7 @@ from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, Turns, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.counting import FIBERS, ITEMS, STORED, ZERO, Statistics
+from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost_of
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.testing.interpret import run_program
 

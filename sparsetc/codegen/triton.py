@@ -220,7 +220,7 @@ class FunctionPrinter(Layout):
         found = {s.out.name for s, _ in self.p.statements if isinstance(s, ir.Gather) and s.operand.rounded}
         for s, _ in self.p.statements:
             sides = (s.left, s.right) if isinstance(s, ir.Product) and s.dot else ()
-            found -= {*ir.reads(s)} - {side[0].name for side in sides if len(side) == 1}
+            found -= {*ir.flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
         return frozenset(found)
 
     # -- tile einsums -----------------------------------------------------------------------------------------------

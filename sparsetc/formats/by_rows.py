@@ -17,7 +17,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import LONG_ROW, fibers, rows
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
 from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked, items_of
 from sparsetc.planner.problem import Counts, Problem

@@ -19,7 +19,7 @@ import torch
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
 from sparsetc.ir.plan import Storage
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.words import Nonzeros, Taken

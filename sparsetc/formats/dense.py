@@ -27,8 +27,7 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Computed, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.counting import ONE, STORED, ZERO, Statistics
+from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, dense_axes, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype

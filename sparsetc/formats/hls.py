@@ -36,7 +36,7 @@ from sparsetc.formats.fiber import best_leaf, fiber
 from sparsetc.ir.default_tree.by_groups import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.deal import register_partition

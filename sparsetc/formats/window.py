@@ -33,7 +33,7 @@ from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
-from sparsetc.ir.program.counting import ZERO, Statistics
+from sparsetc.ir.program.cost import ZERO, Statistics
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype

@@ -116,11 +116,15 @@ class Inner:
 
     def depth(self, letters: Iterable[str]) -> int:
         """The level at which the coordinates of all these letters are known."""
-        return max(map(self.view.level_of, map(self.letters.index, letters)), default=ITEM)
+        return max(map(self._level.__getitem__, letters), default=ITEM)
+
+    @cached_property
+    def _level(self) -> dict[str, int]:
+        return {self.letters[mode]: level for mode, level in self.view.mode_levels.items()}
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The sides of a tile along which the coordinates of these letters vary, once each."""
-        return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters)))
+        return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
 
     def by_sides(self) -> Inner:
         """The einsum whose letters are the sides of a tile: those that ride along one are one letter with it."""

@@ -20,8 +20,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import SIDE, Part, Plan, Storage
-from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import expm1
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.problem import Counts, Problem
 
 APART = 1.05

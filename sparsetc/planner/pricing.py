@@ -19,8 +19,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
 from sparsetc.ir.plan import ROUNDED, Part, Plan, Schedule, in_bf16
-from sparsetc.ir.program.cost import Cost, cost_of
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS

@@ -13,8 +13,7 @@ from itertools import product
 from math import inf
 
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.counting import Statistics
+from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import costs

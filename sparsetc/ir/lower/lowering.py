@@ -45,9 +45,7 @@ from sparsetc.ir.program.tile import (
     Tile,
     Value,
     Zero,
-    level_of,
-    made,
-    reads,
+    flow,
 )
 from sparsetc.support.lru import cached_property
 
@@ -323,11 +321,12 @@ class _Placement:
 
     def add(self, statement: Statement) -> None:
         """Places one statement after all that were placed before it."""
-        name, inputs = made(statement) or "add", reads(statement)
+        made, inputs, level = flow(statement)
+        name = made or "add"
         if unknown := {*inputs} - self.known.keys():
             raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
         turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
-        depth = max([self.depth[level_of(statement)], *turns, *map(self.known.__getitem__, inputs)])
+        depth = max([self.depth[level], *turns, *map(self.known.__getitem__, inputs)])
         for read in self.late.intersection(inputs):
             if self.known[read] < depth:
                 raise PlanError(f"{name} stands in a loop after which {read} is complete")

@@ -428,14 +428,15 @@ class Nest:
         return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
 
     @cached_property
-    def _levels(self) -> dict[int, int]:
+    def mode_levels(self) -> dict[int, int]:
+        """The level at which each mode is read."""
         return {c.mode: level for level, coordinates in enumerate(self.levels) for c in coordinates}
 
     def level_of(self, mode: int) -> int:
         """The level at which `mode` is read."""
-        if mode not in self._levels:
+        if mode not in self.mode_levels:
             raise FormatError(f"the view addresses no mode {mode}")
-        return self._levels[mode]
+        return self.mode_levels[mode]
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:

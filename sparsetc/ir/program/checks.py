@@ -28,7 +28,7 @@ def verify(program: ir.TileProgram) -> None:
     for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
-        inputs = ir.reads(statement)
+        made, inputs, _ = ir.flow(statement)
         if isinstance(statement, ir.Product):
             if statement.accumulate:
                 inputs += (statement.out.name,)
@@ -59,7 +59,7 @@ def verify(program: ir.TileProgram) -> None:
             inputs = tuple([read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes])
         if unknown := [name for name in inputs if not any(name in scope for scope in scopes)]:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
-        scopes[depth].add(ir.made(statement))
+        scopes[depth].add(made)
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
     for axis in program.axes:

@@ -1,7 +1,17 @@
-"""What a tile program costs by the rates of a device: a roofline over counted resources, and the time that is expected.
+"""What a tile program costs: counted from its own statements, then by the rates of a device.
 
-In: a `Cost`, which `counting` makes of a program; then a part's `Statistics` and a `DeviceProfile`. Out: seconds a
-resource, and of a whole part. The constants of the formulas are the profile's `laws`.
+In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
+linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
+The constants of the formulas are the profile's `laws`. What gathered rows of a dense operand move, through the L2 cache
+and from device memory, follows from the order of programs: of an axis that is split over the grid, one block must be
+near where the grid takes slabs, and else all of them.
+
+A `Count` is a sum of so many a nonzero, a fiber, an item; `Statistics` are those numbers of a packed storage, or a
+planner's estimate of them. The symbols::
+
+    P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
+
+Of tiles, L are those stored, of a task list its pairs; N are then the values of both operands.
 
 Resources, each with the time it alone would take:
 
@@ -15,24 +25,204 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
+from sparsetc.ir.nest.coordinates import Lookup
+from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16X3, ROUNDED
-from sparsetc.ir.program.counting import FIBERS, STORED, VECTOR, ZERO, Counted, Statistics
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.program import tile as ir
+from sparsetc.support.lru import cached_property
+
+SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
+"""What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A sum of the products in `SYMBOLS`, each times a number."""
+
+    factors: tuple[int, ...]
+
+    def __add__(self, other: Count) -> Count:
+        return Count(tuple(map(add, self.factors, other.factors)))
+
+    def __mul__(self, n: int) -> Count:
+        return Count(tuple(map(mul, self.factors, (n,) * len(self.factors))))
+
+    __rmul__ = __mul__
+
+    @property
+    def bytes(self) -> Count:
+        """The bytes of this many values; a count in bytes has none."""
+        return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
+
+    def of(self, symbol: Count) -> int:
+        """The factor of one symbol."""
+        return self.factors[symbol.factors.index(1)]
+
+    def at(self, symbols: tuple[int, ...]) -> int:
+        """The number where each product in `SYMBOLS` has the value given."""
+        return sum(map(mul, self.factors, symbols))
+
+    def __str__(self) -> str:
+        terms = ((f, s) for f, s in zip(self.factors, SYMBOLS, strict=True) if f)
+        return " + ".join(f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms) or "0"
+
+
+FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
+ZERO = Count((0,) * 8)
+BY_LEVEL = (ITEMS, FIBERS, STORED)
+"""What each level has; of blocks, their fibers."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a packed part (or an estimate of one) looks like."""
+
+    items: int
+    fibers: int
+    stored: int
+    nnz: int
+    itemsize: int
+    runs: tuple[tuple[str, int], ...] = ()
+    """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
+    chain: int = 0
+    """Rounds of loads that wait for one another in the longest work item."""
+    split_rows: bool = False
+    """Whether a row has several items: then results are added, not stored."""
+    split_fibers: bool = False
+    """Whether a fiber has several lanes: then results are added too."""
+
+    def scaled(self, share: float) -> Statistics:
+        """The statistics of a share of the nonzeros."""
+        counts = self.items, self.fibers, self.stored, self.nnz
+        items, fibers, stored, nnz = [max(1, int(n * share)) if share else 0 for n in counts]
+        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
+
+    @cached_property
+    def symbols(self) -> tuple[int, ...]:
+        """The values of the products of symbols that a `Count` is a sum of."""
+        plain = self.fibers, self.stored, self.items, 1
+        return tuple([n * w for n in plain for w in (self.itemsize, 1)])
+
+
+WARP = 32
+"""Threads of a warp."""
+SECTOR = 32
+"""Bytes that reach registers of a gathered row at least."""
+WORD = 4
+"""Bytes of an element of an index array, of most kinds, and of a row's scale."""
+SHORT = 2
+"""Bytes of a fiber's length where kernels alone read it, and fibers are cut before 2**15 nonzeros."""
+TILE_WORD = 4
+"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
+pairs. What an item's words take was not counted when rates of tiles were measured."""
+STRUCTURE = {
+    "pair_ptr": 8 * ITEMS,
+    "item_x": WORD * ITEMS,
+    "item_y": WORD * ITEMS,
+    "lane_len": WORD * FIBERS,
+    "value_ptr": WORD * FIBERS,
+}
+"""Bytes of the arrays that hold no coordinates. Of those not here little is read, once an item or a block: such was the
+program whose rates were measured."""
+VECTOR = 4
+"""Elements a thread loads at once of a gathered row."""
+
+
+@dataclass(frozen=True)
+class GatherTerm:
+    """Rows of one operand that a program gathers."""
+
+    operand: str
+    rows: Count
+    width: int
+    """Elements of a row."""
+    table_rows: int
+    table_width: int
+    """Elements of a row that caches must hold for it to be found there again by neighbours."""
+    held_width: int
+    """Elements of a row that one program or another takes at a time: all of it, but of slabs."""
+    whole_width: int
+    """Elements of a row of the operand."""
+    letters: tuple[str, ...] = ()
+    """Sparse letters of the operand whose coordinates may repeat as stored."""
+    sector: int = 0
+    """Bytes that reach registers of a row at least."""
+    slabs: int = 1
+    """Slabs that the operand is taken in, where these are known to be gathered faster."""
+    itemsize: Count = ONE.bytes
+    """Bytes of an element: those of a value, or of bfloat16."""
+
+    def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
+        """Whether the table is too large for the L2 cache to hold most of it."""
+        held = self.table_rows * self.held_width * self.itemsize.at(statistics.symbols)
+        return held > 2 * profile.l2_bytes
+
+    def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
+        """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
+        size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
+        rows = self.rows.at(statistics.symbols)
+        fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
+        moved = min(rows, fresh) * self.width * size
+        table = self.table_rows * size
+        own, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
+        far = moved if own > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
+        missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
+        return far * self.slabs ** -profile.laws["slab_power"], missed
+
 
 LINE = 128
 """Bytes of a cache line."""
 
 
-class Cost(Counted):
-    """What a program takes of a device's resources."""
+class Cost:
+    """What a program does, counted in the symbols, and what that takes of a device's resources.
 
-    def __init__(self, program: TileProgram) -> None:
-        """Count the program's statements."""
-        super().__init__(program)
+    Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
+    reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
+    """
+
+    def __init__(self, program: ir.TileProgram) -> None:
+        """Count what is stored, then each statement as often as the loops around it turn."""
+        self.p = p = program
+        self.sides = {a.letter for a in p.axes} & {*p.letters}
+        self.programs = prod([a.programs for a in p.split])
+        """Grid programs an item."""
+        self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
+        """Grid programs that read the same values."""
+        self.slabs = self._slabs(a.letter for a in p.axes)
+        """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
+        values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
+        index = self._index()
+        self.values = values * self.readers
+        self.stream, self.once = self.values + index * self.programs, values + index
+        """Bytes of what is stored, as all programs read it, and as the first of an item does."""
+        self.registers = self._words() * self.programs
+        """Bytes that each of a row's threads reads into registers, beside gathered rows."""
+        self.gathers: list[GatherTerm] = []
+        self.multiply = self.dot = ZERO
+        """Multiplications and additions outside dots, and inside them."""
+        self.staged = ZERO
+        """Bytes of gathered rows that are sides of dots."""
+        self.converted = self.halved = ZERO
+        """Elements of dots' sides that are brought to 16 bits, and those of which halves are made."""
+        self.expanded = ZERO
+        """Positions of bitmap tiles."""
+        self.added_rows = self.added_bytes = ZERO
+        self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
+        self.met = 0
+        """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
+        self.lane = 0.0
+        """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
+        self.sparse = False
+        """Whether the result has the rows alone to which something is added."""
+        self.visit(p.body, ITEMS * self.programs)
         self.precision = program.schedule.precision
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
@@ -42,6 +232,137 @@ class Cost(Counted):
         self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
         """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
 
+    # -- what is stored ---------------------------------------------------------------------------------------------
+    def _levels(self) -> list[Count]:
+        """How often each level is visited: for every item, and for all that the loops of the level go over."""
+        counts = [ITEMS] * len(LEVELS)
+        for axis in self.p.view.loops:
+            counts[axis.level :] = [BY_LEVEL[axis.level]] * len(counts[axis.level :])
+        return counts
+
+    def _index(self) -> Count:
+        """Bytes of index arrays that are streamed."""
+        view = self.p.view
+        coordinates = {lookup.array for own in view.lookups for lookup in own}
+        known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
+        found = sum([known.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
+        if "bits" in view.arrays:
+            found += FIBERS * (view.values.volume // 8)
+        if self.sides:
+            return found + FIBERS * (TILE_WORD * len(self.p.sparse))
+        return sum([n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)], start=found)
+
+    @cached_property
+    def listed(self) -> Count:
+        """Bytes of the lists of coordinates along sides, as those of windows."""
+        read = zip(self._levels(), self.p.view.lookups, strict=True)
+        return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
+
+    def _words(self) -> Count:
+        """Bytes of coordinates that reach a thread's registers."""
+        if self.sides:
+            return self.listed
+        view, found = self.p.view, ZERO
+        for level, count in enumerate(self._levels()):
+            looked_up = sum([lookup.every != 1 for lookup in view.lookups[level]])
+            found += count * (WORD * (len(view.word_bytes[level]) + looked_up))
+        return found
+
+    # -- statements -------------------------------------------------------------------------------------------------
+    def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
+        """Count statements that are executed so often, and those in their loops."""
+        for s in body:
+            if not isinstance(s, ir.Loop):
+                self.count(s, visits)
+            else:
+                self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
+
+    def count(self, s: ir.Statement, visits: Count) -> None:
+        """Count one statement that is executed so often."""
+        match s:
+            case ir.Value():
+                self._value(s)
+            case ir.Scale() if s.by_row:
+                self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
+            case ir.Gather() if s.operand.rows:
+                self.gathers.append(self._gathered(s, visits))
+                if self.sides and s.out in self._brought:
+                    self.converted += visits * self._cells(s.out.axes)
+            case ir.Product():
+                self._product(s, visits)
+            case ir.Add():
+                self._add(s, visits)
+
+    @cached_property
+    def _brought(self) -> set[ir.Tile]:
+        """What dots in bfloat16 read and was gathered in another type."""
+        gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
+        dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
+        return gathered & {t for dot in dots for t in dot.inputs}
+
+    def _value(self, s: ir.Value) -> None:
+        """Values: read once where each tile is, as often as a list names them where one does."""
+        stored = self.p.stored(s.operand)
+        positions = FIBERS * (stored.values.volume * self.readers)
+        named = isinstance(self.p.number_of(stored), Lookup)
+        self.registers += positions.bytes if named else self.values
+        self.expanded += positions * int(stored.values.bitmap)
+
+    def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
+        """The rows that a statement gathers."""
+        o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
+        held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
+        if self.sides:
+            # All columns: programs that follow one another take a tile's blocks of them in turn.
+            rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
+            return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width, itemsize=size)
+        # A block of the columns: neighbouring rows share most of what they gather, while it is near.
+        slabs = self._slabs(o.axes)
+        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs, size)
+
+    def _product(self, s: ir.Product, visits: Count) -> None:
+        """Multiplications and additions; padding is included in dots and over tiles."""
+        if not (s.summed and s.out.folded if self.p.whole else s.dot):
+            self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
+            return
+        self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
+        # Of what is not stored in halves, they are made.
+        made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
+        self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in made]))
+        if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
+            rows = visits * sum([self._cells(t.axes) for t in s.inputs])
+            self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
+
+    def _add(self, s: ir.Add, visits: Count) -> None:
+        """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
+        p = self.p
+        self.added_rows = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
+        programs = prod([a.programs for a in p.axes if a.letter in p.output_axes])
+        padded = self.sides and not self.sides & {*s.axes}
+        self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
+        self.owned, self.copies = s.owned, s.copies
+        if not s.owned and isinstance(s.key, ir.Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
+            self.met = p.rows * s.copies
+        if s.key == ir.Position(ITEM):
+            self.output = self.added_bytes
+        self.sparse = not isinstance(s.key, ir.Row)
+        if s.owned and s.key.level == LANE and not self.sides:
+            self.lane = p.schedule.warps * WARP / p.view.lanes
+
+    def _often(self, key: ir.Row) -> bool:
+        """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
+        levels = self.p.view.levels[: key.level + 1]
+        return {self.p.letters[c.mode] for own in levels for c in own} != {*key.letters}
+
+    def _cells(self, axes: Iterable[str]) -> int:
+        """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
+        return prod([a.block if self.sides else min(a.size, a.block) for a in self.p.axes if a.letter in axes])
+
+    def _slabs(self, axes: Iterable[str]) -> int:
+        """Slabs that the grid makes of axes."""
+        return prod([a.programs for a in self.p.axes if a.slab and a.letter in axes])
+
+    # -- seconds ----------------------------------------------------------------------------------------------------
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
         lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
@@ -161,7 +482,7 @@ class Cost(Counted):
 
 
 @lru_cache(maxsize=1024)
-def cost_of(program: TileProgram) -> Cost:
+def cost_of(program: ir.TileProgram) -> Cost:
     """What a program costs, as its format prices it where no tile program is run."""
     made: type[Cost] = getattr(program, "priced_by", Cost)
     return made(program)

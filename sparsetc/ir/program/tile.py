@@ -1,6 +1,6 @@
 """Level 3, WHAT ONE PROGRAM DOES: iterate, load, tile einsum, accumulate, over named axes.
 
-In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.counting`
+In: what `ir.lower` derives from an einsum and a view. Out: read by `codegen` (Triton and torch), `ir.program.cost`
 and the printer, all from the same statements. The grammar::
 
     program   := statement*                               # what one work item does; `item` is its number
@@ -366,30 +366,22 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
     return found
 
 
-def reads(s: Statement) -> tuple[str, ...]:
-    """The names of the tiles and coordinates that a statement takes as inputs."""
-    if isinstance(s, Product):
-        return tuple([t.name for t in s.inputs])
-    if isinstance(s, Sum):
-        return (s.source.name,)
-    if isinstance(s, Gather):
-        return tuple(map(names.at, s.operand.rows))
-    if isinstance(s, Add):
-        return (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ()))
-    return ()
+def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
+    """What a statement makes, by name, the names of tiles and coordinates that it reads, and its level.
 
-
-def made(s: Statement) -> str:
-    """The name of what a statement makes; empty where that is no tile and no coordinate."""
-    if isinstance(s, Decode):
-        return s.name
-    return "" if isinstance(s, Loop | Add) else s.out.name
-
-
-def level_of(s: Statement) -> int:
-    """The level at which a statement is executed."""
-    if isinstance(s, Product):
-        return max([t.level for t in s.inputs], default=ITEM)
-    if isinstance(s, Add):
-        return s.key.level
-    return s.level if isinstance(s, Loop | Decode) else s.out.level
+    What is no tile and no coordinate has an empty name.
+    """
+    match s:
+        case Decode():
+            return s.name, (), s.level
+        case Loop():
+            return "", (), s.level
+        case Add():
+            return "", (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ())), s.key.level
+        case Product():
+            return s.out.name, tuple([t.name for t in s.inputs]), max([t.level for t in s.inputs], default=ITEM)
+        case Sum():
+            return s.out.name, (s.source.name,), s.out.level
+        case Gather():
+            return s.out.name, tuple(map(names.at, s.operand.rows)), s.out.level
+    return s.out.name, (), s.out.level
