@@ -86,35 +86,32 @@ def seconds_of(
     largest magnitude is found. Rows that no part stores are zeros first.
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
-    beside_tiles = plan.fused and len(run) > 1 and any(parts[n].turn is not None for n in run)
-    found = [0.0] * len(parts)
+    both = [(parts[n], statistics[n]) for n in run]
+    scalar = [part.turn is None for part, _ in both]
+    beside_tiles = plan.fused and not all(scalar)
+    seconds, first = [0.0] * len(parts), run[0]
     for launch in [run] if plan.fused and backend == "triton" else [[n] for n in run]:
-        found[launch[0]] += profile.launch
+        seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
-            found[launch[0]] += profile.laws["starting_waits"] * profile.wait
-    for _, elements in {operand for n in run for operand in parts[n].rounded}:  # once, whatever parts read it
-        found[run[0]] += profile.launch + ROUNDING * elements / profile.memory
-    for _, elements in {operand for n in run for operand in parts[n].split}:
-        found[run[0]] += profile.launch + LARGEST * elements / profile.memory
-    most = max([parts[n] for n in run], key=lambda part: part.copies)
-    if most.copies > 1:  # summed once, whatever parts add to them
-        found[run[0]] += profile.launch + most.copies * most.output.at(statistics[run[0]].symbols) / profile.l2
-    listed_byte = profile.laws["listed_byte"]
-    found[run[0]] += _zeroed([parts[n] for n in run], [statistics[n] for n in run], listed_byte) / profile.memory
-    for n in run:
-        part = parts[n]
-        slowed = by_precision(profile.fused_slowdown, part.precision) if beside_tiles and part.turn is None else 1.0
-        found[n] += slowed * part.predicted(statistics[n], profile)
-    return tuple(found)
+            seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
+    for nbytes, made in (ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both]):
+        for _, elements in set().union(*made):  # once, whatever parts read it
+            seconds[first] += profile.launch + nbytes * elements / profile.memory
+    output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
+    if copies > 1:  # summed once, whatever parts add to them
+        seconds[first] += profile.launch + copies * output / profile.l2
+    seconds[first] += _zeroed(both, copies * output, output, profile.laws["listed_byte"]) / profile.memory
+    for n, (part, own), alone in zip(run, both, scalar, strict=True):
+        slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
+        seconds[n] += slowed * part.predicted(own, profile)
+    return tuple(seconds)
 
 
-def _zeroed(parts: Sequence[Cost], statistics: Sequence[Statistics], listed_byte: float) -> float:
+def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, listed_byte: float) -> float:
     """Bytes of the result that are zeros before programs run: all copies, or what no part stores, if that is little."""
-    both = list(zip(parts, statistics, strict=True))
-    output, stored = parts[0].output.at(statistics[0].symbols), sum([part.stored(own) for part, own in both])
-    if not stored:
-        return max([part.copies for part in parts]) * output
-    if parts[0].sparse:  # of which every row is stored or added to
+    if not (stored := sum([part.stored(own) for part, own in both])):
+        return every
+    if both[0][0].sparse:  # of which every row is stored or added to
         return sum([min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned])
     return max(0, min(output, listed_byte * (output - stored) // 1))
 

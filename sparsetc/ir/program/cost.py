@@ -389,18 +389,20 @@ class Cost:
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.symbols
-        gathered, once = [g.moved(statistics, profile, self.programs) for g in self.gathers], self.once.at(at)
-        missed, again = sum([missed for _, missed in gathered]), self.stream.at(at) - once
+        counts = self.once, self.stream, self.output, self.added_bytes, self.multiply, self.expanded, self.dot
+        once, stream, output, added, multiply, expanded, dot = [sum(map(mul, c.factors, at)) for c in counts]
+        gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
+        missed, again = sum([missed for _, missed in gathered]), stream - once
         # Blocks of one item follow one another and find its storage near; slabs read all of it again.
         if self.slabs > 1 and once > profile.l2_bytes:
             missed, again = missed + again, 0
         return {
-            "memory": (once + self.output.at(at) + missed) / profile.memory,
+            "memory": (once + output + missed) / profile.memory,
             "l2": (sum([far for far, _ in gathered]) + again) / profile.l2,
             "l1": self._read(statistics, profile) / profile.l1,
-            "add": 0.0 if self.owned else self.added_bytes.at(at) / profile.add,
-            "multiply": self.multiply.at(at) / profile.multiply + self.expanded.at(at) / profile.expand,
-            "dot": self.dot.at(at) / self._matrix_rate(profile),
+            "add": 0.0 if self.owned else added / profile.add,
+            "multiply": multiply / profile.multiply + expanded / profile.expand,
+            "dot": dot / self._matrix_rate(profile),
         }
 
     def stored(self, statistics: Statistics) -> int:
@@ -424,9 +426,10 @@ class Cost:
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
             each["add"] *= max(1, law["uncrowded"] / self.met) ** law["crowding"]
-        staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
-        narrowed = law["conversion"] * self.converted.at(at) + law["halving"] * self.halved.at(at)
-        each["dot"] += staged / profile.l1 + narrowed / profile.multiply
+        if self.dot != ZERO:
+            staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
+            narrowed = law["conversion"] * self.converted.at(at) + law["halving"] * self.halved.at(at)
+            each["dot"] += staged / profile.l1 + narrowed / profile.multiply
         if self.p.view.blocks:
             share = min(1.0, self.lane * law["lane_wait"]) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
