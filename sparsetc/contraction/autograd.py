@@ -17,8 +17,7 @@ from torch.autograd import forward_ad
 
 from sparsetc.contraction.dense import Tensors
 from sparsetc.errors import TransformError
-from sparsetc.support.entry import entry_point
-from sparsetc.support.precision import autocast_off
+from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.pattern import transforming
 
 
@@ -115,7 +114,7 @@ class _Rows(torch.autograd.Function):
         def gradients(upstream: torch.Tensor) -> list[torch.Tensor]:
             return [g for g in ctx.function.gradients(wanted, tensors, upstream) if g is not None]
 
-        with autocast_off(upstream.device):
+        with without_autocast(upstream.device):
             found = iter(in_batches(gradients, upstream))
         return None, *(next(found) if w else None for w in wanted)
 

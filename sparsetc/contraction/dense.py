@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.runtime.integer_einsum import integer_einsum
-from sparsetc.support.precision import autocast_off, matmul_precision, without_autocast
+from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.tensor.pattern import transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -154,7 +154,7 @@ class _Einsum(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operands, again = ctx.saved_tensors, torch.is_grad_enabled()
         wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
-        with torch.enable_grad(), autocast_off(upstream.device), matmul_precision(ctx.precision):
+        with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
             result = _contracted(ctx.equation, ctx.precision, operands)
             gradients = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
         return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))

@@ -32,7 +32,7 @@ from sparsetc.pair.problem import NumericPath, PairProblem, check_pairs, sides_o
 from sparsetc.pair.scalar import EINSUMS, TaskSums, sums_of
 from sparsetc.pair.symbolic import Budget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
-from sparsetc.support.precision import without_autocast
+from sparsetc.support.entry import without_autocast
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, in_order, summed_dtype

@@ -24,7 +24,7 @@ from sparsetc.device.profile import DeviceProfile, default_gpu, portable
 from sparsetc.errors import DeviceError
 from sparsetc.ir.plan import DOTS, F16X3
 from sparsetc.options import PRECISIONS, current
-from sparsetc.support.precision import matmul_precision
+from sparsetc.support.entry import matmul_precision
 
 ROW = 32
 """Columns of a row: 128 bytes of float32."""

@@ -21,8 +21,8 @@ from sparsetc.pair.join import Join, Roles
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import Budget, picked
 from sparsetc.runtime import integer_einsum
+from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
-from sparsetc.support.precision import matmul_precision
 from sparsetc.tensor.numbering import numbered
 
 

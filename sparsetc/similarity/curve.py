@@ -18,7 +18,7 @@ import torch
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.similarity.groups import Groups, check_options, distinct_columns, group_of_nonzeros, group_rows, unfolded
 from sparsetc.support.files import replacing
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TAUS = tuple(n / 10 for n in range(1, 11))
