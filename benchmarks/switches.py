@@ -33,7 +33,7 @@ import sparsetc as stc
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.pair import scalar
 from sparsetc.pair.block_path import BlockPath
-from sparsetc.support.precision import matmul_precision
+from sparsetc.support.entry import matmul_precision
 
 GPU = DEVICE == "cuda"
 SYNTHETIC["tiny graph"] = lambda: synthetic.rmat(8, 4, device=DEVICE)

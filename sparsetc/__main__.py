@@ -19,6 +19,7 @@ import torch
 import sparsetc as stc
 from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
+from sparsetc.explain import aligned
 from sparsetc.options import current
 from sparsetc.planner.problem import Counts
 from sparsetc.tensor.inputs import NAMED, dtype_name
@@ -172,15 +173,9 @@ def _info(options: argparse.Namespace) -> int:
         fibers = counts.distinct(tuple(m for m in range(x.sparse_order) if m != mode))
         mean = f"{x.nnz / fibers:.1f}" if fibers else "-"
         rows.append((str(mode), f"{x.shape[mode]:,}", f"{counts.distinct((mode,)):,}", f"{fibers:,}", mean))
-    _print_table(rows)
+    print("\n".join(f"  {line}" for line in aligned(rows)))
     print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
     return 0
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)))
 
 
 def _info_packed(path: str) -> int:
@@ -191,7 +186,7 @@ def _info_packed(path: str) -> int:
         rows = [("array", "size", "bytes an element", "offset")]
         for array, size in zip(layout.arrays, (*map("{:,}".format, file.shape), "-"), strict=True):
             rows.append((array.name, size, str(array.dtype.itemsize), f"{array.offset:,}"))
-    _print_table(rows)
+    print("\n".join(f"  {line}" for line in aligned(rows)))
     print(f"a checksum covers {layout.block:,} nonzeros of an array; the header was checked, the arrays were not read")
     return 0
 

@@ -154,36 +154,18 @@ def compile_many(
     return tuple(kernels)
 
 
-def einsum_many(equations: Sequence[str], x: Any, operands: Sequence[Any], **settings: Any) -> tuple[Result, ...]:
-    """Evaluate several einsums of one sparse operand, compiled together and kept with its pattern.
-
-    Args:
-        equations: as of `compile_many`.
-        x: as of `compile_many`.
-        operands: as of `compile_many`.
-        settings: as of `einsum`, ``output=`` and ``drop_zeros=`` included.
-    """
-    if torch.compiler.is_compiling() or traced_by_modes():  # a graph keeps no workloads: each is planned alone
-        return tuple(einsum(text, x, *own, **settings) for text, own in zip(equations, operands, strict=True))
-    return _einsum_many(equations, x, operands, **settings)
-
-
 @entry_point
-def _einsum_many(
-    equations: Sequence[str],
-    x: Any,
-    operands: Sequence[Any],
-    output: str = "auto",
-    drop_zeros: bool = False,
-    **settings: Any,
+def einsum_together(
+    workload: Workload, output: str = "auto", drop_zeros: bool = False, **settings: Any
 ) -> tuple[Result, ...]:
-    workload, packed = _workload(equations, x, operands), dict[Any, Any]()
+    """Evaluate einsums of one sparse operand, compiled together as by `compile_many` and kept with its pattern."""
+    workload, packed = [_prepared((text, *operands)) for text, operands in workload], dict[Any, Any]()
     each = zip(kept_together(workload, of_call(settings), output), workload, strict=True)
-    return tuple([_run(made, own, drop_zeros, packed) for made, (_, own) in each])
+    return tuple([_run(one, operands, drop_zeros, packed) for one, (_, operands) in each])
 
 
 def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Workload:
-    """Equations with their operands, prepared."""
+    """Equations with their operands, prepared; only the first of each is sparse."""
     if not isinstance(equations, Sequence) or not isinstance(operands, Sequence):
         found = f"{type(equations).__name__} and {type(operands).__name__}"
         raise EquationError(f"compile_many takes a list of equations and one of their operands, found {found}")
@@ -195,22 +177,22 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise EquationError(f"compile_many takes a sparse operand after the equations, found {type(x).__name__}")
-    return [_with_own(text, sparse, own) for text, own in zip(equations, operands, strict=True)]
-
-
-def _with_own(text: str, sparse: SparseTensor, own: Any) -> tuple[str, list[SparseTensor | torch.Tensor]]:
-    """An einsum of a workload with its operands, of which only the first is sparse."""
-    listed = [own] if isinstance(own, torch.Tensor | np.ndarray) else own
-    if isinstance(listed, str) or not isinstance(listed, Iterable):
-        raise EquationError(f"compile_many takes a list of dense operands for {text!r:.80}, found {type(own).__name__}")
-    text, operands = _prepared((text, sparse, *listed))
-    several = [at for at, operand in enumerate(operands, 1) if isinstance(operand, SparseTensor)][1:]
-    if several:
-        raise EquationError(
-            f"compile_many takes one sparse operand, and operand {several[0]} of {text!r:.80} is sparse too; compile "
-            "that einsum by itself"
-        )
-    return text, operands
+    workload = []
+    for equation, dense in zip(equations, operands, strict=True):
+        listed = [dense] if isinstance(dense, torch.Tensor | np.ndarray) else dense
+        if isinstance(listed, str) or not isinstance(listed, Iterable):
+            raise EquationError(
+                f"compile_many takes a list of dense operands for {equation!r:.80}, found {type(dense).__name__}"
+            )
+        text, prepared = _prepared((equation, sparse, *listed))
+        for number, operand in enumerate(prepared[1:], 2):
+            if isinstance(operand, SparseTensor):
+                raise EquationError(
+                    f"compile_many takes one sparse operand, and operand {number} of {text!r:.80} is sparse too; "
+                    "compile that einsum by itself"
+                )
+        workload.append((text, prepared))
+    return workload
 
 
 @overload

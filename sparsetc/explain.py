@@ -5,7 +5,7 @@ In: the reports that a kernel's steps hand over. Out: `Explanation`, which print
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,14 +82,11 @@ class OperandReport(StepReport):
     def details(self) -> list[str]:
         """The launches, the table of parts, and how full tiles are."""
         rows = [list(COLUMNS), *([cell(p) for cell in COLUMNS.values()] for p in self.parts)]
-        widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
-        rows.insert(1, ["-" * width for width in widths])
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         most = max((nnz for _, _, nnz in self.tiles), default=0)
         return [
             f"launches {self.launches}",
             "",
-            *lines,
+            *aligned(rows, left=range(len(COLUMNS)), ruled=True),
             *(["", "tiles by nonzeros:"] if self.tiles else []),
             *(
                 f"  {least:>5} or more  {count:>10,} tiles  {nnz:>13,} nonzeros  {'#' * round(40 * nnz / most)}"
@@ -208,6 +205,22 @@ def _step_lines(step: StepReport) -> list[str]:
         for name, micro in step.considered:
             lines.append(f"  {'does not fit' if micro is None else f'{micro:12.1f}'}  {name}")
     return lines
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), ruled: bool = False) -> list[str]:
+    """The lines of a table, its columns two spaces apart.
+
+    Args:
+        rows: cells of each row, the names of the columns first.
+        left: columns whose cells stand at the left; those of others stand at the right.
+        ruled: put a rule below the names.
+    """
+    columns = []
+    for n, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        names = [column[0], "-" * width] if ruled else [column[0]]
+        columns.append([cell.ljust(width) if n in left else cell.rjust(width) for cell in (*names, *column[1:])])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from sparsetc.api import OPERATIONS, einsum, einsum_many, register_op
+from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op
 from sparsetc.contraction.canonical import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import EquationError, ShapeError
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import summed_dtype
@@ -55,28 +56,24 @@ def mttkrp(
     """
     sparse = _sparse(x, "mttkrp")
     if mode is not None:
-        own, matrices = _mttkrp(sparse, factors, _mode(sparse, mode, "mttkrp"))
-        return einsum(own, sparse, *matrices, **settings)
+        text, operands = _mttkrp(sparse, factors, _mode(sparse, mode, "mttkrp"))
+        return einsum(text, *operands, **settings)
     each = [_mttkrp(sparse, factors, m) for m in range(sparse.order)]
-    if any(isinstance(matrix, SparseTensor) for _, matrices in each for matrix in matrices):
-        return tuple(einsum(text, sparse, *matrices, **settings) for text, matrices in each)
-    return einsum_many([text for text, _ in each], sparse, [matrices for _, matrices in each], **settings)
+    traced = torch.compiler.is_compiling() or traced_by_modes()  # a graph keeps no workloads: each is planned alone
+    if traced or any(isinstance(o, SparseTensor) for _, operands in each for o in operands[1:]):
+        return tuple(einsum(text, *operands, **settings) for text, operands in each)
+    return einsum_together(each, **settings)
 
 
 def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tuple[str, list[Result]]:
-    """The equation of one mode, and its other operands."""
+    """The equation of one mode, and its operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
     if len(set(ranks.values())) > 1:
         found = ", ".join(f"{rank} in mode {m}" for m, rank in ranks.items())
         raise ShapeError(f"mttkrp: the factors must have one rank, found {found}")
-    return _mttkrp_equation(x.order, mode), list(matrices.values())
-
-
-@lru_cache(maxsize=256)
-def _mttkrp_equation(order: int, mode: int) -> str:
-    letters, rank = letters_of(order, 1, "mttkrp")
-    return equation(letters, [c + rank for m, c in enumerate(letters) if m != mode], letters[mode] + rank)
+    letters, rank = letters_of(x.order, 1, "mttkrp")
+    return equation(letters, [letters[m] + rank for m in matrices], letters[mode] + rank), [x, *matrices.values()]
 
 
 @register_op

@@ -100,18 +100,13 @@ def kernel(
     drop_zeros: bool = False,
 ) -> Kernel:
     """A kernel of one sparse operand or several, compiled here; the form of its output is auto, dense or sparse."""
-    _check_settings(settings)
-    own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
-    compiled = contraction(*_operands(equation, sparse), own, form)
-    return Kernel(compiled, sparse, drop_zeros)
-
-
-def _check_settings(settings: dict[str, Any]) -> None:
-    """Raise unless options are those of a kernel, and of their types."""
     if set(settings) - set(SAVED):
         raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {quoted(settings)}; it is damaged")
     if fault := misfit(Options(**settings)):
         raise FormatError(f"a saved kernel has other options: {fault}; it is damaged")
+    own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
+    compiled = contraction(*_operands(equation, sparse), own, form)
+    return Kernel(compiled, sparse, drop_zeros)
 
 
 @saved

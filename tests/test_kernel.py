@@ -18,7 +18,7 @@ import sparsetc as stc
 from sparsetc.codegen import cache, torch_rows
 from sparsetc.contraction import contraction
 from sparsetc.options import current
-from sparsetc.support import warn
+from sparsetc.support import notices
 
 MTTKRP = "ijk,jr,kr->ir"
 
@@ -370,7 +370,7 @@ def test_programs_of_several_sparse_operands(plan: Any, programs: int) -> None:
 
 
 def test_the_lack_of_a_gpu_is_said_once(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     with pytest.warns(UserWarning, match="no GPU: running the generated torch programs"):
         stc.compile(MTTKRP, *operands)
     with warnings.catch_warnings():

@@ -30,7 +30,7 @@ from types import CodeType, ModuleType
 from sparsetc.support import files
 from sparsetc.support.files import cache_folder
 from sparsetc.support.lru import Lock
-from sparsetc.support.warn import warn
+from sparsetc.support.notices import warn
 
 MAX_MODULES = 512
 """Modules kept in memory."""

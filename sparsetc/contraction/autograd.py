@@ -27,8 +27,7 @@ from sparsetc.errors import TransformError
 from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.packing.base import Packed, after_zero
-from sparsetc.support.entry import entry_point
-from sparsetc.support.precision import autocast_off
+from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -129,7 +128,7 @@ class _Rows(torch.autograd.Function):
         def gradients(upstream: torch.Tensor) -> list[torch.Tensor]:
             return [g for g in ctx.function.gradients(wanted, tensors, upstream) if g is not None]
 
-        with autocast_off(upstream.device):
+        with without_autocast(upstream.device):
             found = iter(in_batches(gradients, upstream))
         return None, *(next(found) if w else None for w in wanted)
 

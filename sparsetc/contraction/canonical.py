@@ -21,8 +21,8 @@ from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.options import Options, current
 from sparsetc.runtime.integer_einsum import integer_einsum
+from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
-from sparsetc.support.precision import autocast_off, matmul_precision, without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, transforming
@@ -162,7 +162,7 @@ class _Einsum(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operands, again = ctx.saved_tensors, torch.is_grad_enabled()
         wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
-        with torch.enable_grad(), autocast_off(upstream.device), matmul_precision(ctx.precision):
+        with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
             result = _contracted(ctx.equation, ctx.precision, operands)
             gradients = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
         return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))

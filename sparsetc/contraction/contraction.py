@@ -34,7 +34,7 @@ from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Listed
-from sparsetc.support.warn import warn_once
+from sparsetc.support.notices import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured

@@ -31,8 +31,8 @@ from sparsetc.pair.problem import PairProblem, paired
 from sparsetc.pair.scalar import EINSUMS, TaskSums
 from sparsetc.pair.symbolic import Budget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
+from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
-from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, in_order, summed_dtype

@@ -30,8 +30,8 @@ from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.runtime.executable import Listed
+from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
-from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, in_order, summed_dtype

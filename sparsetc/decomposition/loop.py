@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DecompositionError
-from sparsetc.support.progress import bar
-from sparsetc.support.warn import warn
+from sparsetc.support.notices import bar, warn
 
 WARM = 2
 """Calls before a graph is captured, in which kernels are compiled and libraries get ready."""

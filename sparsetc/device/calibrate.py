@@ -22,9 +22,10 @@ import torch
 from sparsetc.device import profile
 from sparsetc.device.profile import DeviceProfile, default_gpu, portable
 from sparsetc.errors import DeviceError
+from sparsetc.explain import aligned
 from sparsetc.ir.plan import DOTS, F16X3
 from sparsetc.options import PRECISIONS, current
-from sparsetc.support.precision import matmul_precision
+from sparsetc.support.entry import matmul_precision
 
 ROW = 32
 """Columns of a row: 128 bytes of float32."""
@@ -317,11 +318,7 @@ def table(found: DeviceProfile) -> str:
             rows += [(f"{name} {p}", _digits(v / scale), _digits(usual[p] / scale), unit) for p, v in own.items()]
         else:
             rows.append((name, _digits(own / scale), _digits(usual / scale), unit))
-    widths = [max(len(row[n]) for row in rows) for n in range(3)]
-    lines = [
-        f"  {row[0].ljust(widths[0])}  {row[1].rjust(widths[1])}  {row[2].rjust(widths[2])}  {row[3]}" for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(f"  {line}" for line in aligned(rows, left=(0, 3)))
 
 
 def _digits(number: float) -> str:

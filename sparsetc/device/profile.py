@@ -28,7 +28,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import F16X3
 from sparsetc.options import Options, current, in_force
 from sparsetc.support import files
-from sparsetc.support.warn import warn
+from sparsetc.support.notices import warn
 
 
 class Gpu(NamedTuple):

@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds, digits
-from sparsetc.support import progress
+from sparsetc.support import notices
 
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
 # 512 KB to 2 MB were equally fast, 128 KB half as fast, 4 MB a tenth slower (benchmarks/io_speed.py).
@@ -136,12 +136,12 @@ class Reader:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = None) -> Iterator[Reader]:
-    """A reader of the file, decompressed if its name ends in ``.gz``. ``show`` is as in `progress.bar`."""
+    """A reader of the file, decompressed if its name ends in ``.gz``. ``show`` is as in `notices.bar`."""
     path = Path(path)
     with open(path, "rb") as raw:
         status = os.fstat(raw.fileno())
         on_disk = stat.S_ISREG(status.st_mode)  # a pipe has neither a size nor a position
-        with progress.bar(status.st_size, path.name, show if on_disk else False) as at:
+        with notices.bar(status.st_size, path.name, show if on_disk else False) as at:
             zipped = path.name.lower().endswith(".gz")
             text = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
             yield Reader(path, comment, _whole_lines(path, text, lambda: at(raw.tell()) if on_disk else None))

@@ -22,8 +22,8 @@ from sparsetc.pair.join import Roles
 from sparsetc.pair.problem import PairProblem, Path, Sizes
 from sparsetc.pair.symbolic import picked
 from sparsetc.runtime import integer_einsum
+from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
-from sparsetc.support.precision import matmul_precision
 from sparsetc.tensor.numbering import numbered
 
 

@@ -34,7 +34,7 @@ from sparsetc.pair.symbolic import TASK_BYTES, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable
 from sparsetc.runtime.segments import SecondPass
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
 """Letters of the two dense operands of each sum, by the letter that is summed for: p of x, q of y, z of the result."""

@@ -17,7 +17,7 @@ from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
 from sparsetc.pair.join import PIECE, Join
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import histogram, lexsort
 

@@ -26,7 +26,7 @@ from sparsetc.packing.words import bits_of
 from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, Expanded, JoinOrder
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering
 from sparsetc.tensor.coords import INT32_MAX

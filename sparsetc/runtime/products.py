@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.support.precision import matmul_precision as matmul_precision  # generated programs take both here
+from sparsetc.support.entry import matmul_precision as matmul_precision  # generated programs take both here
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DtypeError, PlanError
+from sparsetc.explain import aligned
 from sparsetc.similarity.groups import Groups, check_options, distinct_columns, group_of_nonzeros, group_rows, unfolded
 from sparsetc.support.files import replacing
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TAUS = tuple(n / 10 for n in range(1, 11))
@@ -70,8 +71,7 @@ class BlockingCurve:
     def table(self) -> str:
         """A line a similarity, below the names of the columns."""
         rows = [tuple(COLUMNS), *(tuple(show(p) for show in COLUMNS.values()) for p in self.points)]
-        widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
-        return "\n".join("  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(f"  {line}" for line in aligned(rows))
 
     def __str__(self) -> str:
         sizes = " x ".join(map(str, self.shape))

@@ -30,7 +30,7 @@ from sparsetc.streaming.saving import cut_of, finish
 from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import Memory
 from sparsetc.streaming.stream import ORDERS, Stream
-from sparsetc.support import progress as bars
+from sparsetc.support import notices
 from sparsetc.support.entry import entry_point
 from sparsetc.support.files import replacing
 from sparsetc.tensor.inputs import as_dense
@@ -167,7 +167,7 @@ def stream_kernel(
         compiler.copies = made.copies
         where = _packing_device(packed_on, target, own)
         source = source_of(given, _kept(compiler) if made.numbered else None)
-        with bars.bar(source.nnz, f"packing {equation}", progress, "nonzeros") as at:
+        with notices.bar(source.nnz, f"packing {equation}", progress, "nonzeros") as at:
             found, store = _packed(source, compiler, made.budget, recipe, file, where, at)
         budget = made.budget
         if whole.template.output.sparse:
@@ -328,7 +328,7 @@ def _packed(
     recipe: Recipe,
     file: str | os.PathLike[str] | None,
     where: torch.device,
-    at: bars.At,
+    at: notices.At,
 ) -> tuple[Cut, Memory | Chunks]:
     """The chunks, in memory or in a file; after an exception neither has anything of them."""
     pinned = compiler.target.type == "cuda"

@@ -19,7 +19,7 @@ from sparsetc.streaming.budget import Budget
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.sources import Source
 from sparsetc.streaming.store import Chunk, fill, placed
-from sparsetc.support.progress import At
+from sparsetc.support.notices import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97

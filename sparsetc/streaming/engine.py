@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.codegen.launch import Call, Programs
 from sparsetc.streaming.store import Chunk, Feed, Store
-from sparsetc.support.progress import At, unseen
+from sparsetc.support.notices import At, unseen
 
 
 @dataclass(frozen=True)

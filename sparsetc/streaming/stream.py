@@ -30,10 +30,9 @@ from sparsetc.streaming.engine import ChunkTimes, Engine, Target
 from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.saving import finish
 from sparsetc.streaming.store import Memory, release_pinned
-from sparsetc.support import progress
-from sparsetc.support.entry import entry_point
+from sparsetc.support import notices
+from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.support.files import replacing
-from sparsetc.support.precision import without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -212,7 +211,7 @@ class Stream:
         engine.allocate(width, dtype, not self.resident)
         title = f"streaming {self.equation}"
         exact = in_order(self.compiler.settings.deterministic and self.compiler.backend == "torch")
-        with without_autocast(self.device), exact, progress.bar(self.nbytes, title, self._shown) as at:
+        with without_autocast(self.device), exact, notices.bar(self.nbytes, title, self._shown) as at:
             if self.resident:
                 copies = max((v.copies for v in self.cut.variants), default=1)
                 room = rows + self.cut.window  # a chunk's programs see as many rows as the largest has

@@ -1,4 +1,4 @@
-"""What is true of every call from outside, in one place.
+"""Every call from outside, and the settings of torch that products are made under: float32 precision, and no autocast.
 
 In: a function that users call. Out: the same function, which Dynamo does not look into, and which raises
 `OutOfMemoryError` where torch, numpy or Python had no memory left, and `PlanError` where a GPU lacks what a plan takes.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from sparsetc.errors import OutOfMemoryError, PlanError, SparsetcError
+from sparsetc.support.lru import Lock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,3 +77,39 @@ def _lack(error: MemoryError | RuntimeError) -> str:
         f"memory ran out ({said[0] if said else type(error).__name__}); free some, take fewer columns of the dense "
         "operands at a time, or cut the sparse operand in parts and add up their results"
     )
+
+
+@contextmanager
+def _autocast_off(device: torch.device) -> Iterator[None]:
+    """Autocast off within a ``with`` block, as `torch.autocast` does it in ten times the time."""
+    torch.set_autocast_enabled(device.type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, True)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off within a ``with`` block, on a device where it is on."""
+    return _autocast_off(device) if torch.is_autocast_enabled(device.type) else _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
+
+    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
+    """
+    with _turns.own:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+_turns = Lock()

@@ -174,17 +174,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     created = _created(temporary, old, path)
     try:
         with created as file:
-            _lock(file.fileno())
+            if fcntl:  # held for as long as the file is open; a file system that has no locks goes without
+                with suppress(OSError):
+                    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             _share(file.fileno(), old)
             yield file
             file.flush()
             os.fsync(file.fileno())
             os.utime(temporary)  # so that it is not stale between here, where the lock ends, and its new name
-        _rename(temporary, target, path)
+        os.replace(temporary, target)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # a full disk, say
+        # A full disk names no file, and a rename the temporary one.
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 
@@ -213,13 +216,6 @@ def _created(temporary: Path, old: os.stat_result | None, path: str | os.PathLik
         raise OSError(error.errno, f"cannot write to the folder: {error.strerror}", str(folder)) from None
 
 
-def _lock(descriptor: int) -> None:
-    """Hold a lock for as long as the file is open; a file system that has no locks goes without."""
-    if fcntl:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _share(descriptor: int, old: os.stat_result | None) -> None:
     """Owner, group and mode of what is replaced; bits of an owner or a group that cannot be set are left out."""
     if old is None or not hasattr(os, "fchown"):
@@ -239,13 +235,6 @@ def _share(descriptor: int, old: os.stat_result | None) -> None:
         os.fchmod(descriptor, mode)
 
 
-def _rename(temporary: Path, target: Path, path: str | os.PathLike[str]) -> None:
-    try:
-        os.replace(temporary, target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
-
-
 def _remove_stale(folder: Path, prefix: str) -> None:
     """Remove what killed writers of the same target have left; what cannot be looked at is left alone."""
     with suppress(OSError), os.scandir(folder) as entries:
@@ -258,12 +247,9 @@ def _remove_stale(folder: Path, prefix: str) -> None:
 def _remove_if_stale(path: str) -> None:
     if time.time() - os.lstat(path).st_mtime < STALE:
         return
-    if fcntl:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError while the writer lives
-            os.unlink(path)
-        finally:
-            os.close(descriptor)
-    else:
+    if not fcntl:
+        os.unlink(path)
+        return
+    with open(os.open(path, os.O_RDWR | _PLAIN | _AT_ONCE), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError while the writer lives
         os.unlink(path)

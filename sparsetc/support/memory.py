@@ -5,7 +5,6 @@ In: a number, or text as in ``"8GB"``, or a device. Out: bytes.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import Any
@@ -25,29 +24,18 @@ def as_bytes(limit: Any) -> int:
     Raises:
         PlanError: anything else, a negative number or an infinite one included.
     """
-    found = _of_text(limit) if isinstance(limit, str) else _of_number(limit)
-    if found is None:
-        raise PlanError(
-            f'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
-        )
-    return found
-
-
-def _of_text(text: str) -> int | None:
-    match = SIZE.fullmatch(text)
-    if match is None or (match[3] and not match[2]):
-        return None
-    number, scale = match[1].replace("_", ""), (1024 if match[3] else 1000) ** UNITS[match[2].lower()]
-    return int(float(number) * scale) if "." in number else int(number) * scale
-
-
-def _of_number(number: Any) -> int | None:
+    match = SIZE.fullmatch(limit) if isinstance(limit, str) else None
+    if match and (match[2] or not match[3]):
+        number, scale = match[1].replace("_", ""), (1024 if match[3] else 1000) ** UNITS[match[2].lower()]
+        return int(float(number) * scale) if "." in number else int(number) * scale
     try:
-        if isinstance(number, bool) or not math.isfinite(number) or number < 0 or int(number) != number:
-            return None
-        return int(number)
+        if not isinstance(limit, bool | str) and limit >= 0 and int(limit) == limit:
+            return int(limit)
     except (TypeError, ValueError, OverflowError):
-        return None
+        pass
+    raise PlanError(
+        f'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
+    )
 
 
 def available_memory(device: torch.device) -> int:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
+from sparsetc.support.entry import without_autocast
 from sparsetc.support.memory import as_bytes, available_memory
-from sparsetc.support.precision import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
-from sparsetc.support.precision import without_autocast
+from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern, lasting

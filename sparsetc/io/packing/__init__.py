@@ -24,7 +24,7 @@ from sparsetc.io.packing.budget import Budget
 from sparsetc.io.packing.folder import Folder
 from sparsetc.io.stc_layout import Layout
 from sparsetc.io.stc_writer import Writer
-from sparsetc.support import progress
+from sparsetc.support import notices
 from sparsetc.support.files import regular, replacing
 
 
@@ -89,11 +89,11 @@ def _pack(source: Any, path: Any, dtype: torch.dtype | None, folder: Folder, lim
 
 
 def _write(source: Any, path: Any, folder: Folder, most: Layout, share: Budget, show: bool | None) -> None:
-    wanted = most.nnz * most.row_bytes > progress.LONG if show is None else show
+    wanted = most.nnz * most.row_bytes > notices.LONG if show is None else show
     with (
         replacing(path) as file,
         runs.opened(folder, folder.runs) as opened,
-        progress.bar(most.nnz, "merging", wanted and (show or _watched()), "nonzeros") as at,
+        notices.bar(most.nnz, "merging", wanted and (show or _watched()), "nonzeros") as at,
     ):
         writer = Writer(file, most)
         batches = _told(merge.merged(opened, most.shape, share), at)

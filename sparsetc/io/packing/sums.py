@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from sparsetc.io.packing.merge import Batch
-from sparsetc.support.precision import without_autocast
+from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN
 from sparsetc.tensor.sums import INTEGERS, add_rows, halves, in_order, joined

@@ -1,0 +1,81 @@
+"""Words to a user beside results: warnings that point at their line, and a progress bar where someone is looking.
+
+In: a message. Out: a `UserWarning` located at the innermost frame that is neither the package's, generated, nor
+torch's, so that a reader sees which call of theirs it is about, and warning filters by module work.
+
+In: the number of bytes, or of other things, to come. Out: a function that is told how many are done, and what to say
+beside the bar. rich draws it; without rich, or when stderr is not a terminal, nothing is drawn. Who asked for a bar is
+told that rich is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+PASSED_OVER = frozenset({"sparsetc", "sparsetc_generated", "torch"})
+"""Top-level modules whose frames lie between a user and a warning: autograd calls the package from torch's."""
+LONG = 64 * 2**20
+"""Bytes from which a file is long enough for a bar, about a second of parsing."""
+
+_said: set[str] = set()
+
+
+def warn(message: str) -> None:
+    """Warn, in the name of the package, at the line of the user's that led here."""
+    frame = sys._getframe(1)  # and outwards to the outermost of all, where a thread has none of a user's
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in PASSED_OVER and frame.f_back is not None:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "<unknown>")
+    warnings.warn_explicit(
+        f"sparsetc: {message}", UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry
+    )
+
+
+def warn_once(message: str) -> None:
+    """Warn the first time in a process that this message is given."""
+    if message not in _said:
+        _said.add(message)
+        warn(message)
+
+
+At: TypeAlias = Callable[..., None]
+"""A function told of progress: ``at(position)``, or ``at(position, title)`` to change the bar's title too."""
+
+
+def unseen(position: int, title: str | None = None, /) -> None:
+    """Draws nothing."""
+
+
+@contextmanager
+def bar(total: int, title: str, wanted: bool | None = None, unit: str = "bytes") -> Iterator[At]:
+    """Yields ``at(position)``. ``wanted``: None draws for long files on a terminal, True always, False never."""
+    asked = wanted
+    if wanted is None:
+        wanted = total > LONG and sys.stderr.isatty()
+    if not wanted:
+        yield unseen
+        return
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        if asked:
+            warn_once("there is no progress bar without rich: pip install 'sparsetc[progress]'")
+        yield unseen
+        return
+    done = (
+        (progress.DownloadColumn(),) if unit == "bytes" else (progress.MofNCompleteColumn(), progress.TextColumn(unit))
+    )
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), *done, progress.TimeRemainingColumn())
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(title, total=total)
+
+        def at(position: int, title: str | None = None, /) -> None:
+            shown.update(task, completed=position, description=title)
+
+        yield at
