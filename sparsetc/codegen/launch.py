@@ -26,7 +26,7 @@ from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import chunks, few
-from sparsetc.device.profile import MACHINES, machine_of, portable
+from sparsetc.device.profile import machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
@@ -234,7 +234,7 @@ class TritonPrograms(Programs):
 
         own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
         programs = tuple(replace(p, schedule=schedule) for p, schedule in zip(self.programs, own, strict=True))
-        types = replace(types_of(self.dtype), popcount=MACHINES[machine].popcount)
+        types = replace(types_of(self.dtype), popcount=machine == "cuda")
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:

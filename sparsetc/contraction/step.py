@@ -20,7 +20,7 @@ from sparsetc.contraction.autograd import At, Rule, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Tensors, resolved, stand_ins
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.prepare import Preparation, in_place
-from sparsetc.device.profile import MACHINES, gpu, of_backend
+from sparsetc.device.profile import gpu, has_halves, of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import OperandReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -364,7 +364,7 @@ class Step(Listed):
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         made = self.executable.programs
-        if self.guard and self.guard.instead == "floats" and not MACHINES[gpu(target).machine].halves:
+        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target).machine):
             return self.instead("floats").ptx(target)
         if isinstance(made, TritonPrograms):
             return made.assembly(target, self.arrays.parts, self.executable.dtype)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from sparsetc.device import profile
-from sparsetc.device.profile import DeviceProfile, default_gpu, portable
+from sparsetc.device.profile import DeviceProfile, default_gpu, machine_of, portable
 from sparsetc.errors import DeviceError
 from sparsetc.explain import aligned
 from sparsetc.ir.plan import DOTS, F16X3
@@ -280,7 +280,8 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     sizes = sizes or ProbeSizes()
     device = torch.device("cuda", torch.cuda.current_device())
     current().check_memory(sizes.nbytes, device, "calibrating")
-    timed = chain(probes(device, sizes, _machine()), torch_probes(device, sizes))
+    machine = machine_of(device)
+    timed = chain(probes(device, sizes, machine), torch_probes(device, sizes))
     rate = {p.rate: p.work / _seconds(p.launches) for p in timed}
     launch, few, many = (_seconds([one]) for one in starts(device, sizes))
     if many <= few:
@@ -288,7 +289,7 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     rate |= {"launch": launch, "program": (many - few) / (sizes.started[1] - sizes.started[0])}
     rate["call"] = 1 / rate["call"]
     usual = default_gpu()
-    rate |= {f"dot {name}": rate[f"dot {portable(name, _machine())}"] for name in usual.dot}
+    rate |= {f"dot {name}": rate[f"dot {portable(name, machine)}"] for name in usual.dot}
     found: dict[str, Any] = {name: _rounded(rate[name]) for name in profile.MEASURED if name in rate}
     for table in ("dot", "product", "block_dot"):
         found[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
@@ -300,29 +301,21 @@ def keep(found: DeviceProfile) -> Path:
     """Write the record, with the versions that measured; returns its path. `OSError`: it cannot be written."""
     import triton
 
-    software = {
-        "driver": _driver(),
-        _machine(): getattr(torch.version, _machine(), None),
-        "torch": str(torch.__version__),
-        "triton": str(triton.__version__),
-    }
-    return profile.write(found, software)
+    kind = "hip" if torch.version.hip else "cuda"
+    versions = {kind: getattr(torch.version, kind), "torch": str(torch.__version__), "triton": str(triton.__version__)}
+    return profile.write(found, {"driver": _driver(), **versions})
 
 
 def table(found: DeviceProfile) -> str:
-    """Number by number: as measured, and the default GPU's."""
+    """Return a table of the numbers: as measured, and the default GPU's."""
     rows = [("field", "measured", "default", "")]
     for name in profile.MEASURED:
-        (scale, unit), own, usual = UNITS[name], getattr(found, name), getattr(default_gpu(), name)
-        if name in profile.TABLES:
-            rows += [(f"{name} {p}", _digits(v / scale), _digits(usual[p] / scale), unit) for p, v in own.items()]
-        else:
-            rows.append((name, _digits(own / scale), _digits(usual / scale), unit))
+        (scale, unit), numbers, usual = UNITS[name], getattr(found, name), getattr(default_gpu(), name)
+        if name not in profile.TABLES:
+            name, numbers, usual = "", {name: numbers}, {name: usual}
+        each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)
+        rows += [(field, f"{measured:.4g}", f"{default:.4g}", unit) for field, measured, default in each]
     return "\n".join(f"  {line}" for line in aligned(rows, left=(0, 3)))
-
-
-def _digits(number: float) -> str:
-    return f"{number:.4g}"
 
 
 def _seconds(launches: Sequence[Callable[[], object]]) -> float:
@@ -338,11 +331,6 @@ def _rounded(rate: float) -> float:
 
 
 # -- the device -------------------------------------------------------------------------------------------------------
-
-
-def _machine() -> str:
-    """Triton's name for what torch was built for."""
-    return "hip" if torch.version.hip else "cuda"
 
 
 def _sizes(device: torch.device) -> dict[str, int]:

@@ -29,7 +29,7 @@ from math import prod
 
 import torch
 
-from sparsetc.device.profile import MACHINES, machine_of
+from sparsetc.device.profile import has_halves, machine_of
 from sparsetc.errors import FormatError
 from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import tiles_along
@@ -274,7 +274,7 @@ class Blocking:
         They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
         """
         wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
-        return wanted and backend == "triton" and MACHINES[machine or machine_of(self.join.x_key.device)].halves
+        return wanted and backend == "triton" and has_halves(machine or machine_of(self.join.x_key.device))
 
     def program(
         self,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.profile import MACHINES, machine_of, portable
+from sparsetc.device.profile import has_halves, machine_of, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
@@ -250,7 +250,7 @@ class Problem:
             finer=tuple(finer),
             products=x.dtype.is_floating_point or x.dtype.is_complex,
             sparse_output=sparse_output,
-            halves=backend == "triton" and x.dtype == torch.float32 and MACHINES[machine_of(x.device)].halves,
+            halves=backend == "triton" and x.dtype == torch.float32 and has_halves(machine_of(x.device)),
         )
 
     @cached_property
