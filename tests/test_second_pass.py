@@ -7,7 +7,7 @@ import torch
 from cases import SIZES, Problem, explicit_plan
 
 import sparsetc as stc
-from sparsetc.runtime.segments import MOST_SUMMED, SecondPass
+from sparsetc.runtime.executable import MOST_SUMMED, SecondPass
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5000])

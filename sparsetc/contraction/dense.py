@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
-from sparsetc.runtime.integer_einsum import integer_einsum
+from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support.precision import autocast_off, matmul_precision, without_autocast
 from sparsetc.tensor.pattern import transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor

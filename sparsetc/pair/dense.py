@@ -20,7 +20,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import Join, Roles
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import Budget, picked
-from sparsetc.runtime import integer_einsum
+from sparsetc.runtime import calls
 from sparsetc.support.lru import cached_property
 from sparsetc.support.precision import matmul_precision
 from sparsetc.tensor.numbering import numbered
@@ -85,7 +85,7 @@ class Matmul(PairMethod):
         return DensePath(p.join, p.equation, p.budget, precision)
 
     def _has_product(self, p: PairProblem) -> bool:
-        return integer_einsum.has_matrix_product(p.dtype, p.budget.device)
+        return calls.has_matrix_product(p.dtype, p.budget.device)
 
 
 class DensePath(NumericPath):

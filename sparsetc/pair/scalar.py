@@ -34,8 +34,7 @@ from sparsetc.packing.base import Packed, pack
 from sparsetc.pair.problem import NumericPath, PairMethod, PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, Budget, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
-from sparsetc.runtime.executable import Arrays, Executable, Listed
-from sparsetc.runtime.segments import SecondPass
+from sparsetc.runtime.executable import Arrays, Executable, Listed, SecondPass
 from sparsetc.support.progress import bar
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
