@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsetc.packing.words import packed_bits
-from sparsetc.runtime.bitmaps import expanded
+from sparsetc.runtime.calls import expanded
 
 
 @pytest.mark.parametrize(("volume", "word"), [(8, 8), (40, 16), (64, 32), (5, 8)])

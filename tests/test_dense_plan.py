@@ -16,7 +16,7 @@ import sparsetc as stc
 from sparsetc.codegen.launch import TorchPrograms
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.registry import PLANS
-from sparsetc.runtime.products import multiply
+from sparsetc.runtime.calls import multiply
 
 F32 = torch.float32
 SIZES = {"i": 7, "j": 6, "k": 5, "l": 4, "r": 8, "s": 3}

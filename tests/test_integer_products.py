@@ -11,9 +11,8 @@ from cases import random_sparse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
-from sparsetc.runtime import integer_einsum as integers
-from sparsetc.runtime.integer_einsum import integer_einsum
-from sparsetc.runtime.segments import LONG_RUN, run_products
+from sparsetc.runtime import calls
+from sparsetc.runtime.calls import LONG_RUN, integer_einsum, run_products
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot}
@@ -45,7 +44,7 @@ def _is_integer(a: Any) -> bool:
 
 @pytest.fixture
 def no_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoIntegerProducts]:
-    monkeypatch.setattr(integers, "has_matrix_product", lambda dtype, device: dtype.is_floating_point)
+    monkeypatch.setattr(calls, "has_matrix_product", lambda dtype, device: dtype.is_floating_point)
     with NoIntegerProducts() as mode:
         yield mode
 
@@ -155,7 +154,7 @@ def test_products_of_dense_operands(no_products: NoIntegerProducts) -> None:
 def test_einsums_without_a_product(
     equation: str, shapes: list[tuple[int, ...]], most: int, monkeypatch: pytest.MonkeyPatch, no_products: Any
 ) -> None:
-    monkeypatch.setattr(integers, "ELEMENTS", most)
+    monkeypatch.setattr(calls, "ELEMENTS", most)
     given = [drawn(*shape) for shape in shapes]
     assert torch.equal(integer_einsum(equation, *given).double(), torch.einsum(equation, *(t.double() for t in given)))
 
@@ -167,7 +166,7 @@ def test_sums_wrap(no_products: NoIntegerProducts) -> None:
 
 
 def test_what_is_made_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch, no_products: NoIntegerProducts) -> None:
-    monkeypatch.setattr(integers, "ELEMENTS", 1000)
+    monkeypatch.setattr(calls, "ELEMENTS", 1000)
     a, b = drawn(40, 50), drawn(50, 60)
     no_products.largest = 0
     found = integer_einsum("ij,jk->ik", a, b)
@@ -178,7 +177,7 @@ def test_what_is_made_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch, no_pro
 def test_long_runs_of_rows_are_not_multiplied_out(
     monkeypatch: pytest.MonkeyPatch, no_products: NoIntegerProducts
 ) -> None:
-    monkeypatch.setattr(integers, "ELEMENTS", 1000)
+    monkeypatch.setattr(calls, "ELEMENTS", 1000)
     rows = 4 * LONG_RUN
     left, right, offsets = drawn(rows, 30), drawn(rows, 20), torch.tensor([0, 5, 5, rows])
     no_products.largest = 0
@@ -189,6 +188,6 @@ def test_long_runs_of_rows_are_not_multiplied_out(
 
 
 def test_text_of_floats_calls_torch() -> None:
-    for dtype, calls in ((torch.float32, "torch.einsum("), (torch.int64, "integer_einsum(")):
+    for dtype, called in ((torch.float32, "torch.einsum("), (torch.int64, "integer_einsum(")):
         x = random_sparse((40, 33), "dense", dtype)
-        assert calls in stc.compile("ij,jr->ir", x, drawn(33, 6).to(dtype), plan=HLS, backend="torch").source
+        assert called in stc.compile("ij,jr->ir", x, drawn(33, 6).to(dtype), plan=HLS, backend="torch").source

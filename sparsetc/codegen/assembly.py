@@ -5,7 +5,7 @@ In: kernels, and the types of their arguments. Out: assembly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,16 +18,14 @@ FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
 
 
-def assembled(
-    load: Callable[[str], Any], types: Sequence[str], target: str, options: Callable[[str], Mapping[str, int]]
-) -> Any:
-    """Triton's compiled kernel for a named target; needs no GPU.
+def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[str, int]) -> Any:
+    """Return Triton's compiled kernel for a named target; needs no GPU.
 
     Args:
-        load: from the machine of the target, ``cuda`` or ``hip``, to the kernel.
+        kernel: printed for the target's machine.
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
         target: a name of `device.profile.TARGETS`.
-        options: from the machine to what Triton is told of a launch beside its arguments.
+        options: what Triton is told of a launch beside its arguments.
 
     Raises:
         PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
@@ -37,17 +35,12 @@ def assembled(
     from triton.compiler import ASTSource
 
     machine, arch, warp = gpu(target)
-    kernel = load(machine)
     if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
     aligned = [n for n, t in enumerate(types) if t.startswith("*")]
     attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
-    signature = dict(zip(kernel.arg_names, types, strict=True))
-    return triton.compile(
-        ASTSource(kernel, signature, constexprs={}, attrs=attributes),
-        target=GPUTarget(machine, arch, warp),
-        options=FUSED | dict(options(machine)),
-    )
+    source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constexprs={}, attrs=attributes)
+    return triton.compile(source, target=GPUTarget(machine, arch, warp), options=options)
 
 
 def check_installed() -> None:

@@ -10,11 +10,10 @@ A program over a task list gives blocks of the result, one an item, in the type 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -26,7 +25,7 @@ from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import chunks, few
-from sparsetc.device.profile import machine_of, portable
+from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
@@ -89,46 +88,46 @@ class PartArrays:
         index = (name for name in program.arrays if name not in program.view.packed)
         return dict(zip(index, self.index, strict=True))
 
+    def around(self, program: TileProgram, values: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The tensors with values where the program takes them: before the result rows, which come last."""
+        end = len(self.index) - bool(program.slot)
+        return [*self.index[:end], *values, *self.index[end:]]
+
     def some(self, program: TileProgram, first: int, end: int) -> PartArrays:
         """The storage, of which only the items ``first .. end`` take part.
 
         Raises:
             PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
         """
-        each = _of_items(program)
-        if not each or any("item" in c.counted for c in program.view.coordinates.values()):
+        view, numbered = program.view, program.view.items.numbered(program.view.lanes)
+        if not numbered or any("item" in c.counted for c in view.coordinates.values()):
             raise PlanError(
                 "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
                 "pack the nonzeros wanted, or take a plan of rows"
             )
         if not 0 <= first <= end <= self.items:
             raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
+        index, read = self.named(program), [lookup for c in view.coordinates.values() for lookup in c.lookups]
+        counts = {
+            name: count  # elements an item, or pointers to so many
+            for axis, prefix, count in numbered
+            for name in index
+            if name.startswith(prefix) or any(own.array == name and own.where == Position(axis) for own in read)
+        }
         cut = [
-            a[first * each[name] : end * each[name] + name.endswith("_ptr")] if name in each else a
-            for name, a in self.named(program).items()
+            a[first * counts[name] : end * counts[name] + name.endswith("_ptr")] if name in counts else a
+            for name, a in index.items()
         ]
         return PartArrays(tuple(cut), end - first, self.stored)
 
 
-def _of_items(program: TileProgram) -> dict[str, int]:
-    """The arrays that hold so many elements an item, or pointers to so many, by name."""
-    view = program.view
-    found: dict[str, int] = {}
-    read = [lookup for c in view.coordinates.values() for lookup in c.lookups]
-    for axis, prefix, count in view.items.numbered(view.lanes):
-        found |= {lookup.array: count for lookup in read if lookup.where == Position(axis)}
-        found |= {name: count for name in program.arrays if name.startswith(prefix)}
-    return found
-
-
-class Programs(ABC):
+class Programs:
     """The generated programs of the parts of a plan."""
 
     programs: tuple[TileProgram, ...]
     source: str
     path: Path
 
-    @abstractmethod
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """Return the programs on these tensors: a function that adds every part into an output.
 
@@ -139,6 +138,7 @@ class Programs(ABC):
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
+        raise NotImplementedError
 
     def blocks(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
@@ -170,24 +170,15 @@ class TorchPrograms(Programs):
         self.module, self.path = cache.load(self.source, cache_dir, name)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        parts = [
-            (
-                getattr(self.module, f"part_{p.number}"),
-                chunks(p, own),
-                a.index,
-                p,
-                [(n, t.made) for n, o in enumerate(p.operands) for t in tables(o)],
-            )
-            for p, a, own in zip(self.programs, arrays, known or arrays, strict=True)
-        ]
+        functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
+        ranges = [chunks(p, own) for p, own in zip(self.programs, known or arrays, strict=True)]
+        read = [[(n, t.made) for n, o in enumerate(p.operands) for t in tables(o)] for p in self.programs]
+        parts = list(zip(functions, ranges, self.programs, arrays, read, strict=True))
 
         def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            for (function, ranges, index, program, given), own in zip(parts, values, strict=True):
-                # the values stand before the result rows, which come last
-                rows = index[-1:] if program.slot else ()
-                stored = each([own]) if program.view.packed else ()
-                read = [_as_read(dense[n], made) for n, made in given]
-                function(ranges, *(index[:-1] if program.slot else index), *stored, *rows, *read, out)
+            for (function, ranges, program, own, read), stored in zip(parts, values, strict=True):
+                tables = [_as_read(dense[n], made) for n, made in read]
+                function(ranges, *own.around(program, each([stored]) if program.view.packed else ()), *tables, out)
 
         def run_alone(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             threads = torch.get_num_threads()
@@ -243,8 +234,8 @@ class TritonPrograms(Programs):
         launches, every = [], _tables(self.programs)
         for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
             if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
-                made = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
-                launches.append((made, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
+                launch = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
+                launches.append((launch, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -257,27 +248,20 @@ class TritonPrograms(Programs):
 
         return call
 
-    def _arguments(
-        self, group: Sequence[int], arrays: Sequence[PartArrays]
-    ) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
-        """The fixed arguments (None where values go), and (place, number among `each`) of values that are stored."""
-        counts: list[Any] = []
-        pointers: list[Any] = []
-        places: list[tuple[int, int]] = []
+    def _arguments(self, group: Sequence[int], arrays: Sequence[PartArrays]) -> tuple[list[Any], dict[int, int]]:
+        """Return the fixed arguments, None where stored values go, and their numbers among `each` by place."""
+        counts: list[int] = []
+        pointers: list[torch.Tensor | None] = []
+        numbers: list[int] = []
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
-            counts.append(arrays[n].programs(self.programs[n]))
-            counts += [arrays[n].stored for _ in self.programs[n].view.items.counts]
-        for n in group:
-            program, index = self.programs[n], arrays[n].index
-            own = index[:-1] if program.slot else index
-            pointers += own
-            for number in range(first[n], first[n] + len(program.view.packed)):
-                places.append((len(counts) + len(pointers), number))
-                pointers.append(None)
-            if program.slot:
-                pointers.append(index[-1])
-        return [*counts, *pointers], tuple(places)
+            program, own = self.programs[n], arrays[n]
+            counts += [own.programs(program), *(own.stored for _ in program.view.items.counts)]
+            pointers += own.around(program, [None for _ in program.view.packed])
+            numbers += range(first[n], first[n] + len(program.view.packed))
+        arguments = [*counts, *pointers]
+        places = [place for place, argument in enumerate(arguments) if argument is None]
+        return arguments, dict(zip(places, numbers, strict=True))
 
     def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
@@ -285,40 +269,25 @@ class TritonPrograms(Programs):
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
         return {"num_warps": first.warps, "num_stages": first.stages, **limited, **assembly.FUSED}
 
-    def compile_for(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[Any]:
-        """Triton's compiled kernels for a named target; needs no GPU."""
-
-        def load(name: str, machine: str) -> Any:
-            return getattr(cache.load(self.text_for(machine), self.path.parent, self.name)[0], name)
-
-        compiled = []
-        for name, group in zip(self.kernels, self.groups, strict=True):
-            types, options = self._signature(group, arrays, out_dtype), partial(self._options, group)
-            compiled.append(assembly.assembled(partial(load, name), types, target, options))
-        return compiled
-
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
-        """PTX, or AMD's assembly, of all kernels."""
-        made = [kernel.asm for kernel in self.compile_for(target, arrays, out_dtype)]
-        return "\n".join(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]) for asm in made)
+        """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
+        machine, texts = gpu(target).machine, []
+        module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
+        for name, group in zip(self.kernels, self.groups, strict=True):
+            types, options = self._types(group, arrays, out_dtype), self._options(group, machine)
+            asm = assembly.assembled(getattr(module, name), types, target, options).asm
+            texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
+        return "\n".join(texts)
 
-    def _signature(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
-        """The types of a kernel's arguments, in order."""
-        fixed, places = self._arguments(group, arrays)
+    def _types(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
+        """Return the types of a kernel's arguments, in order."""
+        fixed, numbers = self._arguments(group, arrays)
         named = [(p, name) for p in self.programs for name in p.view.packed or ("",)]
         stored = [TYPES.get(name, stored_dtype(p, self.dtype)) for p, name in named]
-        own = {place: stored[number] for place, number in places}
-        given = _tables([self.programs[n] for n in group])
-        tables = (torch.bfloat16 if made == "rounded" else self.dtype for _, made in given)
-
-        def pointer(dtype: torch.dtype) -> str:
-            return f"*{assembly.TRITON_TYPES[dtype]}"
-
-        types = [
-            "i32" if isinstance(value, int) else pointer(own[n] if value is None else value.dtype)
-            for n, value in enumerate(fixed)
-        ]
-        return [*types, *map(pointer, tables), pointer(out_dtype)]
+        types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
+        tables = _tables([self.programs[n] for n in group])
+        types += [torch.bfloat16 if made == "rounded" else self.dtype for _, made in tables]
+        return [f"*{assembly.TRITON_TYPES[t]}" if t else "i32" for t in (*types, out_dtype)]
 
 
 @dataclass(slots=True, eq=False)
@@ -332,16 +301,17 @@ class Launch:
     kernel: Any
     grid: int
     arguments: list[Any]
-    places: tuple[tuple[int, int], ...]
+    values: dict[int, int]
+    """Which of the values each place of the arguments takes."""
     options: Mapping[str, int]
     _forms: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Launch on the current device; returns before the kernel has run."""
         arguments = self.arguments.copy()
-        for place, number in self.places:
+        for place, number in self.values.items():
             arguments[place] = values[number]
-        own = [arguments[place] for place, _ in self.places]
+        own = [arguments[place] for place in self.values]
         form = (out.device, out.dtype, *[t.data_ptr() % ALIGNED for t in (*own, *dense, out)])
         run = self._forms.get(form)
         if run is not None:

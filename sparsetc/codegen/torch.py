@@ -293,13 +293,8 @@ def _laid_out(text: str, index: Sequence[str]) -> str:
     return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
 
 
-RUNTIME = {
-    "sparsetc.runtime.bitmaps": ("expanded",),
-    "sparsetc.runtime.integer_einsum": ("integer_einsum",),
-    "sparsetc.runtime.products": ("matmul_precision", "multiply"),
-    "sparsetc.runtime.segments": ("add_rows", "bag", "bags", "run_products", "run_sums"),
-}
-"""What generated programs may call."""
+CALLS = "add_rows bag bags expanded integer_einsum matmul_precision multiply run_products run_sums"
+"""Names in `runtime.calls` that generated programs may call."""
 
 
 @lru_cache(maxsize=256)
@@ -308,9 +303,7 @@ def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool
     functions = ["\n".join(p.lines(integers) if p.covers else FunctionPrinter(p, integers).lines()) for p in programs]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
-    used = {module: [name for name in names if name in called] for module, names in RUNTIME.items()}
-    imports = [f"from {module} import {', '.join(own)}" for module, own in used.items() if own]
-    head = [f'"""{header}"""']
-    head += ["import torch"] if "torch." in body else []
-    head += ["\n".join(imports)] if imports else []
+    used = ", ".join(name for name in CALLS.split() if name in called)
+    head = [f'"""{header}"""', *(["import torch"] if "torch." in body else [])]
+    head += [f"from sparsetc.runtime.calls import {used}"] if used else []
     return "\n\n".join(head) + f"\n\n\n{body}\n"

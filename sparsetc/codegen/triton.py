@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import prod
+from textwrap import wrap
 
-from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
@@ -42,35 +42,13 @@ class Types:
     """The target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts and masks do."""
 
 
-Side = tuple[Sequence[ir.Tile], tuple[str, ...]]
-"""The factors of a side of a dot, and the axes that they leave."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A side of a dot."""
-
-    text: str
-    turned: bool
-    """Whether what is summed are its rows."""
-
-    def by(self, turned: bool) -> str:
-        """The matrix with what is summed in its rows, or in its columns."""
-        return self.text if turned == self.turned else f"tl.trans({self.text})"
-
-
 def signature(head: str, args: list[str], tail: str) -> list[str]:
     """A head and its arguments in parentheses, over as many lines as it takes."""
     one = f"{head}({', '.join(args)}){tail}"
     if len(one) <= 112:
         return [one]
-    lines, line = [f"{head}("], "    "
-    for arg in args:
-        if len(line) + len(arg) > 110:
-            lines.append(line.rstrip())
-            line = "    "
-        line += f"{arg}, "
-    return [*lines, line.rstrip(), f"){tail}"]
+    lines = wrap(f"{', '.join(args)},", 111, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    return [f"{head}(", *lines, f"){tail}"]
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
@@ -168,7 +146,7 @@ class FunctionPrinter(Layout):
         elif isinstance(s, ir.Value):
             values.value(self, s)
         elif isinstance(s, ir.Scale):
-            halves.scale(self, s)
+            values.scale(self, s)
         elif isinstance(s, ir.Zero):
             for u in self.copied(s.out.axes, ITEM):
                 self.put(f"{self.named(s.out, u)} = tl.zeros({self.shape(s.out)}, {self.acc})")
@@ -226,48 +204,47 @@ class FunctionPrinter(Layout):
     # -- tile einsums -----------------------------------------------------------------------------------------------
     def product(self, s: ir.Product, u: str) -> None:
         """A product of factors, or of two matrices."""
-        name = self.named(s.out, u)
+        name, plus = self.named(s.out, u), "+" if s.accumulate else ""
         if not s.dot:
-            self.put(f"{name} {'+=' if s.accumulate else '='} {self.times(s.inputs, u, s.out.axes)}")
-        elif halves.multiplies(self, s):
-            halves.product(self, s, u)
+            self.put(f"{name} {plus}= {self.times(s.inputs, u, s.out.axes)}")
+        elif values.in_halves(self, s):
+            values.halves_product(self, s, u)
         elif self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
-            left, right = (self.matrix(side, s.contracted, own, u) for side, own in self.factors(s))
-            sums = "+=" if s.accumulate else "="
-            self.put(f"{name} {sums} tl.sum(({left.by(True)})[:, :, None] * ({right.by(True)})[:, None, :], 0)")
+            left, right = self.matrices(s, u, summed_first=True)
+            self.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
         else:
-            self.dot(s, name, u)
+            precision = self.p.schedule.precision if self.types.accumulate == "float32" else "ieee"
+            cast, how = (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
+            left, right = self.matrices(s, u, cast)
+            total = f", {name}" if s.accumulate else ""
+            self.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={self.acc})")
 
-    def dot(self, s: ir.Product, name: str, u: str) -> None:
-        """A matrix product: of (rows, summed) by (summed, columns)."""
-        precision = self.p.schedule.precision if self.types.accumulate == "float32" else "ieee"
-        cast = ".to(tl.bfloat16)" if precision == "bf16" else ""
-        how = "" if precision == "bf16" else f', input_precision="{precision}"'
-        left, right = (self.matrix(side, s.contracted, own, u, cast) for side, own in self.factors(s))
-        total = f", {name}" if s.accumulate else ""
-        self.put(f"{name} = tl.dot({left.by(False)}, {right.by(True)}{total}{how}, out_dtype={self.acc})")
-
-    @staticmethod
-    def factors(s: ir.Product) -> tuple[Side, Side]:
-        """The factors of each side of a dot, with the axes that they leave."""
+    def matrices(self, s: ir.Product, u: str, cast: str = "", summed_first: bool = False) -> tuple[str, str]:
+        """Both sides of a dot: (rows, summed), or (summed, rows) where that is asked for, and (summed, columns)."""
         rows, columns = sides_of(s.out)
-        return (s.left, rows), (s.right, columns)
+        left = self.matrix(s.left, s.contracted, rows, u, cast, summed_first)
+        return left, self.matrix(s.right, s.contracted, columns, u, cast, True)
 
     def matrix(
-        self, tiles: Sequence[ir.Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str = ""
-    ) -> Matrix:
-        """A side of a dot, its summed axes and the others folded in the order in which its largest factor has them."""
+        self, tiles: Sequence[ir.Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str, turned: bool
+    ) -> str:
+        """A side of a dot, its summed axes and the others folded in the order in which its largest factor has them.
+
+        It is transposed where its rows should be summed, as `turned` says, and are not, or the other way round.
+        """
         largest = max(tiles, key=lambda t: len(t.axes))
         first = largest.axes[0] in summed
         rows, columns = (summed, free) if first else (free, summed)
         stored = largest.name in self.bf16 or (self.half and any(s.out == largest for s in values.statements(self)))
         cast = "" if stored else cast
         if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
-            return Matrix(f"{self.named(largest, u)}{cast}", first)
-        text = self.times(tiles, u, (*rows, *columns))
-        if len(rows) != 1 or len(columns) != 1:
-            text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
-        return Matrix(f"({text}){cast}" if cast and " * " in text else text + cast, first)
+            text = f"{self.named(largest, u)}{cast}"
+        else:
+            text = self.times(tiles, u, (*rows, *columns))
+            if len(rows) != 1 or len(columns) != 1:
+                text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
+            text = f"({text}){cast}" if cast and " * " in text else text + cast
+        return text if turned == first else f"tl.trans({text})"
 
 
 @lru_cache(maxsize=256)

@@ -196,11 +196,7 @@ def _search(printer: FunctionPrinter, s: Value) -> None:
     printer.put(f"within = (position % {bits}).to(tl.uint32)")
     inside = f" & ({mask})" if mask else ""
     printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
-    printer.put(
-        "behind = count(word & ((tl.full([1], 1, tl.uint32) << within) - 1))"
-        if shape
-        else "behind = count(word & ((tl.full([], 1, tl.uint32) << within) - 1))"
-    )
+    printer.put(f"behind = count(word & ((tl.full({'[1]' if shape else '[]'}, 1, tl.uint32) << within) - 1))")
     printer.put(f"{s.out.name} += tl.load({values} + passed + behind, mask=has, other=0){widened(printer, s)}")
     printer.put("passed += count(word)")
     printer.indent -= 1

@@ -262,10 +262,9 @@ def _flat(printer: FunctionPrinter, stored: Stored, name: str, letters: tuple[st
         if printer.p.axis(letter).ragged:
             begin = f"{printer.begin(letter)} + " if printer.apart(letter) else ""
             limits.append(f"{begin}{text} < {printer.p.axis(letter).size}")
-    limit = " & ".join(f"({own})" for own in limits) if len(limits) > 1 else "".join(limits)
     if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
-        return name, strides[-1], limit
-    return " + ".join(terms), 1, limit
+        return name, strides[-1], printer.all_of(limits)
+    return " + ".join(terms), 1, printer.all_of(limits)
 
 
 FACTOR = OPERATORS["+"][0] + 1
@@ -292,7 +291,7 @@ class TritonCoordinates(Writer):
         printer, view = self.printer, self.printer.p.view
         known = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(view.level_of, lookup.modes)]
         within = [printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides)]
-        mask = " & ".join(filter(None, (printer.guard(min(max(known, default=0), self.level), self.u), *within)))
+        mask = printer.all_of([printer.guard(min(max(known, default=0), self.level), self.u), *within])
         load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
         if lookup.every != 1:
             return load

@@ -11,19 +11,15 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import DenseAxis, Loop, Product
+from sparsetc.ir.program.tile import DenseAxis, Loop, Product, walk
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import FunctionPrinter
-
-    Turn = Callable[[str, int], tuple[str, str]]
-    """The position, and the condition that it holds something, of the copy with a suffix, so many steps ahead."""
 
 MOST_HELD = 128 << 10
 """Bytes that dots of unrolled positions may hold in all. Each takes shared memory of its own, of which a program has
@@ -114,7 +110,8 @@ def _range(printer: FunctionPrinter) -> None:
 
 
 def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
-    summed = halves.sums(printer, s)
+    products = (inner for inner, _ in walk(s.body) if isinstance(inner, Product))
+    summed = [product.out for product in products if values.in_halves(printer, product)]
     for total in summed:  # products with low halves are summed apart
         printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
     printer.put(f"for {axis.name} in range(start, stop):")
@@ -141,45 +138,27 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
     printer.words[LANE].clear()
 
 
-def _run(printer: FunctionPrinter, s: Loop, axis: Run) -> None:
-    """Whole groups of steps without a mask, then the rest with one."""
-    lanes, unroll, masked = axis.lanes, printer.p.schedule.unroll, printer.p.schedule.masked_unroll
-    stride = lanes * unroll
-
-    def turn(u: str, n: int) -> tuple[str, str]:
-        return f"first{f' + {n * lanes}' if n else ''} + lane", f"pos{u} < stop"
-
-    printer.put(f"full = start + (stop - start) // {stride} * {stride}")
-    _steps(printer, s, turn, f"for first in range(start, full, {stride}):", unroll, masked=False)
-    _steps(printer, s, turn, f"for first in range(full, stop{by(lanes * masked)}):", masked, masked=True)
-
-
-def _fibers(printer: FunctionPrinter, s: Loop, axis: Fibers) -> None:
-    """Whole groups of steps without a mask, then the rest with one."""
-    lanes, unroll, masked = axis.lanes, printer.p.schedule.unroll, printer.p.schedule.masked_unroll
-
-    def turn(u: str, n: int) -> tuple[str, str]:
-        ahead = f" + {n * lanes}" if n else ""
-        return f"first + step * {lanes}{ahead} + lane", f"{f'step + {n}' if n else 'step'} < length"
-
-    _steps(printer, s, turn, f"for step in range(0, full{by(unroll)}):", unroll, masked=False)
-    _steps(printer, s, turn, f"for step in range(full, steps{by(masked)}):", masked, masked=True)
-
-
-def _steps(printer: FunctionPrinter, s: Loop, turn: Turn, head: str, copies: int, masked: bool) -> None:
-    """A loop over steps, so many of which are taken together."""
-    printer.put(head)
-    printer.indent += 1
-    printer.masked, printer.copies = masked, copies
-    printer.words[LEAF].clear()
-    for n, u in enumerate(printer.each(LEAF)):
-        position, condition = turn(u, n)
-        printer.put(f"pos{u} = {position}")
-        if masked:
-            printer.put(f"ok{u} = {condition}")
-    printer.nested(s.body)
-    printer.masked, printer.copies = False, 1
-    printer.indent -= 1
+def _steps(printer: FunctionPrinter, s: Loop, axis: Run | Fibers) -> None:
+    """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
+    lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
+    if run:
+        stride = lanes * schedule.unroll
+        printer.put(f"full = start + (stop - start) // {stride} * {stride}")
+    name, start, stop, size = ("first", "start", "stop", lanes) if run else ("step", "0", "steps", 1)
+    at = "first" if run else f"first + step * {lanes}"
+    for copies, first, end in ((schedule.unroll, start, "full"), (schedule.masked_unroll, "full", stop)):
+        printer.put(f"for {name} in range({first}, {end}{by(size * copies)}):")
+        printer.indent += 1
+        printer.masked, printer.copies = first == "full", copies
+        printer.words[LEAF].clear()
+        for n, u in enumerate(printer.each(LEAF)):
+            printer.put(f"pos{u} = {at}{f' + {n * lanes}' if n else ''} + lane")
+            if printer.masked:
+                has = f"pos{u} < stop" if run else f"step{f' + {n}' if n else ''} < length"
+                printer.put(f"ok{u} = {has}")
+        printer.nested(s.body)
+        printer.masked, printer.copies = False, 1
+        printer.indent -= 1
 
 
 def _held(printer: FunctionPrinter, s: Loop) -> int:
@@ -209,7 +188,7 @@ def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
 
 
 LOOPS: dict[type[Axis], Callable[[FunctionPrinter, Loop, Any], None]]
-LOOPS = {Run: _run, Fibers: _fibers, Turns: _turns, Each: _each}
+LOOPS = {Run: _steps, Fibers: _steps, Turns: _turns, Each: _each}
 
 
 def loop(printer: FunctionPrinter, s: Loop) -> None:

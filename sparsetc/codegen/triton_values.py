@@ -1,28 +1,28 @@
 """Stored values -> the text that loads them, and results -> the text that adds them to the output, or stores them.
 
 In: the printer of a function, and a `Value` or an `Add` statement. Out: lines. Each kind of storage has its own text,
-here and in `triton_bitmaps` and `triton_halves`. A row of the output is known by coordinates, by a number stored for
-each nonzero, item or kept position, or is that of the nonzero or the item itself.
+here and in `triton_bitmaps`. A value in halves is a high half and a low one: stored so, or split in registers. A row of
+the output is known by coordinates, by a number stored for each nonzero, item or kept position, or is that of the
+nonzero or the item itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_bitmaps as bitmaps
-from sparsetc.codegen import triton_halves as halves
 from sparsetc.codegen.triton_layout import ADDRESS64, Term, sides_of, whole, widened
 from sparsetc.ir.nest.nest import ITEM, LEAF
-from sparsetc.ir.nest.values import Bitmap, Halves, Ones, ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
+from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, Position, Row, Slot, Value
+from sparsetc.ir.program.tile import LANES, Add, Position, Product, Row, Scale, Slot, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import FunctionPrinter
-
-    Texts = dict[type[Values], Callable[[FunctionPrinter, Value], None]]
 
 
 def statements(printer: FunctionPrinter) -> list[Value]:
@@ -36,13 +36,15 @@ def head(printer: FunctionPrinter) -> None:
         for name, group in zip(("across", "along"), sides_of(s.out), strict=True):
             if len(group) > 1:
                 printer.put(f"{name} = tl.arange(0, {printer.positions(group)})")
-        HEADS.get(type(printer.p.stored(s.operand).values), lambda *_: None)(printer, s)
+        if isinstance(printer.p.stored(s.operand).values, Bitmap):
+            bitmaps.head(printer, s)
 
 
 def first(printer: FunctionPrinter) -> None:
     """Where the values of the turn's tiles begin, of those stored as bitmaps."""
     for s in statements(printer):
-        FIRSTS.get(type(printer.p.stored(s.operand).values), lambda *_: None)(printer, s)
+        if isinstance(printer.p.stored(s.operand).values, Bitmap):
+            bitmaps.first(printer, s)
 
 
 def value(printer: FunctionPrinter, s: Value) -> None:
@@ -66,12 +68,76 @@ def _ones(printer: FunctionPrinter, s: Value) -> None:
         printer.put(f"{s.out.name}{u} = {f'ok{u}.to({printer.acc})' if printer.masked else every}")
 
 
-# What loads each kind of stored values; what else some need: numbers that all tiles share, where a tile's values begin.
-TEXTS: Texts = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value}
-TEXTS |= {Halves: halves.value, ScaledHalves: halves.value}
-HEADS: Texts = {Bitmap: bitmaps.head}
-FIRSTS: Texts = {Bitmap: bitmaps.first}
+def _both(printer: FunctionPrinter, s: Value) -> None:
+    """Both halves of a tile."""
+    stored = printer.p.stored(s.operand)
+    for half in ("high", "low"):
+        printer.put(f"{s.out.name}_{half} = {whole(printer, s, stored.array(f'{half}_values'))}")
 
+
+TEXTS: dict[type[Values], Callable[[FunctionPrinter, Value], None]]
+TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both, ScaledHalves: _both}
+
+
+# -- dots of halves, three for each product of float32 -----------------------------------------------------------------
+
+
+def in_halves(printer: FunctionPrinter, s: Product) -> bool:
+    """Return True for a product of tiles in halves."""
+    return s.dot and printer.p.schedule.precision == F16X3
+
+
+def scale(printer: FunctionPrinter, s: Scale) -> None:
+    """Factors by which the rows of an item's tiles are to be multiplied, or all of an operand."""
+    if not s.by_row:
+        _of_all(printer, s)
+        return
+    (letter,) = s.out.axes
+    row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if printer.p.index64 else ''}"
+    address = f"{row} * {printer.p.axis(letter).size} + {names.side(letter)}"
+    array = printer.p.stored(s.operand).array("scales")
+    printer.put(f"{s.out.name} = {printer.load(array, address, printer.limit(letter))}")
+
+
+def _of_all(printer: FunctionPrinter, s: Scale) -> None:
+    """The power of two that a largest magnitude asks for, from the bits of its exponent."""
+    # What a scalar was multiplied into Triton 3.6 and 3.7 move through shared memory for the dot, both halves; by a
+    # vector of one element, it is read as the dot wants it (H200: 2,611 to about 2,000 us,
+    # `benchmarks/results/kernel_probes.json`).
+    address = f"{printer.p.largest(s)}{' + tl.zeros([1], tl.int32)' * s.into}"
+    exponent = f"tl.maximum(tl.load({address}).to(tl.int32, bitcast=True) >> 23, {HEAD + 1})"
+    exponent = f"{2 * BIAS + HEAD} - {exponent}" if s.into else f"{exponent} - {HEAD}"
+    printer.put(f"{s.out.name} = (({exponent}) << 23).to(tl.float32, bitcast=True)")
+
+
+def halves_product(printer: FunctionPrinter, s: Product, u: str) -> None:
+    """The dots of high halves with high ones, and of each with a low one.
+
+    The products of a high half with a low one are summed apart, since what dots round off their sums is as much smaller
+    as these are.
+    """
+    name, stored = s.out.name, {value.out for value in statements(printer)}
+    for tile in (t.name for t in s.inputs if t not in stored):
+        printer.put(f"{tile}_high = {tile}.to(tl.float16)")
+        printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
+    (left, right), (left_low, right_low) = (printer.matrices(_halves(s, half), u) for half in ("high", "low"))
+    high, low, how = f"{name}_high", f"{name}_low", f"out_dtype={printer.acc}"
+    printer.put(f"{high} = tl.dot({left}, {right}, {how})")
+    printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
+    printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
+    # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
+    what = f"{printer.p.view.loops[-1].name}s".capitalize()
+    printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
+    printer.put(f"{name} = tl.fma({high}, 1.0, {name})")
+
+
+def _halves(s: Product, half: str) -> Product:
+    """The product of one half of each side."""
+    left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
+    return replace(s, left=left, right=right)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
 
 SLOT = "slot"
 """What the number of the row that an item, or each fiber of a block, adds to is called."""

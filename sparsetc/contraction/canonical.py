@@ -20,7 +20,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.ir.program.operands import dense_axes
 from sparsetc.options import Options, current
-from sparsetc.runtime.integer_einsum import integer_einsum
+from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor import coords as crd

@@ -28,8 +28,7 @@ from sparsetc.packing.deal import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.runtime.executable import Arrays, Executable, owned
-from sparsetc.runtime.segments import SecondPass
+from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 

@@ -21,7 +21,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import Roles
 from sparsetc.pair.problem import PairProblem, Path, Sizes
 from sparsetc.pair.symbolic import picked
-from sparsetc.runtime import integer_einsum
+from sparsetc.runtime import calls
 from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import numbered
@@ -170,4 +170,4 @@ class DensePath(Path):
 
 
 def _has_product(p: PairProblem) -> bool:
-    return integer_einsum.has_matrix_product(p.dtype, p.budget.device)
+    return calls.has_matrix_product(p.dtype, p.budget.device)

@@ -32,8 +32,7 @@ from sparsetc.packing.base import Packed, pack
 from sparsetc.pair.problem import PairProblem, Path, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
-from sparsetc.runtime.executable import Arrays, Executable
-from sparsetc.runtime.segments import SecondPass
+from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support.notices import bar
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}

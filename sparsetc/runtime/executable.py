@@ -7,7 +7,7 @@ gradient, so what runs can be tested, streamed, or run on another device's array
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,67 @@ import torch
 
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
-from sparsetc.runtime.segments import SecondPass
 
 Write = Callable[[torch.Tensor], None]
 """Programs bound to all that they read: a function of the output."""
 Rows = torch.Tensor | None
+
+
+MOST_SUMMED = 64
+"""Rows that one thread sums, one after another, at most. Not measured on a GPU."""
+
+
+@dataclass(frozen=True)
+class SecondPass:
+    """The second pass of a deterministic sum: which partial rows make up each output row.
+
+    Atomics add in whatever order programs finish. So each addition has a partial row of its own to store: every work
+    item, mostly (or fiber, or nonzero, where a result is added for each), of all parts of a plan. Each output row is
+    then summed by one thread a column, so the same bits come back at every run.
+    """
+
+    partials: int
+    order: torch.Tensor | None
+    """Partial rows sorted by output row; None when they are so already."""
+    rows: torch.Tensor
+    """(runs,) the output rows that have any partial row."""
+    lengths: tuple[torch.Tensor, ...]
+    """How many consecutive rows make up each sum: of the partial rows first, then of their sums, and so on, until
+    there is one a run."""
+    stored: int = 0
+    """Rows that lie before the partial ones: those of the result, of which some parts store their own; or none."""
+
+    @classmethod
+    def of(cls, row_of_partial: torch.Tensor, stored: int = 0) -> SecondPass:
+        """From the output row of every partial row, (partials,) int64, and how many rows lie before these."""
+        rising = bool((row_of_partial[1:] >= row_of_partial[:-1]).all())
+        order = None if rising else torch.argsort(row_of_partial, stable=True)
+        rows, lengths = torch.unique_consecutive(
+            row_of_partial if order is None else row_of_partial[order], return_counts=True
+        )
+        return cls(row_of_partial.numel(), order, rows, tuple(_in_pieces(lengths)), stored)
+
+    def __call__(self, partial: torch.Tensor, out: torch.Tensor, accumulate: bool = False) -> None:
+        """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any, or add them."""
+        if not self.partials:  # the width of a row is not known
+            return
+        flat = partial.reshape(self.partials, -1)
+        flat = flat if self.order is None else flat.index_select(0, self.order)
+        for lengths in self.lengths:
+            flat = torch.segment_reduce(flat, "sum", lengths=lengths, axis=0, unsafe=True)
+        rows = out.view(out.shape[0], -1)
+        (rows.index_add_ if accumulate else rows.index_copy_)(0, self.rows, flat)
+
+
+def _in_pieces(lengths: torch.Tensor) -> Iterator[torch.Tensor]:
+    """(pieces,) lengths of pieces of runs, of `MOST_SUMMED` rows at most; then of runs of such pieces, and so on."""
+    while lengths.numel() and int(lengths.max()) > MOST_SUMMED:
+        pieces = (lengths + MOST_SUMMED - 1) // MOST_SUMMED
+        own = torch.full((int(pieces.sum()),), MOST_SUMMED, dtype=lengths.dtype, device=lengths.device)
+        own[pieces.cumsum(0) - 1] = lengths - (pieces - 1) * MOST_SUMMED
+        yield own
+        lengths = pieces
+    yield lengths
 
 
 @dataclass(frozen=True)
@@ -33,15 +89,6 @@ class Arrays:
     """The partial rows that make up each row of a deterministic sum; None of any other."""
     zeroed: torch.Tensor | None = None
     """(rows,) the rows that are zeros before programs run, every other one being stored; None where all are."""
-
-
-@dataclass(frozen=True)
-class BoundPrograms:
-    """Programs with the arrays of storages."""
-
-    arrays: Arrays
-    call: Call
-    device: torch.device
 
 
 class Listed:
@@ -94,7 +141,7 @@ class Executable:
         self.stores = any(stored)
         self.zeroes = not (all(stored) and covered)
         self.copies = max(map(copies, programs.programs), default=1)
-        self._bound: BoundPrograms | None = None
+        self._bound: tuple[Arrays, Call, torch.device] | None = None
 
     def run(
         self,
@@ -119,22 +166,22 @@ class Executable:
         Returns:
             `out`, or what was made in its place.
         """
-        bound = self._bound_to(arrays, items, values, dense)
+        call, device = self._bound_to(arrays, items, values, dense)
         zeroed = arrays.zeroed if items is None else None
         if arrays.second is not None:
-            return self._ordered(partial(bound.call, values, dense), arrays.second, zeroed, out, accumulate)
+            return self._ordered(partial(call, values, dense), arrays.second, zeroed, out, accumulate)
         if self.copies > 1:
-            return self._in_copies(partial(bound.call, values, dense), bound.device, out, accumulate)
+            return self._in_copies(partial(call, values, dense), device, out, accumulate)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
         zeroes = zeroed is None and (self.zeroes or items is not None)
         if out is None:
             make = torch.zeros if zeroes else torch.empty
-            out = make(self.shape, dtype=self.dtype, device=bound.device)
+            out = make(self.shape, dtype=self.dtype, device=device)
         elif zeroes and not accumulate:
             out.zero_()
         _zero(out, zeroed)
-        bound.call(values, dense, out)
+        call(values, dense, out)
         return out
 
     def _in_copies(self, write: Write, device: torch.device, out: Rows, accumulate: bool) -> torch.Tensor:
@@ -143,7 +190,7 @@ class Executable:
         write(every)
         if out is not None and accumulate:
             return out.add_(every.sum(0))
-        return torch.sum(every, 0, out=out) if out is not None else every.sum(0)
+        return torch.sum(every, 0, out=out)
 
     def _ordered(self, write: Write, second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool) -> torch.Tensor:
         """Partial rows, zeros first since what is padding stores nothing; then their sums.
@@ -165,30 +212,26 @@ class Executable:
             return out.add_(found) if accumulate else out.copy_(found)
         if out is None:
             out = torch.zeros(self.shape, dtype=self.dtype, device=rows.device)
-        elif accumulate:
-            return second.add(added, out)
-        else:
+        elif not accumulate:
             out.zero_()
-        second(added, out)
+        second(added, out, accumulate)
         return out
 
     def _bound_to(
         self, arrays: Arrays, items: Sequence[tuple[int, int]] | None, values: Values, dense: Sequence[torch.Tensor]
-    ) -> BoundPrograms:
-        """The programs bound to these arrays; bound once while the same ones come again."""
-        bound = self._bound
-        if items is None and bound is not None and bound.arrays is arrays:
-            return bound
-        parts: Sequence[PartArrays] = arrays.parts
+    ) -> tuple[Call, torch.device]:
+        """The programs bound to these arrays, and the device; bound once while the same ones come again."""
+        if items is None and self._bound is not None and self._bound[0] is arrays:
+            return self._bound[1:]
+        parts = arrays.parts
         if items is not None:
-            own = zip(self.programs.programs, parts, items, strict=True)
-            parts = [a.some(p, *which) for p, a, which in own]
+            parts = tuple(a.some(p, *own) for p, a, own in zip(self.programs.programs, parts, items, strict=True))
         # A storage whose coordinates are all computed has no arrays.
-        given = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
-        made = BoundPrograms(arrays, self.programs.bind(parts), next(t.device for t in given if t is not None))
+        read = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
+        call, device = self.programs.bind(parts), next(t.device for t in read if t is not None)
         if items is None:
-            self._bound = made
-        return made
+            self._bound = arrays, call, device
+        return call, device
 
 
 def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:

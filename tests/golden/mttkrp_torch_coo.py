@@ -13,7 +13,7 @@ Part 0, coo: runs of nonzeros, 1 lanes, modes 0 | - | 1,2.
     96*N flops outside dots
 """
 
-from sparsetc.runtime.segments import run_sums
+from sparsetc.runtime.calls import run_sums
 
 
 # tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 1 lanes, modes 0 | - | 1,2

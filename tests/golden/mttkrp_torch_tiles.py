@@ -15,7 +15,7 @@ Part 0, dense_tile: dense tiles of 16x16x16.
 
 import torch
 
-from sparsetc.runtime.segments import add_rows, run_sums
+from sparsetc.runtime.calls import add_rows, run_sums
 
 
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16

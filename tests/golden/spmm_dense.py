@@ -11,7 +11,7 @@ Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1.
     1280000 flops in products of torch
 """
 
-from sparsetc.runtime.products import matmul_precision, multiply
+from sparsetc.runtime.calls import matmul_precision, multiply
 
 
 @matmul_precision("high")

@@ -14,7 +14,7 @@ Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1,2.
 
 import torch
 
-from sparsetc.runtime.products import matmul_precision
+from sparsetc.runtime.calls import matmul_precision
 
 
 @matmul_precision("highest")

@@ -14,7 +14,7 @@ Part 0, fiber: blocks of fibers, 1 lanes, modes 0 | 1 | 2.
     1024*L + 32*N flops outside dots
 """
 
-from sparsetc.runtime.segments import bag, run_products
+from sparsetc.runtime.calls import bag, run_products
 
 
 # tile program  "ijk,jr,ks->irs"  part 0: fiber, blocks of fibers, 1 lanes, modes 0 | 1 | 2

@@ -13,7 +13,7 @@ Part 0, bcb x bcb: pairs of dense tiles of 64x32 and dense tiles of 64x32.
 
 import torch
 
-from sparsetc.runtime.segments import run_sums
+from sparsetc.runtime.calls import run_sums
 
 
 # tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 and dense tiles of 64x32

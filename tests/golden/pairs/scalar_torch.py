@@ -21,7 +21,7 @@ Part 0, tasks: runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values.
 
 import torch
 
-from sparsetc.runtime.segments import add_rows
+from sparsetc.runtime.calls import add_rows
 
 
 # tile program  "pqz,p,q->z"  part 0: tasks, runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values

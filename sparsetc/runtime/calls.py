@@ -1,0 +1,239 @@
+"""Functions that generated torch programs call: sums over runs of rows, products, einsums of integers, bitmap tiles.
+
+Runs are given by offsets (runs + 1,), and a sum has one row a run. The fastest torch call was chosen by measurement on
+two x86 cores (`benchmarks/results/kernel_probes.json`): FBGEMM's embedding bag for rows of float32, MKL's sparse
+product for float64 and for single elements of float32 (1.1 to 2.3 times faster there), a sorted index_add for every
+other type and on a GPU.
+
+Torch has no matrix product of integers on a GPU. There `integer_einsum` multiplies and adds up pieces. Sums wrap modulo
+2**64, as torch's do, so they have one value in any order; in float64 they would not be exact.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from sparsetc.errors import DtypeError
+from sparsetc.support.entry import matmul_precision as matmul_precision
+from sparsetc.tensor.numbering import set_bits
+from sparsetc.tensor.sums import add_rows
+
+LONG_RUN = 32
+"""Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
+
+
+def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """(runs, width): for each run, the sum of ``weights[n] * table[index[n]]`` over its elements n.
+
+    Args:
+        index: (n,) rows of the table.
+        table: (rows, width).
+        offsets: (runs + 1,) from 0 to n.
+        weights: (n,) of the table's dtype.
+    """
+    if table.device.type == "cpu" and index.numel() and table.shape[1]:
+        if table.dtype == torch.float32 and table.shape[1] > 1:
+            index = index.to(offsets.dtype)
+            return F.embedding_bag(
+                index, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+            )
+        if table.dtype in (torch.float32, torch.float64):
+            return _csr_product(offsets, index, weights, table)
+    rows = table.index_select(0, index.long() if index.dtype == torch.int16 else index)
+    return run_sums(rows * weights.unsqueeze(1), offsets)
+
+
+def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """(runs, k, width): for each run and position m, the sum of ``weights[n, m] * table[index[n], m]`` over its n.
+
+    Args:
+        index: (n,) rows of the table.
+        table: (rows, k, width).
+        offsets: (runs + 1,) from 0 to n.
+        weights: (n, k) of the table's dtype.
+    """
+    rows, k, _ = table.shape
+    wide = rows * k >= 2**31
+    offsets = offsets.long() if wide else offsets
+    first, flat = index.to(torch.int64 if wide else torch.int32) * k, table.flatten(0, 1)
+    return torch.stack([bag(first + m, flat, offsets, weights[:, m].contiguous()) for m in range(k)], 1)
+
+
+def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """(runs, ...): the sum of the rows of each run. rows (n, ...); offsets (runs + 1,) from 0 to n."""
+    flat = rows.reshape(rows.shape[0], prod(rows.shape[1:]))
+    runs = offsets.numel() - 1
+    if flat.device.type == "cpu" and flat.numel() and flat.dtype in (torch.float32, torch.float64):
+        index = torch.arange(flat.shape[0], dtype=offsets.dtype, device=flat.device)
+        if flat.dtype == torch.float32:
+            summed = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
+        else:
+            summed = _csr_product(offsets, index, flat.new_ones(flat.shape[0]), flat)
+    else:
+        owner = torch.repeat_interleave(
+            torch.arange(runs, device=flat.device), torch.diff(offsets).long(), output_size=flat.shape[0]
+        )
+        summed = add_rows(flat.new_zeros((runs, flat.shape[1])), owner, flat)
+    return summed.reshape(runs, *rows.shape[1:])
+
+
+def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """(runs, M, N): for each run, ``left.T @ right`` over its rows. left (n, M), right (n, N)."""
+    runs = offsets.numel() - 1
+    if runs and left.shape[0] >= LONG_RUN * runs:
+        out = left.new_empty((runs, left.shape[1], right.shape[1]))
+        bounds, integers = offsets.tolist(), not (left.is_floating_point() or left.is_complex())
+        for run in range(runs):
+            rows = slice(bounds[run], bounds[run + 1])
+            if integers:
+                out[run] = integer_einsum("nm,nr->mr", left[rows], right[rows])
+            else:
+                torch.mm(left[rows].t(), right[rows], out=out[run])
+        return out
+    return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
+
+
+def _csr_product(
+    offsets: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    _hush()
+    size = (offsets.numel() - 1, table.shape[0])
+    # Even given arrays, torch makes a sparse tensor on the default device.
+    device = weights.device
+    matrix = torch.sparse_csr_tensor(
+        offsets, index.to(offsets.dtype), weights, size, device=device, check_invariants=False
+    )
+    if table.shape[1] == 1:
+        return torch.mv(matrix, table.flatten()).unsqueeze(1)
+    out = table.new_empty((size[0], table.shape[1]))
+    return torch.addmm(out, matrix, table, beta=0, out=out)
+
+
+@lru_cache(maxsize=1)
+def _hush() -> None:
+    """Make torch's first CSR tensor where its one warning, that they are in beta, is not shown to the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        none = torch.zeros(0, dtype=torch.long, device="cpu")
+        torch.sparse_csr_tensor(none.new_zeros(2), none, none, (1, 1), device="cpu")
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the product of two matrices of one dtype, whose sums are as wide as `out`.
+
+    Args:
+        left: (m, k).
+        right: (k, n), of the same dtype.
+        out: (m, n), of that dtype, or float32 where the matrices are of 16 bits.
+
+    Raises:
+        DtypeError: the matrices are of two dtypes.
+    """
+    if left.dtype != right.dtype:
+        raise DtypeError(f"a product is of matrices of one dtype, found {left.dtype} and {right.dtype}")
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    elif left.is_cuda:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+    else:  # torch has such products on GPUs alone
+        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+
+
+# -- einsums of integers -----------------------------------------------------------------------------------------------
+
+ELEMENTS = 1 << 22
+"""Elements of the largest product that is made to be summed: 32 MB. Not measured."""
+
+
+def has_matrix_product(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True where torch multiplies matrices of this dtype on a device: integers on the CPU alone."""
+    return device.type == "cpu" or dtype.is_floating_point or dtype.is_complex
+
+
+def integer_einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
+    """Return `torch.einsum` of int64 operands, on any device; no more than `ELEMENTS` are made beside results.
+
+    Args:
+        equation: with an output, one letter an index, and no ellipsis.
+        operands: of any sizes; 1 where another operand's is larger, as torch takes them.
+    """
+    if len(operands) < 2 or has_matrix_product(operands[0].dtype, operands[0].device):
+        return torch.einsum(equation, *operands)
+    left = list(operands)
+    for places, pair in _pairs(equation, tuple(o.shape for o in operands)):
+        left.append(_contracted(pair, *[left.pop(place) for place in places]))
+    return left[0]
+
+
+@lru_cache(maxsize=256)
+def _pairs(equation: str, shapes: tuple[torch.Size, ...]) -> list[tuple[tuple[int, ...], str]]:
+    """Return, of each contraction of two operands, where they are among those that are left, and its equation."""
+    if len(shapes) == 2:
+        return [((0, 0), equation)]
+    import opt_einsum  # few products have three factors or more
+
+    _, path = opt_einsum.contract_path(equation, *shapes, shapes=True)
+    return [(step[0], step[2]) for step in path.contraction_list]
+
+
+def _contracted(equation: str, *pair: torch.Tensor) -> torch.Tensor:
+    """Return the einsum of two operands, each with a dimension for every letter that is kept or shared."""
+    inputs, kept = equation.split("->")
+    left, right = inputs.split(",")
+    letters = [*kept, *(c for c in dict.fromkeys(left) if c in right and c not in kept)]
+    first, second = (_aligned(own, operand, letters) for own, operand in zip((left, right), pair, strict=True))
+    return _product(first, second, len(kept))
+
+
+def _aligned(own: str, operand: torch.Tensor, letters: list[str]) -> torch.Tensor:
+    """Return an operand with a dimension for each letter, of size 1 where it has not; summed over all others."""
+    ordered = torch.einsum(f"{own}->{''.join(c for c in letters if c in own)}", operand)  # of one: diagonals and sums
+    sizes = iter(ordered.shape)
+    return ordered.reshape([next(sizes) if c in own else 1 for c in letters])
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, kept: int) -> torch.Tensor:
+    """The product, broadcast, summed over all dimensions but the first `kept`; of halves where it is too large."""
+    shape = torch.broadcast_shapes(left.shape, right.shape)
+    if len(shape) == kept:
+        return left * right
+    if prod(shape) <= ELEMENTS:
+        return (left * right).sum(tuple(range(kept, len(shape))))
+    axis = max(range(len(shape)), key=shape.__getitem__)
+    half = shape[axis] // 2
+    parts = []
+    for begin, size in ((0, half), (half, shape[axis] - half)):
+        cut = [t if t.shape[axis] == 1 else t.narrow(axis, begin, size) for t in (left, right)]
+        parts.append(_product(cut[0], cut[1], kept))
+    return torch.cat(parts, axis) if axis < kept else parts[0] + parts[1]
+
+
+# -- tiles as a bit a position, and the values of the bits that are set ------------------------------------------------
+
+
+def expanded(
+    bits: torch.Tensor, values: torch.Tensor, word: int, volume: int, begins: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(tiles, volume): the values at the positions whose bits are set, 0 at the others.
+
+    Args:
+        bits: (tiles, words) of `word` positions each, the lowest bit first; those past the tile's volume are 0.
+        values: of the bits that are set, in order of tiles and positions.
+        word: positions that a word stands for.
+        volume: positions of a tile.
+        begins: (tiles,) where the values of each begin; without it, those of the first tile begin at 0, of any other
+            where those before it end.
+    """
+    has = set_bits(bits, word)
+    tiles = values.new_zeros(has.shape)
+    if begins is not None:  # the numbers from each beginning on
+        counts = has.sum(1)
+        ahead = torch.repeat_interleave(begins - torch.cumsum(counts, 0) + counts, counts)
+        values = values[ahead + torch.arange(ahead.numel(), device=ahead.device)]
+    tiles[has] = values
+    return tiles if volume == has.shape[1] else tiles[:, :volume].contiguous()
