@@ -43,7 +43,7 @@ from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, sides_named, sides_of, tile_populations, tiled, view_of
 from sparsetc.packing.words import packed_bits
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
-from sparsetc.planner.pricing import price, rounded
+from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit
@@ -271,13 +271,7 @@ def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> 
     """Tiles of many nonzeros dense, or as bitmaps, by a threshold or the best; what they leave as nonzeros."""
     check_threshold(threshold, 0)
     splits = _splits(problem, counts, None if threshold is None else [threshold])
-    if len(splits) == 1:
-        return splits[0]
-
-    def seconds(split: Candidate) -> float:
-        return sum(price(split, problem).seconds)
-
-    return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
+    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
 
 
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:
