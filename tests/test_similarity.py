@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from paper_algorithms import group_rows_by_definition
 
 import sparsetc as stc
-from sparsetc.similarity import clusters as quotients
-from sparsetc.similarity.groups import Groups, group_rows
+from sparsetc.similarity import clusters
+from sparsetc.similarity.groups import Groups, group_of_nonzeros, group_rows
 
 BOTH = pytest.mark.parametrize("grouping", [group_rows, group_rows_by_definition], ids=["rounds", "definition"])
 Grouping = Callable[..., Groups]
@@ -142,8 +142,7 @@ def test_a_matrix_by_hand() -> None:
         assert lists_of(group_rows_by_definition(*given, width=3, tau=tau)) == by_definition
         groups = group_rows(*given, width=3, tau=tau)
         assert lists_of(groups) == in_rounds
-    numbers = groups.row_group(5).tolist()
-    assert numbers == [0, 0, 1, 0, -1]
+    assert group_of_nonzeros(groups, torch.arange(4)).tolist() == [0, 0, 1, 0]
     wide = torch.tensor([0] * 9 + [1] * 10), torch.tensor([*range(9), *range(10)])
     assert lists_of(group_rows_by_definition(*wide, 2, 10, width=1, tau=0.9)) == [[0, 1]]
 
@@ -153,9 +152,9 @@ def test_ragged_matrices(grouping: Grouping) -> None:
     none = torch.zeros(0, dtype=torch.int64)
     for shape in ((0, 0), (5, 0), (0, 5), (5, 5)):
         empty = grouping(none, none, *shape, width=4, tau=0.5)
-        assert (empty.count, empty.order.numel(), empty.row_group(5).tolist()) == (0, 0, [-1] * 5)
+        assert (empty.count, empty.order.numel()) == (0, 0)
     one = grouping(torch.tensor([3]), torch.tensor([7]), 6, 10, width=4, tau=0.5)
-    assert (lists_of(one), one.row_group(6).tolist()) == ([[3]], [-1, -1, -1, 0, -1, -1])
+    assert lists_of(one) == [[3]]
     rows, columns = torch.tensor([0, 2, 2, 5]), torch.tensor([9, 0, 3, 1])
     assert lists_of(grouping(rows, columns, 6, 10, width=64, tau=1.0)) == [[0, 2, 5]]  # one strip holds all columns
     assert lists_of(grouping(rows, columns, 6, 10, width=4, tau=1.0)) == [[0], [2, 5]]  # the last strip has 2 columns
@@ -177,18 +176,18 @@ def test_a_matrix_of_many_strips_takes_memory_by_its_nonzeros() -> None:
     kinds[: n // 2, 0] = torch.randint(0, size, (n // 2,), generator=g)
     to = torch.randperm(n, generator=g)
     groups = group_rows(to.repeat_interleave(5), kinds.flatten(), n, size, width=64, tau=0.6)
-    found = groups.row_group(n)[to]
+    found = group_of_nonzeros(groups, to)
     assert groups.heights.unique().tolist() in ([2], [1, 2])
     assert (found[: n // 2] == found[n // 2 :]).float().mean() > 0.99
 
 
 def test_rows_of_one_hash_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a hash that is the same for all, rows are compressed with equal ones or with none, and groups stay right."""
-    monkeypatch.setattr(quotients, "mixed", lambda numbers, seed: torch.zeros_like(numbers))
+    monkeypatch.setattr(clusters, "mixed", lambda numbers, seed: torch.zeros_like(numbers))
     rows, columns = torch.tensor([0, 1, 2, 3, 3, 4]), torch.tensor([0, 5, 0, 0, 5, 5])
-    found = quotients.quotient(rows, columns, 5, 6, 1)
+    _, cluster, found = clusters.clusters_of(rows, columns, 5, 6, 1)
     held = [found.strips[a:b].tolist() for a, b in zip(found.ptr[:-1].tolist(), found.ptr[1:].tolist(), strict=True)]
-    assert [held[n] for n in found.pattern.tolist()] == [[0], [1], [0], [0, 1], [1]]
+    assert [held[n] for n in cluster.tolist()] == [[0], [1], [0], [0, 1], [1]]
 
 
 def test_what_is_refused() -> None:

@@ -89,32 +89,16 @@ class Blocks:
         return step.add_(self.lane_start.index_select(0, lane)).masked_fill_(idle, -1)
 
 
-@dataclass
-class _Pieces:
-    """Fibers after cutting, in the order in which they are stored."""
-
-    start: torch.Tensor
-    """(pieces,) the place of each piece's first nonzero."""
-    length: torch.Tensor
-    """(pieces,)"""
-    row: torch.Tensor
-    """(pieces,) the number of the row of each."""
-    split: bool
-
-
 def blocks_of(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> Blocks:
     """Put fibers side by side, `lanes` to a block; with several lanes, fibers of each `WINDOW` by falling length."""
-    pieces, lanes, device = _pieces(nonzeros, shape, storage), storage.lanes, nonzeros.coords.device
-    if lanes == 1 or not pieces.row.numel():
-        start, length, row = pieces.start, pieces.length, pieces.row
-    else:
-        place, row = _side_by_side(pieces.row, lanes)
+    start, length, row, split = _pieces(nonzeros, shape, storage)
+    lanes, device = storage.lanes, row.device
+    if lanes > 1 and row.numel():
+        place, row = _side_by_side(row, lanes)
         size = row.numel() * lanes
-        start = torch.full((size,), -1, dtype=pieces.start.dtype, device=device).scatter_(0, place, pieces.start)
-        length = torch.zeros(size, dtype=pieces.length.dtype, device=device).scatter_(0, place, pieces.length)
+        start = torch.full((size,), -1, dtype=start.dtype, device=device).scatter_(0, place, start)
+        length = torch.zeros(size, dtype=length.dtype, device=device).scatter_(0, place, length)
         del place
-    split = pieces.split
-    del pieces
     length = length.int()
     steps = length.view(-1, lanes).amax(1) if lanes > 1 else length
     stored = int(steps.sum(dtype=torch.long)) * lanes
@@ -123,7 +107,15 @@ def blocks_of(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> B
     return Blocks(lanes, ptr.mul_(lanes), row, start, length, split)
 
 
-def _pieces(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> _Pieces:
+def _pieces(
+    nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
+    """Cut fibers into pieces and put these in the order in which they are stored.
+
+    Returns:
+        (pieces,) the place of each piece's first nonzero, its length, and the number of its row; whether any fiber is
+        cut.
+    """
     start, length, split = cut_runs(_fibers(nonzeros, shape, storage), storage.max_fiber_len)
     row = torch.zeros_like(start)
     if storage.item and start.numel():
@@ -138,7 +130,7 @@ def _pieces(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> _Pi
         order = torch.sort(key, stable=True).indices
         del key
         start, length, row = (own.index_select(0, order) for own in (start, length, row))
-    return _Pieces(start, length, row, split)
+    return start, length, row, split
 
 
 def _windows(row: torch.Tensor) -> torch.Tensor:

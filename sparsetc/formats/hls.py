@@ -24,8 +24,9 @@ count of the bits before its word, and in its word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -38,12 +39,11 @@ from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
-from sparsetc.packing.base import Packed, index_dtype
+from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import register_partition
-from sparsetc.packing.tiles import VOLUME, sides_named, sides_of, tile_populations, tiled, view_of
-from sparsetc.packing.words import packed_bits
+from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
-from sparsetc.planner.pricing import price, rounded
+from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit
@@ -53,7 +53,7 @@ from sparsetc.planner.schedule import dot_axes, fit
 class DenseTile:
     """Dense tiles."""
 
-    name, even = "dense_tile", True
+    name, even, bitmap = "dense_tile", True, False
 
     def parameters(self, order: int) -> tuple[str, ...]:
         """The side of a tile along each mode."""
@@ -61,42 +61,18 @@ class DenseTile:
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Ranges of tiles that share the item modes' block coordinates."""
-        return view_of(shape, storage, bitmap=False)
+        return view_of(shape, storage, self.bitmap)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
-        view = self.view(shape, storage)
-        t = tiled(coords, shape, storage, view)
-        positions = torch.full((t.tiles * view.values.volume,), -1, dtype=torch.long, device=coords.device)
-        positions[t.tile.mul_(view.values.volume).add_(t.place)] = t.by_tile
-        return t.packed(self.name, storage, shape, t.arrays, positions)
+        return packed_tiles(self.name, coords, shape, storage, self.view(shape, storage))
 
 
 @register_format
-class BitmapTile:
-    """Tiles of which the nonzeros are stored."""
+class BitmapTile(DenseTile):
+    """Tiles of which the nonzeros are stored, sorted by position."""
 
-    name, even = "bitmap_tile", True
-
-    def parameters(self, order: int) -> tuple[str, ...]:
-        """The side of a tile along each mode."""
-        return sides_named(order)
-
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
-        """Ranges of tiles that share the item modes' block coordinates."""
-        return view_of(shape, storage, bitmap=True)
-
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
-        """Sort tiles by (item, other) modes, and the nonzeros of a tile by position."""
-        view, nnz = self.view(shape, storage), coords.shape[1]
-        t = tiled(coords, shape, storage, view)
-        value_ptr = torch.zeros(t.tiles + 1, dtype=torch.long, device=coords.device)
-        value_ptr[1:] = torch.cumsum(torch.bincount(t.tile, minlength=t.tiles), 0)
-        arrays = t.arrays | {
-            "value_ptr": value_ptr.to(index_dtype(nnz)),
-            "bits": packed_bits(t.tile, t.place, t.tiles, view.values.volume, view.values.word).flatten(),
-        }
-        return t.packed(self.name, storage, shape, arrays, t.by_tile)
+    name, bitmap = "bitmap_tile", True
 
 
 # Measurements behind these numbers: benchmarks/results/tile_schedules.json.
@@ -181,14 +157,26 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
-    if any(groups.sampled):
-        return _sampled(problem, groups, padded)
-    if not groups.dot:
-        return _elementwise(problem, groups, padded)
+    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
+    operands = named_operands(problem.bound)[1]
+    if any(groups.sampled):  # a dot of dense rows, as long as a side's matrix has room for, times what is stored
+        wide = max(prod(side[c] for o in operands if o.name in names for c in o.rows) for names in groups.sampled)
+        most = max(MIN_DOT, min(SAMPLED_RANKS, MATRIX // wide))
+        blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
+        return Schedule(SAMPLED_WARPS, tuple(blocks.items()), True, problem.precision, stages=2)
+    if not groups.dot:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
+        positions = prod(side[c] for c in (*groups.columns, *groups.second))
+        limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if problem.floating and problem.itemsize <= 4 else 8)))
+        blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
+        return Schedule(1, tuple(blocks.items()), False, problem.precision, stages=2)
+    sides = []  # the dense axes of what each dot contracts with, in their order, and the positions that it contracts
+    for letters in filter(None, (groups.first, groups.second)):
+        axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
+        sides.append((axes, max(MIN_DOT, prod([side[c] for c in letters]))))
     if groups.second:
-        return _chained(problem, groups, padded)
+        return _chained(problem, sides, padded)
     most = FUSED_RANKS if fused or problem.precision == "tf32" else RANKS
-    (rows, deep), *_ = _dot_sides(problem, groups)
+    (rows, deep), *_ = sides
     beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     own = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
@@ -201,26 +189,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     return Schedule(warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
 
 
-def _sampled(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
-    """A dot of dense rows, as long as a side's matrix has room for, times what is stored."""
-    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
-    rows = {o.name: o.rows for o in named_operands(problem.bound)[1]}
-    wide = max(prod(side[c] for name in names for c in rows[name]) for names in groups.sampled)
-    most = max(MIN_DOT, min(SAMPLED_RANKS, MATRIX // wide))
-    blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
-    return Schedule(SAMPLED_WARPS, tuple(blocks.items()), True, problem.precision, stages=2)
-
-
-def _elementwise(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
-    """No dot: the positions of one letter, by all dense axes, are what a program multiplies and keeps."""
-    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
-    positions = prod(side[c] for c in (*groups.columns, *groups.second))
-    limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if problem.floating and problem.itemsize <= 4 else 8)))
-    blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
-    return Schedule(1, tuple(blocks.items()), False, problem.precision, stages=2)
-
-
-def _chained(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Schedule:
+def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], padded: dict[str, int]) -> Schedule:
     """The schedule of two dots: as many kept positions as the matrices have room for, `columns` being their number.
 
     On an H200 (`benchmarks/results/ttmc_tiles.json`, rank 32 x 32) 8 positions by 4 warps were fastest in bfloat16, by
@@ -229,7 +198,6 @@ def _chained(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Sc
     matrix = MATRIX // 2 if problem.precision == "tf32x3" or problem.itemsize > 4 else MATRIX
     warps = 4 if problem.precision == "bf16" else 2
     blocks = {c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}
-    sides = _dot_sides(problem, groups)
     for axes, deep in sides:  # several operands of a side are multiplied together, position by position
         own = max(MIN_DOT, _most_elements(problem, warps) // deep)
         blocks |= fit({c: blocks[c] for c in axes}, list(axes), own, [axes])
@@ -241,17 +209,6 @@ def _chained(problem: Problem, groups: TileGroups, padded: dict[str, int]) -> Sc
 def _most_elements(problem: Problem, warps: int) -> int:
     """Elements of a tile that so many warps keep in registers: float64 takes two of them."""
     return MOST_SUMS * warps * 4 // max(4, problem.itemsize)
-
-
-def _dot_sides(problem: Problem, groups: TileGroups) -> list[tuple[dict[str, None], int]]:
-    """The dense axes of what each dot contracts with, in their order, and the positions that it contracts."""
-    side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
-    _, operands = named_operands(problem.bound)
-    found = []
-    for letters in filter(None, (groups.first, groups.second)):
-        axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
-        found.append((axes, max(MIN_DOT, prod([side[c] for c in letters]))))
-    return found
 
 
 THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
@@ -271,25 +228,29 @@ def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> 
     """Tiles of many nonzeros dense, or as bitmaps, by a threshold or the best; what they leave as nonzeros."""
     check_threshold(threshold, 0)
     splits = _splits(problem, counts, None if threshold is None else [threshold])
-    if len(splits) == 1:
-        return splits[0]
-
-    def seconds(split: Candidate) -> float:
-        return sum(price(split, problem).seconds)
-
-    return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
+    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
 
 
 def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:
     """The hybrid by each threshold, or by each that is worth trying, and each way to take what tiles leave."""
     histogram, rest = counts.tiles(), _leftovers(problem, counts)
-    held, made = Held.of(histogram), list[Candidate]()
-    groups = groups_of(problem.bound, sides_of(counts.shape), problem.floating)
+    tiles = histogram // torch.arange(VOLUME + 1, device=histogram.device).clamp(min=1)
+    below = [(0, *torch.cumsum(counted, 0).tolist()) for counted in (histogram, tiles)]  # n nonzeros, by n
+    if thresholds is None:  # the smallest of those that deal alike, and one that makes nothing dense
+        different: dict[int, int] = {}
+        for threshold in (*THRESHOLDS, VOLUME + 1):
+            different.setdefault(below[0][threshold], threshold)
+        thresholds = [*different.values()]
+    groups, splits = groups_of(problem.bound, sides_of(counts.shape), problem.floating), list[Candidate]()
     schedule_of = cache(lambda fused: _schedule(problem, groups, fused))
-    for least in _worth_trying(histogram) if thresholds is None else thresholds:
-        whole = max(least, stored_whole(problem, counts, least, histogram))
-        made += [_split(problem, counts, least, whole, held, leftovers, schedule_of) for leftovers in rest]
-    return made
+    for threshold in thresholds:
+        whole = max(threshold, stored_whole(problem, counts, threshold, histogram))
+        ends = pairwise(min(n, VOLUME + 1) for n in (threshold, whole, VOLUME + 1))
+        bitmaps, dense = ((below[0][end] - below[0][start], below[1][end] - below[1][start]) for start, end in ends)
+        held = {"dense_tile": dense} if dense[0] or not bitmaps[0] else {}
+        held |= {"bitmap_tile": bitmaps} if bitmaps[0] else {}
+        splits += [_split(problem, counts, threshold, whole, held, leftovers, schedule_of) for leftovers in rest]
+    return splits
 
 
 def _leftovers(problem: Problem, counts: Counts) -> list[Candidate]:
@@ -299,33 +260,21 @@ def _leftovers(problem: Problem, counts: Counts) -> list[Candidate]:
     return [coo(problem, counts), fiber(problem, counts, best_leaf(problem, counts))]
 
 
-def _worth_trying(histogram: torch.Tensor) -> list[int]:
-    """Thresholds that make different parts: the smallest of those that deal alike, and one that makes nothing dense."""
-    below = torch.cumsum(histogram, 0).tolist()
-    found: dict[int, int] = {}
-    for t in (*THRESHOLDS, VOLUME + 1):
-        found.setdefault(below[min(t, VOLUME + 1) - 1], t)
-    return list(found.values())
-
-
 def _split(
     problem: Problem,
     counts: Counts,
     threshold: int,
     whole: int,
-    populations: Held,
+    held: dict[str, tuple[int, int]],
     rest: Candidate,
     schedule_of: Callable[[bool], Schedule],
 ) -> Candidate:
-    """Tiles from a population on, those from another on stored whole, and what is left; fused or not is scheduled."""
-    populated = {"dense_tile": (whole, VOLUME + 1), "bitmap_tile": (threshold, whole)}
-    held = {format: populations.between(*bounds) for format, bounds in populated.items()}
+    """Tiles from a population on, those from another on stored whole, and what is left; fused or not is scheduled.
+
+    `held` are how many nonzeros, and how many tiles, each format stores.
+    """
     nnz = sum([n for n, _ in held.values()])
     fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and one_launch(problem, counts.nnz)
-    if held["dense_tile"][0] or not nnz:
-        held = held if held["bitmap_tile"][0] else {"dense_tile": held["dense_tile"]}
-    else:
-        del held["dense_tile"]
     each = [tiles_part(problem, counts, format, *held[format], schedule_of(fused)) for format in held]
     made, expected = zip(*each, strict=True)
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
@@ -338,30 +287,6 @@ def _split(
     if rest.plan.name == "fiber":  # they are not fewer, but shorter
         left = replace(left, fibers=min(left.nnz, rest.expected[0].fibers))
     return Candidate(plan, (*expected, left))
-
-
-@dataclass(frozen=True)
-class Held:
-    """How many nonzeros, and how many tiles, there are in tiles of fewer than n nonzeros: at place n of a list each."""
-
-    nonzeros: tuple[int, ...]
-    tiles: tuple[int, ...]
-
-    @classmethod
-    def of(cls, histogram: torch.Tensor) -> Held:
-        """Count from the number of nonzeros of each population."""
-        tiles = histogram // torch.arange(histogram.numel(), device=histogram.device).clamp(min=1)
-        below = (torch.cumsum(counted, 0).tolist() for counted in (histogram, tiles))
-        nonzeros, whole = ((0, *counted) for counted in below)
-        return cls(nonzeros, whole)
-
-    def between(self, least: int, below: int) -> tuple[int, int]:
-        """(nonzeros, tiles) of the tiles that hold from `least` up to, not including, `below` nonzeros."""
-        last = len(self.tiles) - 1
-        first, end = min(max(1, least), last), min(below, last)
-        if first >= end:
-            return 0, 0
-        return self.nonzeros[end] - self.nonzeros[first], self.tiles[end] - self.tiles[first]
 
 
 @register_partition("threshold")

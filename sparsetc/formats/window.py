@@ -17,7 +17,7 @@ A zero position is multiplied like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -40,7 +40,7 @@ from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import items_of, refuse_duplicates
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
-from sparsetc.planner.pricing import costs, in_order, rounded
+from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit
@@ -80,44 +80,40 @@ class Windowing:
             raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {given}")
         return cls(storage.item, storage.lane, *sides, tau, strip)
 
-    @property
-    def grouping(self) -> Hashable:
-        """What groups of rows depend on, beside coordinates and shape: whatever the tiles."""
-        return ("similar", self.rows, self.columns, self.strip, self.tau)
-
     def sides(self, order: int) -> tuple[int, ...]:
         """The sides of a tile, by mode; the other modes of rows, and of columns, are listed along them."""
         return tuple({self.rows[0]: self.height, self.columns[-1]: self.width}.get(m, 1) for m in range(order))
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows that have nonzeros, as windows take them."""
+def ranked_rows(
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None = None
+) -> tuple[torch.Tensor, int]:
+    """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
 
-    rank: torch.Tensor
-    """(nnz,) the place of each nonzero's row, int32 where that holds them."""
-    count: int
+    Rows are in the order of their coordinates, or group by group. What whole windows leave of the groups comes after
+    them, so that no window but those has rows of several groups.
+    """
+    row, count = _ranks(coords, shape, s.rows)
+    if not s.tau:
+        return row, count
 
-    @classmethod
-    def of(cls, coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None = None) -> Rows:
-        """The rows in the order of their coordinates, or group by group; a cache keeps the groups.
+    def similar() -> Groups:
+        columns, width = coords[s.columns[-1]], shape[s.columns[-1]]
+        if len(s.columns) > 1:
+            columns, width = _ranks(coords, shape, s.columns)
+        return group_rows(row.long(), columns.long(), count, width, width=s.strip, tau=s.tau / 100)
 
-        What whole windows leave of the groups comes after them, so that no window but those has rows of several groups.
-        """
-        own, count = _ranks(coords, shape, s.rows)
-        if not s.tau:
-            return cls(own, count)
-        groups = (Lru(1) if cache is None else cache).once(s.grouping, lambda: similar(coords, shape, s))
-        order = _in_windows(groups, s.height)
-        places = torch.arange(count, dtype=own.dtype, device=order.device)
-        rank = torch.empty(count, dtype=own.dtype, device=order.device).scatter_(0, order, places)
-        return cls(rank.index_select(0, own), count)
-
-    def listed(self, coordinate: torch.Tensor, height: int, none: int) -> torch.Tensor:
-        """(windows * height,) the rows' coordinates, the last window filled up by what stands for none."""
-        size, kind = -(-self.count // height) * height, index_dtype(none)
-        lists = torch.full((size,), none, dtype=kind, device=coordinate.device)
-        return lists.scatter_(0, self.rank.long(), coordinate.to(kind))
+    # The groups depend on these beside coordinates and shape, whatever the tiles.
+    key = ("similar", s.rows, s.columns, s.strip, s.tau)
+    groups = similar() if cache is None else cache.once(key, similar)
+    size = groups.heights
+    group = torch.repeat_interleave(size)
+    place = torch.arange(count, device=group.device) - groups.ptr[:-1][group]
+    left = place >= (size - size % s.height)[group]
+    order = groups.order[torch.sort(left, stable=True).indices]
+    places = torch.arange(count, dtype=row.dtype, device=order.device)
+    rank = torch.empty_like(places).scatter_(0, order, places)
+    return rank.index_select(0, row), count
 
 
 def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
@@ -125,28 +121,11 @@ def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...])
     return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
 
 
-def similar(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing) -> Groups:
-    """Groups of the rows that have nonzeros, by their numbers; several modes of columns are numbered too."""
-    (rows, count), columns, width = _ranks(coords, shape, s.rows), coords[s.columns[-1]], shape[s.columns[-1]]
-    if len(s.columns) > 1:
-        columns, width = _ranks(coords, shape, s.columns)
-    return group_rows(rows.long(), columns.long(), count, width, width=s.strip, tau=s.tau / 100)
+@register_format
+class Window:
+    """Tiles over the columns that any row of a group has, compacted."""
 
-
-def _in_windows(groups: Groups, height: int) -> torch.Tensor:
-    """The numbers of the rows: whole windows of each group, then what is left of the groups."""
-    size = groups.heights
-    group = torch.repeat_interleave(size)
-    place = torch.arange(group.numel(), device=group.device) - groups.ptr[:-1][group]
-    left = place >= (size - size % height)[group]
-    return groups.order[torch.sort(left, stable=True).indices]
-
-
-class _Windows:
-    """What both formats share; they differ in which columns a tile has."""
-
-    name: str
-    compacted: bool
+    name, compacted = "window", True
 
     def parameters(self, order: int) -> tuple[str, ...]:
         """The sides of a tile, and how rows are grouped."""
@@ -169,23 +148,27 @@ class _Windows:
     ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
         s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
-        rows = Rows.of(coords, shape, s, cache)
-        t = tiled(coords, shape, s, rows.rank // s.height, self.compacted)
-        positions = self._positions(t, rows.rank % s.height, s, view.values.volume)
-        groups = crd.starts_of_runs([t.group])
-        of_items, split = items_of(groups, storage, view)
-        arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), t.tiles)]).to(index_dtype(t.tiles))}
-        for array, mode in _arrays("rows", s.rows):
-            lists = rows.listed(coords[mode], s.height, shape[mode])
-            arrays[array] = lists.view(-1, s.height).index_select(0, t.group.index_select(0, of_items)).flatten()
+        rank, rows = ranked_rows(coords, shape, s, cache)
+        tile, along, group, first = tiled(coords, shape, s, rank // s.height, self.compacted)
+        positions = torch.full((first.numel() * view.values.volume,), -1, dtype=torch.long, device=coords.device)
+        place = tile.long().mul_(s.height).add_(rank % s.height).mul_(s.width).add_(along)
+        nonzeros = torch.arange(nnz, device=coords.device)
+        positions.scatter_(0, place, nonzeros)
+        if not torch.equal(positions.index_select(0, place), nonzeros):
+            refuse_duplicates()
+        del place, nonzeros
+        of_items, split = items_of(crd.starts_of_runs([group]), storage, view)
+        arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), first.numel())])}
+        arrays["item_ptr"] = arrays["item_ptr"].to(index_dtype(first.numel()))
+        for array, mode in _arrays("rows", s.rows):  # the last window is filled up
+            lists = _filled(-(-rows // s.height) * s.height, rank, coords[mode], shape[mode])
+            arrays[array] = lists.view(-1, s.height).index_select(0, group.index_select(0, of_items)).flatten()
         if self.compacted:
-            at = t.tile.long().mul_(s.width).add_(t.along)
+            at = tile.long().mul_(s.width).add_(along)
             for array, mode in _arrays("columns", s.columns):
-                kind = index_dtype(shape[mode])
-                lists = torch.full((t.tiles * s.width,), shape[mode], dtype=kind, device=coords.device)
-                arrays[array] = lists.scatter_(0, at, coords[mode].to(kind))
+                arrays[array] = _filled(first.numel() * s.width, at, coords[mode], shape[mode])
         else:
-            strips = {m: coords[m].index_select(0, t.first) // view.values.sides[m] for m in s.columns}
+            strips = {m: coords[m].index_select(0, first) // view.values.sides[m] for m in s.columns}
             arrays |= words.encode(strips, view.levels[1])
         return Packed(
             format=self.name,
@@ -197,34 +180,24 @@ class _Windows:
             positions=positions,
             stored=positions.numel(),
             items=of_items.numel(),
-            representatives=(t.first.index_select(0, of_items), t.first),
+            representatives=(first.index_select(0, of_items), first),
             split_rows=split,
             padded=positions.numel() != nnz,
         )
 
-    def _positions(self, t: Tiled, across: torch.Tensor, s: Windowing, volume: int) -> torch.Tensor:
-        """(tiles * volume,) the nonzero of each position, -1 where there is none; `across` are places along rows."""
-        positions = torch.full((t.tiles * volume,), -1, dtype=torch.long, device=across.device)
-        place = t.tile.long().mul_(s.height).add_(across).mul_(s.width).add_(t.along)
-        nonzeros = torch.arange(place.numel(), device=across.device)
-        positions.scatter_(0, place, nonzeros)
-        if not torch.equal(positions.index_select(0, place), nonzeros):
-            refuse_duplicates()
-        return positions
-
 
 @register_format
-class Window(_Windows):
-    """Tiles over the columns that any row of a group has, compacted."""
-
-    name, compacted = "window", True
-
-
-@register_format
-class Vbr(_Windows):
+class Vbr(Window):
     """Tiles over strips of consecutive columns (1-SA): variable block rows of a fixed width."""
 
     name, compacted = "vbr", False
+
+
+def _filled(size: int, places: torch.Tensor, coordinates: torch.Tensor, none: int) -> torch.Tensor:
+    """(size,) coordinates at their places, elsewhere what stands for none."""
+    kind = index_dtype(none)
+    lists = torch.full((size,), none, dtype=kind, device=coordinates.device)
+    return lists.scatter_(0, places.long(), coordinates.to(kind))
 
 
 def _arrays(name: str, modes: Sequence[int]) -> list[tuple[str, int]]:
@@ -240,44 +213,36 @@ def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Tiled:
-    """Nonzeros dealt to the tiles of groups of rows."""
+def tiled(
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Number the tiles of each group: of its next columns, or of the strips that it touches.
 
-    tiles: int
-    tile: torch.Tensor
-    """(nnz,) the tile of each nonzero."""
-    along: torch.Tensor
-    """(nnz,) its place along the tile's columns."""
-    group: torch.Tensor
-    """(tiles,) the group of each tile, in order."""
-    first: torch.Tensor
-    """(tiles,) a nonzero of each tile."""
-
-
-def tiled(coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool) -> Tiled:
-    """Number the tiles of each group: of its next columns, or of the strips that it touches."""
+    Returns:
+        (nnz,) the tile of each nonzero, and (nnz,) its place along the tile's columns; (tiles,) the group of each tile,
+        in order, and (tiles,) a nonzero of it.
+    """
     *outer, last = s.columns
     columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // s.width for _ in "c"))
     sizes = [max(1, coords.shape[1]), *(shape[m] for m in s.columns)]
     # The different columns of each group, or its strips, and the first nonzero of each.
     number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
     if not compacted:
-        return Tiled(first.numel(), number, coords[last] % s.width, group.index_select(0, first), first)
+        return number, coords[last] % s.width, group.index_select(0, first), first
     start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), s.width)
     tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
     tile = torch.repeat_interleave(tiles, length).index_select(0, number)
     first = first.index_select(0, start)
-    return Tiled(first.numel(), tile, number - start.index_select(0, tile), group.index_select(0, first), first)
+    return tile, number - start.index_select(0, tile), group.index_select(0, first), first
 
 
 def populations(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, rows: Rows
+    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many tiles, each window has."""
-    group = rows.rank // s.height
-    t = tiled(coords, shape, s, group, compacted=True)
-    return group, torch.bincount(group), torch.bincount(t.group)
+    group = ranked_rows(coords, shape, s, cache)[0] // s.height
+    of_tiles = tiled(coords, shape, s, group, compacted=True)[2]
+    return group, torch.bincount(group), torch.bincount(of_tiles)
 
 
 @register_partition("row_similarity", whole_rows=True)
@@ -310,7 +275,7 @@ def by_row_similarity(
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
     s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
-    group, nonzeros, tiles = populations(coords, shape, s, Rows.of(coords, shape, s, cache))
+    group, nonzeros, tiles = populations(coords, shape, s, cache)
     filled = (nonzeros // tiles >= threshold)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
 
@@ -319,54 +284,37 @@ def by_row_similarity(
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A tile, and how a program goes over tiles."""
+class Tiling:
+    """A tile, how a program goes over tiles, and how rows are grouped."""
 
     height: int
     width: int
     columns: int
     """Elements of the dense axes that a program takes."""
     warps: int
-    precision: str = ""
-    """The precision of dots, where it is not the one asked for."""
+    precision: str
+    tau: int
+    strip: int
+
+    @property
+    def params(self) -> tuple[tuple[str, int], ...]:
+        """What a storage says of the tiles and groups."""
+        similar = (("strip", self.strip), ("tau", self.tau)) if self.tau else ()
+        return (("height", self.height), *similar, ("width", self.width))
 
 
-SHAPES = {
-    "tf32x3": (
-        Shape(16, 32, 128, 2),
-        Shape(16, 64, 128, 2),
-        Shape(64, 32, 64, 4),
-        Shape(64, 64, 64, 4),
-        Shape(128, 64, 64, 4),
-    ),
-    "tf32": (
-        Shape(16, 32, 128, 2),
-        Shape(16, 64, 128, 2),
-        Shape(32, 64, 128, 2),
-        Shape(64, 64, 128, 2),
-        Shape(128, 64, 64, 2),
-    ),
-    "bf16": (
-        Shape(16, 64, 128, 2),
-        Shape(32, 64, 128, 2),
-        Shape(64, 64, 128, 4),
-        Shape(64, 128, 64, 4),
-        Shape(128, 64, 128, 4),
-    ),
-    "ieee": (Shape(16, 16, 64, 4), Shape(32, 16, 64, 4)),
-    F16X3: (
-        Shape(16, 32, 64, 2, F16X3),
-        Shape(16, 64, 64, 2, F16X3),
-        Shape(32, 64, 64, 4, F16X3),
-        Shape(64, 64, 64, 4, F16X3),
-        Shape(128, 64, 64, 4, F16X3),
-    ),
+TILES = {
+    "tf32x3": ((16, 32, 128, 2), (16, 64, 128, 2), (64, 32, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
+    "tf32": ((16, 32, 128, 2), (16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 2), (128, 64, 64, 2)),
+    "bf16": ((16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 4), (64, 128, 64, 4), (128, 64, 128, 4)),
+    "ieee": ((16, 16, 64, 4), (32, 16, 64, 4)),
+    F16X3: ((16, 32, 64, 2), (16, 64, 64, 2), (32, 64, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
 }
-"""What is considered, by the precision of dots: together within 0.2 % (tf32x3), 4 % (tf32) and 3 % (bf16) of the
-fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases; 22 % at worst (H200,
-`benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the dense operand in the
-other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest of 23, by geometric
-mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
+"""Height, width, columns and warps that are considered, by the precision of dots: together within 0.2 % (tf32x3), 4 %
+(tf32) and 3 % (bf16) of the fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases;
+22 % at worst (H200, `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the
+dense operand in the other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest
+of 23, by geometric mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
 USUAL, MOST_GROUPED, MANY = (40, 60), 8_000_000, 1 << 16
@@ -389,21 +337,6 @@ def _nbytes(problem: Problem, candidate: Candidate) -> int:
     return candidate.expected[0].stored * problem.itemsize
 
 
-def _worthwhile(problem: Problem) -> Callable[[Candidate], bool]:
-    """Whether what a candidate's tiles store is within the bounds of what ``"auto"`` considers."""
-
-    def within(candidate: Candidate) -> bool:
-        tiles = candidate.expected[0]
-        return tiles.stored <= MOST_STORED * tiles.nnz and _nbytes(problem, candidate) <= MOST_BYTES
-
-    return within
-
-
-def _fitting(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """The candidates whose tiles are within the memory limit."""
-    return (split for split in found if _nbytes(problem, split) <= problem.memory)
-
-
 def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The best split for each shape of tile and similarity, on a GPU, where tiles make matrix products."""
     usable = problem.backend == "triton" and problem.floating and problem.coalesced
@@ -411,12 +344,18 @@ def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts)
         return
     columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
     grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
-    for tau in (tau for n, tau in enumerate(taus) if n < grouped or not tau):
-        for shape in (*_shapes(problem), *_in_halves(problem)):
-            # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
-            if 100 * counts.nnz >= LEAST_FILL * shape.height * columns:
-                found = splits(problem, counts, name, Tiling(shape, tau))
-                yield from cheapest(problem, filter(_worthwhile(problem), _fitting(problem, found)))
+    taus = [tau for n, tau in enumerate(taus) if n < grouped or not tau]
+    most = min(MOST_BYTES, problem.memory)
+    for tiling in tilings(problem, taus, {}):
+        # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
+        if 100 * counts.nnz >= LEAST_FILL * tiling.height * columns:
+            found = [
+                split
+                for split in splits(problem, counts, name, tiling)
+                if split.expected[0].stored <= MOST_STORED * split.expected[0].nnz and _nbytes(problem, split) <= most
+            ]
+            if found:
+                yield cheapest(found, problem, in_order)
 
 
 def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Counts, **named: Any) -> Candidate:
@@ -426,13 +365,13 @@ def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Count
     check_windows(named)
     found = [
         split
-        for tiling in tilings(problem, named, taus)
+        for tiling in tilings(problem, taus, named)
         for split in splits(problem, counts, name, tiling, named.get("threshold"))
     ]
     if not found:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-    for split in cheapest(problem, _fitting(problem, found)):
-        return split
+    if fitting := [split for split in found if _nbytes(problem, split) <= problem.memory]:
+        return cheapest(fitting, problem, in_order)
     least = min(_nbytes(problem, split) for split in found)
     raise OutOfMemoryError(
         f'tiles of plan "{name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
@@ -440,56 +379,25 @@ def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Count
     )
 
 
-def _shapes(problem: Problem) -> tuple[Shape, ...]:
-    """The shapes for a precision; values of 16 bits are multiplied as they are."""
-    return SHAPES["bf16" if problem.itemsize == 2 else problem.precision]
+def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Tiling]:
+    """Yield the tiles and similarities that a request leaves open, by the height, width, tau and strip that it names.
 
-
-def _in_halves(problem: Problem) -> tuple[Shape, ...]:
-    """The shapes for float32 in halves, where that is as exact as what is asked for."""
-    return SHAPES[F16X3] if problem.halves and problem.precision == DOTS["highest"] else ()
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """A shape of tile, and how rows are grouped."""
-
-    shape: Shape
-    tau: int = 0
-    strip: int = 0
-
-    @property
-    def params(self) -> tuple[tuple[str, int], ...]:
-        """What a storage says of the tiles and groups."""
-        similar = (("strip", self.strip or STRIP), ("tau", self.tau)) if self.tau else ()
-        return (("height", self.shape.height), *similar, ("width", self.shape.width))
-
-
-def tilings(problem: Problem, named: dict[str, Any], taus: Iterable[int]) -> Iterator[Tiling]:
-    """What a request leaves open: shapes of the height and the width that it names, and similarities."""
-    ways = (_shapes(problem), _in_halves(problem) if named.get("halves", True) else ())
-    shapes = [shape for own in ways if own for shape in _of_height(own, named.get("height"))]
+    Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
+    asked for.
+    """
+    ways = {"bf16" if problem.itemsize == 2 else problem.precision: problem.precision}
+    if problem.halves and problem.precision == DOTS["highest"] and named.get("halves", True):
+        ways[F16X3] = F16X3
     for tau in (named["tau"],) if "tau" in named else taus:
-        for shape in shapes:
-            yield Tiling(replace(shape, width=named.get("width", shape.width)), tau, named.get("strip", 0))
-
-
-def _of_height(shapes: Sequence[Shape], height: int | None) -> Sequence[Shape]:
-    """The shapes, or that of the nearest height, by the height that is named."""
-    if height is None:
-        return shapes
-    return [replace(min(shapes, key=lambda shape: abs(shape.height - height)), height=height)]
-
-
-def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """The candidate that is expected to be fastest, if there is one."""
-    each = list(found)
-
-    def seconds(split: Candidate) -> float:
-        return sum(in_order(split, problem).seconds)  # which shape is best depends on the order of the grid
-
-    if each:
-        yield min(each, key=lambda split: seconds(rounded(split, problem, seconds)))
+        for way, precision in ways.items():
+            tiles = TILES[way]
+            if "height" in named:
+                nearest = min(tiles, key=lambda tile: abs(tile[0] - named["height"]))
+                tiles = ((named["height"], *nearest[1:]),)
+            for height, width, columns, warps in tiles:
+                yield Tiling(
+                    height, named.get("width", width), columns, warps, precision, tau, named.get("strip", STRIP)
+                )
 
 
 def splits(
@@ -497,16 +405,20 @@ def splits(
 ) -> Iterator[Candidate]:
     """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
     storage = Storage(item=problem.kept, lane=problem.rest, params=tiling.params)
-    windowing = Windowing.of(storage)
-    if problem.backend == "triton" and not _multiplies(problem, storage, tiling.shape):
+    if problem.backend == "triton" and not _multiplies(problem, storage, tiling):
         return
-    held = counted(counts, windowing)
-    volume = windowing.height * windowing.width
+    windowing = Windowing.of(storage)
+
+    def count() -> tuple[torch.Tensor, ...]:
+        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, windowing, counts.cache)[1:]])
+
+    nonzeros, tiles = counts.once(("windows", windowing), count)
+    volume = tiling.height * tiling.width
     tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
     for least in tried:
-        own = held.filled(least)
-        if own.tiles.numel() or threshold is not None or not counts.nnz:  # what is named may leave all to runs
-            for windows, expected in _parts(problem, storage, tiling.shape, own):
+        filled = nonzeros // tiles >= least
+        if bool(filled.any()) or threshold is not None or not counts.nnz:  # what is named may leave all to runs
+            for windows, expected in _parts(problem, storage, tiling, nonzeros[filled], tiles[filled]):
                 yield _beside_runs(problem, counts, name, windows, expected, least)
 
 
@@ -520,69 +432,42 @@ def _products_of_rows(problem: Problem) -> bool:
     return sum(bool(columns & {*o.rows}) for o in named_operands(problem.bound)[1]) > 1
 
 
-def _multiplies(problem: Problem, storage: Storage, shape: Shape) -> bool:
+def _multiplies(problem: Problem, storage: Storage, tiling: Tiling) -> bool:
     """Whether the tiles make matrix products: what the columns gather does not vary along the rows.
 
     In halves it must be rows of one operand, else that is an error, of which this is no plan.
     """
-    part, none = Part("window", storage, schedule_of(problem, shape)), Statistics(0, 0, 0, 0, problem.itemsize)
+    part, none = Part("window", storage, schedule_of(problem, tiling)), Statistics(0, 0, 0, 0, problem.itemsize)
     try:
         (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
     except PlanError:
-        if shape.precision != F16X3:
+        if tiling.precision != F16X3:
             raise
         return False
     return cost.dot != ZERO
 
 
-@dataclass(frozen=True)
-class Populations:
-    """What the groups of one kind hold, on the CPU."""
+def _parts(
+    problem: Problem, storage: Storage, tiling: Tiling, nonzeros: torch.Tensor, tiles: torch.Tensor
+) -> Iterator[tuple[Part, Statistics]]:
+    """Groups of so many nonzeros and tiles as a part: whole, and cut where there are few programs.
 
-    nonzeros: torch.Tensor
-    """(groups,)."""
-    tiles: torch.Tensor
-    """(groups,)."""
-
-    def filled(self, threshold: int) -> Populations:
-        """The groups whose tiles hold at least so many nonzeros on average."""
-        own = self.nonzeros // self.tiles >= threshold
-        return Populations(self.nonzeros[own], self.tiles[own])
-
-
-def counted(counts: Counts, windowing: Windowing) -> Populations:
-    """What the groups hold, counted once."""
-    coords, shape = counts.coords, counts.shape
-
-    def count() -> Populations:
-        _, nonzeros, tiles = populations(coords, shape, windowing, Rows.of(coords, shape, windowing, counts.cache))
-        return Populations(nonzeros.cpu(), tiles.cpu())
-
-    return counts.once(("windows", windowing), count)
-
-
-def _parts(problem: Problem, storage: Storage, shape: Shape, held: Populations) -> Iterator[tuple[Part, Statistics]]:
-    """Groups as a part: whole, and cut where there are few programs, when what items of a row find is added."""
-    schedule, volume = schedule_of(problem, shape), shape.height * shape.width
+    What items of a row find is added.
+    """
+    schedule, volume = schedule_of(problem, tiling), tiling.height * tiling.width
     sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
     programs = prod(-(-size // schedule.block(c)) for c, size in sizes.items())
-    tiles, nnz = int(held.tiles.sum()), int(held.nonzeros.sum())
-    longest = int(held.tiles.max()) if tiles else 0
-
-    def part(each: int, items: int) -> tuple[Part, Statistics]:
-        """Groups in items of so many tiles; 0 for as many as each has."""
-        stored = replace(storage, max_item_nnz=each * volume)
-        expected = Statistics(
-            items, tiles, tiles * volume, nnz, problem.itemsize, chain=each or longest, split_rows=each > 0
-        )
-        return Part("window", stored, schedule, nnz, label="windows"), expected
-
-    each = max(LEAST_TILES, -(-tiles * programs // PROGRAMS))
+    count, nnz = int(tiles.sum()), int(nonzeros.sum())
+    longest = int(tiles.max()) if count else 0
+    most = max(LEAST_TILES, -(-count * programs // PROGRAMS))
     if problem.backend != "triton":
-        each = max(1, CPU_ITEM_NNZ // volume)
-    yield part(0, held.tiles.numel())
-    if longest > each and not problem.deterministic:
-        yield part(each, int((-(-held.tiles // each)).sum()))
+        most = max(1, CPU_ITEM_NNZ // volume)
+    cuts = longest > most and not problem.deterministic
+    for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
+        items = int((-(-tiles // each)).sum()) if each else tiles.numel()
+        part = Part("window", replace(storage, max_item_nnz=each * volume), schedule, nnz, label="windows")
+        chain = each or longest
+        yield part, Statistics(items, count, count * volume, nnz, problem.itemsize, chain=chain, split_rows=each > 0)
 
 
 def _beside_runs(
@@ -605,14 +490,14 @@ def _leftovers(problem: Problem, counts: Counts) -> Candidate:
     return next(short_rows(problem, counts), None) or coo(problem, counts)
 
 
-def schedule_of(problem: Problem, shape: Shape) -> Schedule:
+def schedule_of(problem: Problem, tiling: Tiling) -> Schedule:
     """How a part of windows runs."""
     sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
-    blocks = fit({c: max(MIN_DOT, min(n, shape.columns)) for c, n in padded.items()}, list(padded), shape.columns)
-    return Schedule(shape.warps, tuple(blocks.items()), True, shape.precision or problem.precision)
+    blocks = fit({c: max(MIN_DOT, min(n, tiling.columns)) for c, n in padded.items()}, list(padded), tiling.columns)
+    return Schedule(tiling.warps, tuple(blocks.items()), True, tiling.precision)
 
 
 def plan_window(
@@ -627,10 +512,7 @@ def plan_window(
         halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where the cost model
             expects that to be faster and a call's operands allow it.
     """
-    return Plan(
-        "window",
-        options=_sizes(height=height, width=width, threshold=threshold, halves=None if halves is True else halves),
-    )
+    return _request("window", height=height, width=width, threshold=threshold, halves=halves)
 
 
 def plan_1sa(
@@ -651,17 +533,16 @@ def plan_1sa(
         threshold: nonzeros a tile, from which rows are not left to runs.
         halves: whether float32 may be multiplied in halves of 16 bits.
     """
-    sizes = _sizes(
-        tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=None if halves is True else halves
+    return _request("1-sa", tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=halves)
+
+
+def _request(name: str, **options: int | None) -> Plan:
+    """Return the request for the options that are named and are not as they are by default."""
+    named = {option: size for option, size in options.items() if size is not None}
+    check_windows(named)
+    return Plan(
+        name, options=tuple((option, size) for option, size in named.items() if (option, size) != ("halves", True))
     )
-    return Plan("1-sa", options=sizes)
-
-
-def _sizes(**named: int | None) -> tuple[tuple[str, int], ...]:
-    """Options of what is named."""
-    found = tuple((name, size) for name, size in named.items() if size is not None)
-    check_windows(dict(found))
-    return found
 
 
 def check_windows(named: Mapping[str, object]) -> None:

@@ -1,12 +1,11 @@
 """What formats of tiles share: sides, the order of positions, nonzeros sorted by tile, the tiles of each work item.
 
-In: coordinates and a storage. Out: `Tiled`, from which `dense_tile` and `bitmap_tile` make their arrays.
+In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_tile`, and what is read back of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -69,100 +68,58 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     return tiles(item, tile, Bitmap(*stored, word) if bitmap else Whole(*stored))
 
 
-def in_tiles(
-    coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...], order: tuple[int, ...], strides: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nonzeros sorted by their tiles' coordinates, modes in `order`, and by their places in a tile.
-
-    Args:
-        coords: (order, nnz).
-        shape: sizes of the modes.
-        sides: of a tile.
-        order: of the modes.
-        strides: of the modes, among the places in a tile.
-
-    Returns:
-        (nnz,) which nonzero each is; (nnz,) keys, rising: the tile's times the volume of a tile, and the place.
-    """
-    grid = tiles_along(shape, sides)
-    rows = chain((coords[m] // sides[m] for m in order), (_places(coords, sides, strides) for _ in "p"))
-    key, spread = linear_key(rows, [*(grid[m] for m in order), prod(sides)])
-    key = narrowed(key, spread)
-    found, by_tile = torch.sort(key, stable=True)
-    return by_tile, found
-
-
-def _places(coords: torch.Tensor, sides: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """(nnz,) the place of each nonzero in its tile."""
-    place = torch.zeros_like(coords[0])
-    for row, side, stride in zip(coords, sides, strides, strict=True):
-        place += (row % side).mul_(stride)
-    return place
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """Nonzeros in the order of their tiles, and the tiles dealt to work items."""
-
-    view: Nest
-    by_tile: torch.Tensor
-    """(nnz,) which nonzero each is; those of a tile by their position."""
-    tile: torch.Tensor
-    """(nnz,) the tile of each nonzero, rising."""
-    place: torch.Tensor
-    """(nnz,) the position of each nonzero in its tile."""
-    tiles: int
-    arrays: dict[str, torch.Tensor]
-    """The arrays ``item_ptr``, ``item_word`` and ``tile_word``."""
-    representatives: tuple[torch.Tensor, torch.Tensor]
-    """A nonzero of each item, and of each tile."""
-    items: int
-    split_rows: bool
-    """Whether one row of blocks has several items."""
-
-    def packed(
-        self,
-        format: str,
-        storage: Storage,
-        shape: tuple[int, ...],
-        arrays: dict[str, torch.Tensor],
-        positions: torch.Tensor,
-    ) -> Packed:
-        """The part whose values are stored at `positions`, -1 for one that is none of its nonzeros'."""
-        nnz, stored, (known, split) = self.tile.numel(), positions.numel(), (self.representatives, self.split_rows)
-        own = (format, storage, shape, nnz, self.view, arrays, positions, stored, self.items, known, split)
-        return Packed(*own, padded=stored != nnz)
-
-
-def tiled(coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Tiled:
-    """Sort by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
+def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Packed:
+    """Pack nonzeros sorted by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
 
     Raises:
         FormatError: two nonzeros have the same place.
     """
-    order, sides = (*storage.item, *storage.lane, *storage.leaf), view.values.sides
-    by_tile, key = in_tiles(coords, shape, sides, order, view.values.strides)
+    order, sides, volume = (*storage.item, *storage.lane, *storage.leaf), view.values.sides, view.values.volume
+    nnz, grid = coords.shape[1], view.stored_shape(shape)
+    rows = chain((coords[m] // sides[m] for m in order), (_places(coords, view) for _ in "p"))
+    key, spread = linear_key(rows, [*(grid[m] for m in order), volume])
+    key = narrowed(key, spread)
+    key, by_tile = torch.sort(key, stable=True)
     if bool((key[1:] == key[:-1]).any()):
         refuse_duplicates()
-    place = key % view.values.volume
+    place = key % volume
     starts = crd.starts_of_runs([key.sub_(place)])
     del key
     tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
-    tiles, grid = first.numel(), view.stored_shape(shape)
+    tiles = first.numel()
 
     def of_tiles(modes: Sequence[int], nonzeros: torch.Tensor) -> dict[int, torch.Tensor]:
         return {m: coords[m].index_select(0, nonzeros) // sides[m] for m in modes}
 
     item_keys = crd.sort_keys(of_tiles(storage.item, first).values(), [grid[m] for m in storage.item])
-    rows = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
-    of_items, split = items_of(rows, storage, view)
+    fresh = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
+    of_items, split = items_of(fresh, storage, view)
     first_of_items = first.index_select(0, of_items)
     arrays = {
         "item_ptr": torch.cat([of_items, of_items.new_full((1,), tiles)]).to(index_dtype(tiles)),
         **words.encode(of_tiles(storage.item, first_of_items), view.levels[0]),
         **words.encode(of_tiles((*storage.lane, *storage.leaf), first), view.levels[1]),
     }
-    return Tiled(view, by_tile, tile, place, tiles, arrays, (first_of_items, first), of_items.numel(), split)
+    if view.values.bitmap:
+        value_ptr = torch.zeros(tiles + 1, dtype=torch.long, device=coords.device)
+        value_ptr[1:] = torch.cumsum(torch.bincount(tile, minlength=tiles), 0)
+        arrays["value_ptr"] = value_ptr.to(index_dtype(nnz))
+        arrays["bits"] = words.packed_bits(tile, place, tiles, volume, view.values.word).flatten()
+        positions = by_tile
+    else:
+        positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
+        positions[tile.mul_(volume).add_(place)] = by_tile
+    stored, shared = positions.numel(), (first_of_items, first)
+    known = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
+    return Packed(*known, padded=stored != nnz)
+
+
+def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:
+    """(nnz,) the place of each nonzero in its tile."""
+    place = torch.zeros_like(coords[0])
+    for row, side, stride in zip(coords, view.values.sides, view.values.strides, strict=True):
+        place += (row % side).mul_(stride)
+    return place
 
 
 def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Tensor, bool]:

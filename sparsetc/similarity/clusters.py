@@ -1,14 +1,13 @@
-"""Clusters of patterns, and one round of merging those that resemble each other.
+"""Clusters of rows by the strips of columns that they touch, and one round of finding those that resemble each other.
 
-In: patterns of strips, as a `Quotient` has them. Out: clusters, fewer each round. All steps are whole-array ones, on
-any device, and what they give depends on nothing but the patterns. A cluster's *signature* (min-hash) has, for each of
+In: the row and the column of every nonzero. Out: clusters, fewer each round. All steps are whole-array ones, on any
+device, and what they give depends on nothing but the patterns. A cluster's *signature* (min-hash) has, for each of
 some random orders of the strips, the last strip of the union of its patterns: two clusters agree in a hash as often as
 their unions' Jaccard similarity says, and a union's signature is the maximum of its parts'. Clusters are candidates
 for each other where they are neighbours in the order of some of their hashes (an LSH forest), so a round compares a few
 pairs a cluster, and never all pairs.
 
-A `Quotient` of a matrix says which strips of columns each row touches, with equal rows compressed (1-SA, section 3.1):
-distinct patterns, each of as many rows as share it. Rows of equal patterns are found by a hash, as Ashcraft's
+At first, rows of equal patterns are a cluster each (1-SA, section 3.1). They are found by a hash, as Ashcraft's
 compression does, and compared strip by strip before they are taken to be equal. Patterns are numbered by their hashes,
 so that what is made of them does not depend on the order of the rows.
 """
@@ -23,30 +22,46 @@ from torch.nn.functional import embedding_bag
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import markable, numbered
 
+HASHES = 24
+"""Hashes of a signature; each takes 24 bits, which float32 holds."""
+BANDS = (2, 12)
+"""Orders in which clusters are neighbours in a round: the fewest and the most."""
+COMPARED = 1 << 19
+"""Pairs of neighbours up to which a round takes more orders than the fewest."""
+
 
 @dataclass(frozen=True)
-class Quotient:
-    """Distinct patterns of strips, and the rows that have them. All tensors are int64."""
+class Clusters:
+    """Disjoint sets of rows, each with the union of its rows' patterns. All tensors are int64 but the signatures."""
 
-    rows: torch.Tensor
-    """(rows,) the numbers of the rows that have nonzeros, ascending."""
-    pattern: torch.Tensor
-    """(rows,) the number of each row's pattern."""
     ptr: torch.Tensor
-    """(patterns + 1,) where each pattern's strips begin."""
+    """(count + 1,) where each cluster's strips begin."""
     strips: torch.Tensor
-    """The strips of each pattern, ascending; numbered among those that have nonzeros."""
+    """The strips of each union, ascending; numbered among those that have nonzeros."""
+    height: torch.Tensor
+    """(count,) rows of each cluster."""
+    filled: torch.Tensor
+    """(count,) strips that the rows of each cluster touch, summed over the rows."""
+    signature: torch.Tensor
+    """(count, HASHES) int32 of each union."""
     strip_count: int
     """Strips that have nonzeros."""
 
     @property
     def count(self) -> int:
-        """Distinct patterns."""
-        return self.ptr.numel() - 1
+        """How many there are."""
+        return self.height.numel()
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """(count,) strips of each union."""
+        return self.ptr[1:] - self.ptr[:-1]
 
 
-def quotient(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int) -> Quotient:
-    """The patterns of rows over strips of `width` columns.
+def clusters_of(
+    rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor, Clusters]:
+    """Put rows that touch the same strips of `width` columns into one cluster.
 
     Args:
         rows: (nnz,) int64, below `n_rows`.
@@ -54,6 +69,10 @@ def quotient(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: 
         n_rows: rows of the matrix.
         n_columns: columns of the matrix.
         width: columns of a strip; the last strip may have fewer.
+
+    Returns:
+        (rows,) the numbers of the rows that have nonzeros, ascending; (rows,) the number of each one's cluster; the
+        clusters.
     """
     nnz = rows.numel()
     row = numbered([rows], [n_rows], nnz, rows, ascending=bool((rows[1:] >= rows[:-1]).all()))
@@ -61,9 +80,22 @@ def quotient(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: 
     entries = numbered([row.rank, strip.rank], [max(row.count, 1), max(strip.count, 1)], nnz, rows)
     of_row, strips = entries.coords
     ptr = offsets(torch.bincount(of_row, minlength=row.count))
-    pattern, first = _equal_rows(of_row, strips, ptr)
+    cluster, first = _equal_rows(of_row, strips, ptr)
     lengths = (ptr[1:] - ptr[:-1])[first]
-    return Quotient(row.coords[0], pattern, offsets(lengths), strips[spans(ptr[first], lengths)], strip.count)
+    strips, ptr = strips[spans(ptr[first], lengths)], offsets(lengths)
+    height = torch.bincount(cluster, minlength=first.numel())
+    signature = _signatures(ptr, strips, strip.count)
+    return row.coords[0], cluster, Clusters(ptr, strips, height, height * lengths, signature, strip.count)
+
+
+def _signatures(ptr: torch.Tensor, strips: torch.Tensor, strip_count: int) -> torch.Tensor:
+    """(patterns, HASHES) int32; a few hashes at a time, so that no more than some numbers a strip are held."""
+    strip = torch.arange(max(strip_count, 1), device=ptr.device)
+    found = []
+    for first in range(0, HASHES, 4):
+        table = torch.stack([mixed(strip, seed) & 0xFFFFFF for seed in range(first, first + 4)], 1).float()
+        found.append(embedding_bag(strips, table, ptr[:-1], mode="max").int())
+    return torch.cat(found, 1)
 
 
 def _equal_rows(of_row: torch.Tensor, strips: torch.Tensor, ptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,79 +144,19 @@ def _signed(word: int) -> int:
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-HASHES = 24
-"""Hashes of a signature; each takes 24 bits, which float32 holds."""
-BANDS = (2, 12)
-"""Orders in which clusters are neighbours in a round: the fewest and the most."""
-COMPARED = 1 << 19
-"""Pairs of neighbours up to which a round takes more orders than the fewest."""
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """Disjoint sets of rows, each with the union of its rows' patterns. All tensors are int64 but the signatures."""
-
-    ptr: torch.Tensor
-    """(count + 1,) where each cluster's strips begin."""
-    strips: torch.Tensor
-    """The strips of each union, ascending."""
-    height: torch.Tensor
-    """(count,) rows of each cluster."""
-    filled: torch.Tensor
-    """(count,) strips that the rows of each cluster touch, summed over the rows."""
-    signature: torch.Tensor
-    """(count, HASHES) int32 of each union."""
-    strip_count: int
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self.height.numel()
-
-    @property
-    def sizes(self) -> torch.Tensor:
-        """(count,) strips of each union."""
-        return self.ptr[1:] - self.ptr[:-1]
-
-
-def clusters_of(patterns: Quotient) -> Clusters:
-    """A cluster a pattern, of the rows that have it."""
-    height = torch.bincount(patterns.pattern, minlength=patterns.count)
-    filled = height * (patterns.ptr[1:] - patterns.ptr[:-1])
-    return Clusters(patterns.ptr, patterns.strips, height, filled, _signatures(patterns), patterns.strip_count)
-
-
-def _signatures(patterns: Quotient) -> torch.Tensor:
-    """(patterns, HASHES) int32; a few hashes at a time, so that no more than some numbers a strip are held."""
-    strip = torch.arange(max(patterns.strip_count, 1), device=patterns.ptr.device)
-    found = []
-    for first in range(0, HASHES, 4):
-        table = torch.stack([mixed(strip, seed) & 0xFFFFFF for seed in range(first, first + 4)], 1).float()
-        found.append(embedding_bag(patterns.strips, table, patterns.ptr[:-1], mode="max").int())
-    return torch.cat(found, 1)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of clusters, their unions' strips and Jaccard similarity."""
-
-    left: torch.Tensor
-    right: torch.Tensor
-    union: torch.Tensor
-    similarity: torch.Tensor
-
-    def only(self, kept: torch.Tensor) -> Pairs:
-        """The pairs where a mask is set."""
-        return Pairs(self.left[kept], self.right[kept], self.union[kept], self.similarity[kept])
-
-
-def candidates(clusters: Clusters, least: float, seed: int) -> Pairs:
-    """For each cluster the candidate whose signature agrees most with its own, compared exactly.
+def candidates(
+    clusters: Clusters, least: float, tau: float, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find for each cluster the one whose signature agrees most with its own, where the two may merge.
 
     Args:
         clusters: two or more.
         least: pairs of a Jaccard similarity below this are left out.
+        tau: the similarity whose bound the two together must keep.
         seed: by which hashes clusters are put in order this time.
+
+    Returns:
+        (pairs,) each: a cluster, the one found for it, and the Jaccard similarity of their unions.
     """
     n, hashes = clusters.count, clusters.signature
     agreement = torch.zeros(n, dtype=torch.int64, device=hashes.device)
@@ -205,11 +177,13 @@ def candidates(clusters: Clusters, least: float, seed: int) -> Pairs:
     sizes = clusters.sizes
     right = nearest[left]
     close = torch.minimum(sizes[left], sizes[right]) >= least * torch.maximum(sizes[left], sizes[right])
-    return _compared(clusters, left[close], right[close], least)
+    return _compared(clusters, left[close], right[close], least, tau)
 
 
-def _compared(clusters: Clusters, left: torch.Tensor, right: torch.Tensor, least: float) -> Pairs:
-    """The pairs whose unions have a Jaccard similarity of at least `least`."""
+def _compared(
+    clusters: Clusters, left: torch.Tensor, right: torch.Tensor, least: float, tau: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The pairs whose unions have a Jaccard similarity of at least `least`, and which together keep the bound."""
     sizes, span = clusters.sizes, clusters.strip_count
     swap = sizes[left] > sizes[right]
     short, long = torch.where(swap, right, left), torch.where(swap, left, right)
@@ -226,10 +200,19 @@ def _compared(clusters: Clusters, left: torch.Tensor, right: torch.Tensor, least
     shared = until[1:] - until[:-1]
     union = sizes[left] + sizes[right] - shared
     similarity = shared.double() / union.double()
-    return Pairs(left, right, union, similarity).only(similarity >= least)
+    filled, height = (each[left] + each[right] for each in (clusters.filled, clusters.height))
+    kept = (similarity >= least) & keeps_bound(filled, height, union, tau)
+    return left[kept], right[kept], similarity[kept]
 
 
-def stars(pairs: Pairs, clusters: Clusters) -> tuple[torch.Tensor, torch.Tensor]:
+def keeps_bound(filled: torch.Tensor, height: torch.Tensor, union: torch.Tensor, tau: float) -> torch.Tensor:
+    """Theorem 1, of groups by the strips their rows touch, their rows, and the strips of their union."""
+    return filled >= (tau / 2) * (height * union).double()
+
+
+def stars(
+    clusters: Clusters, left: torch.Tensor, right: torch.Tensor, similarity: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Which clusters are to join which, from pairs that may merge.
 
     Each cluster points at the nearest one it is paired with. Where two point at each other, the one of more filled
@@ -238,16 +221,16 @@ def stars(pairs: Pairs, clusters: Clusters) -> tuple[torch.Tensor, torch.Tensor]
     Returns:
         (roots, followers), a follower each; those of a root lie together, nearest first.
     """
-    n, edges = clusters.count, pairs.left.numel()
-    device = pairs.left.device
+    n, edges = clusters.count, left.numel()
+    device = left.device
     # Equal similarities are told apart by numbers in no order, else the pointers would make chains.
     number = torch.arange(edges, device=device) * 0x5851F42D & 0x7FFFFFFF  # by an odd one: no two become the same
-    rank = (pairs.similarity * (1 << 31)).long() << 31 | number
+    rank = (similarity * (1 << 31)).long() << 31 | number
     best = torch.full((n,), -1, dtype=torch.int64, device=device)
-    for side in (pairs.left, pairs.right):
+    for side in (left, right):
         best.scatter_reduce_(0, side, rank, "amax")
     target = torch.arange(n, device=device)
-    for own, other in ((pairs.left, pairs.right), (pairs.right, pairs.left)):
+    for own, other in ((left, right), (right, left)):
         chosen = best[own] == rank
         target[own[chosen]] = other[chosen]
     own = torch.arange(n, device=device)

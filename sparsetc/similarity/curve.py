@@ -10,16 +10,17 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, prod
 from typing import Any
 
 import torch
 
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
-from sparsetc.similarity.groups import Groups, check_options, distinct_columns, group_of_nonzeros, group_rows, unfolded
+from sparsetc.similarity.groups import Groups, check_options, group_of_nonzeros, group_rows
 from sparsetc.support.files import replacing
 from sparsetc.support.notices import bar
+from sparsetc.tensor.numbering import histogram, linear_key, numbered, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TAUS = tuple(n / 10 for n in range(1, 11))
@@ -149,7 +150,8 @@ def blocking_curve(
     if x.nnz == 0:
         empty = tuple(BlockingPoint(tau, 0, 0, 0.0, 0.0, 0, 0.0) for tau in taus)
         return BlockingCurve(x.shape, mode, 0, width, empty)
-    rows, columns, n_columns = unfolded(x.coords, x.shape, mode)
+    rows, columns = x.coords[mode], _columns(x, mode)
+    n_columns = int(columns.max()) + 1
     points = []
     with bar(len(taus), "grouping rows", progress, "similarities") as at:
         for n, tau in enumerate(taus):
@@ -160,6 +162,14 @@ def blocking_curve(
             points.append(measured(groups, rows, columns, n_columns, width, tau, time.perf_counter() - start))
             at(n + 1)
     return BlockingCurve(x.shape, mode, x.nnz, width, tuple(points))
+
+
+def _columns(x: SparseTensor, mode: int) -> torch.Tensor:
+    """(nnz,) the linear index of all modes but one, or its rank among those of nonzeros where it would pass 2**63."""
+    others = [m for m in range(x.order) if m != mode]
+    sizes = [x.shape[m] for m in others]
+    key, span = linear_key([x.coords[m] for m in others], sizes, x.coords[mode])
+    return ranked(key, span)[0].long() if span < prod(sizes) else key
 
 
 def measured(
@@ -173,7 +183,8 @@ def measured(
 ) -> BlockingPoint:
     """The point of a blocking of at least one nonzero, of which none is given twice."""
     group = group_of_nonzeros(groups, rows)
-    strips = distinct_columns(group, columns // width, groups.count, -(-n_columns // width))
+    touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], group.numel(), group)
+    strips = histogram(touched.coords[0], groups.count)  # that each group touches
     blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
     stored = cells * width
     return BlockingPoint(tau, groups.count, blocks, cells / blocks, rows.numel() / stored, stored, seconds)

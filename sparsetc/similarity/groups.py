@@ -17,19 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.errors import DtypeError, PlanError, ShapeError
-from sparsetc.similarity.clusters import (
-    Clusters,
-    Pairs,
-    Quotient,
-    candidates,
-    clusters_of,
-    offsets,
-    quotient,
-    spans,
-    stars,
-)
+from sparsetc.similarity.clusters import Clusters, candidates, clusters_of, keeps_bound, offsets, spans, stars
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import histogram, numbered
 
 
 @dataclass(frozen=True)
@@ -50,11 +39,6 @@ class Groups:
     def heights(self) -> torch.Tensor:
         """(groups,) rows of each."""
         return self.ptr[1:] - self.ptr[:-1]
-
-    def row_group(self, n_rows: int) -> torch.Tensor:
-        """(n_rows,) the number of each row's group; -1 of rows without nonzeros."""
-        found = torch.full((n_rows,), -1, dtype=torch.int64, device=self.order.device)
-        return found.index_copy_(0, self.order, torch.repeat_interleave(self.heights))
 
 
 def group_rows(
@@ -87,10 +71,10 @@ def group_rows(
         DtypeError, ShapeError, CoordinateError: rows and columns that are not as above.
     """
     _check(rows, columns, n_rows, n_columns, width, tau)
-    patterns = quotient(rows, columns, n_rows, n_columns, width)
-    if patterns.rows.numel() == 0:
-        return Groups(patterns.rows, patterns.rows.new_zeros(1))
-    return _in_order(patterns.rows, merged(patterns, tau)[patterns.pattern])
+    numbers, cluster, clusters = clusters_of(rows, columns, n_rows, n_columns, width)
+    if numbers.numel() == 0:
+        return Groups(numbers, numbers.new_zeros(1))
+    return _in_order(numbers, merged(clusters, tau)[cluster])
 
 
 def check_options(width: int, tau: float) -> None:
@@ -120,32 +104,10 @@ def _in_order(rows: torch.Tensor, group: torch.Tensor) -> Groups:
     return Groups(rows[order], offsets(torch.unique_consecutive(head, return_counts=True)[1]))
 
 
-def unfolded(coords: torch.Tensor, shape: tuple[int, ...], mode: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(rows, columns, how many columns) of the unfolding along a mode, (nnz,) int64 each.
-
-    A column is the linear index of the other modes' coordinates, or its rank among those of nonzeros where the index
-    would pass 2**63.
-    """
-    others = [m for m in range(len(shape)) if m != mode]
-    if not others:
-        return coords[mode], torch.zeros_like(coords[mode]), 1
-    sizes = [shape[m] for m in others]
-    columns = crd.linear_key(coords[others], sizes)
-    if columns is None:
-        columns = numbered(list(coords[others]), sizes, coords.shape[1], coords).rank
-    return coords[mode], columns, int(columns.max()) + 1 if columns.numel() else 1
-
-
 def group_of_nonzeros(groups: Groups, rows: torch.Tensor) -> torch.Tensor:
     """(nnz,) the number of the group of each nonzero, from its row."""
     ascending, place = torch.sort(groups.order)
     return torch.repeat_interleave(groups.heights)[place[torch.searchsorted(ascending, rows)]]
-
-
-def distinct_columns(group: torch.Tensor, columns: torch.Tensor, n_groups: int, n_columns: int) -> torch.Tensor:
-    """(groups,) different columns of the nonzeros of each group."""
-    found = numbered([group, columns], [n_groups, n_columns], group.numel(), group)
-    return histogram(found.coords[0], n_groups)
 
 
 # -- clusters merged, round by round ----------------------------------------------------------------------------------
@@ -161,10 +123,9 @@ WORTHWHILE = 0.02
 """Share of the clusters that a round must merge for another one of the same similarity."""
 
 
-def merged(patterns: Quotient, tau: float) -> torch.Tensor:
-    """(patterns,) int64: the number of each pattern's group."""
-    clusters = clusters_of(patterns)
-    owner = torch.arange(patterns.count, device=patterns.ptr.device)
+def merged(clusters: Clusters, tau: float) -> torch.Tensor:
+    """(count,) int64: the number of each cluster's group."""
+    owner = torch.arange(clusters.count, device=clusters.ptr.device)
     seed = 0
     for least in _similarities(tau):
         idle = 0
@@ -192,39 +153,19 @@ def _similarities(tau: float) -> list[float]:
 
 def _round(clusters: Clusters, least: float, tau: float, seed: int) -> tuple[Clusters, torch.Tensor]:
     """(the clusters after a round; (count,) the new number of each old one)."""
-    pairs = candidates(clusters, least, seed)
-    pairs = pairs.only(_dense(clusters, pairs, tau))
-    roots, followers = stars(pairs, clusters)
-    return _joined(clusters, _accepted(clusters, roots, followers, least, tau))
+    roots, followers = stars(clusters, *candidates(clusters, least, tau, seed))
+    return _joined(clusters, *_accepted(clusters, roots, followers, least, tau))
 
 
-def _dense(clusters: Clusters, pairs: Pairs, tau: float) -> torch.Tensor:
-    """(pairs,) whether the two together keep the bound."""
-    filled = clusters.filled[pairs.left] + clusters.filled[pairs.right]
-    return keeps_bound(filled, clusters.height[pairs.left] + clusters.height[pairs.right], pairs.union, tau)
+def _accepted(
+    clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, least: float, tau: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find the followers that join, in turn, up to the first of a star that is too different by then.
 
-
-def keeps_bound(filled: torch.Tensor, height: torch.Tensor, union: torch.Tensor, tau: float) -> torch.Tensor:
-    """Theorem 1, of groups by the strips their rows touch, their rows, and the strips of their union."""
-    return filled >= (tau / 2) * (height * union).double()
-
-
-@dataclass(frozen=True)
-class Stars:
-    """Clusters that join a root, and the unions they make. Each star's members lie together, the root first."""
-
-    members: torch.Tensor
-    """(members,) clusters; of those that were to follow a root, the ones that do."""
-    star: torch.Tensor
-    """(members,) the number of each one's star."""
-    sizes: torch.Tensor
-    """(stars,) strips of each union."""
-    strips: torch.Tensor
-    """The strips of each union, ascending within a star."""
-
-
-def _accepted(clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, least: float, tau: float) -> Stars:
-    """The followers that join, in turn, up to the first of a star that is too different by then."""
+    Returns:
+        (members,) the clusters of each star, its root first, and (members,) the number of each one's star; (stars,) how
+        many strips each union has, and these strips, ascending within a star.
+    """
     first, star = torch.unique_consecutive(roots, return_inverse=True)
     device, count = roots.device, first.numel()
     starts = torch.searchsorted(star, torch.arange(count, device=device))
@@ -253,7 +194,7 @@ def _accepted(clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, 
     joins = torch.arange(members.numel(), device=device) < end[star]
     kept = joins[brought_by]
     sizes = torch.bincount(star[brought_by[kept]], minlength=count)
-    return Stars(members[joins], star[joins], sizes, keys[kept] % clusters.strip_count)
+    return members[joins], star[joins], sizes, keys[kept] % clusters.strip_count
 
 
 def _running(counts: torch.Tensor, head: torch.Tensor, star: torch.Tensor) -> torch.Tensor:
@@ -262,28 +203,30 @@ def _running(counts: torch.Tensor, head: torch.Tensor, star: torch.Tensor) -> to
     return until - (until[head] - counts[head])[star]
 
 
-def _joined(clusters: Clusters, found: Stars) -> tuple[Clusters, torch.Tensor]:
+def _joined(
+    clusters: Clusters, members: torch.Tensor, star: torch.Tensor, union: torch.Tensor, union_strips: torch.Tensor
+) -> tuple[Clusters, torch.Tensor]:
     """(the clusters with each star as one; (count,) the new number of each old cluster)."""
-    n, device, count = clusters.count, clusters.ptr.device, found.sizes.numel()
-    head = torch.searchsorted(found.star, torch.arange(count, device=device))
-    roots = found.members[head]
-    into = torch.arange(n, device=device).index_copy_(0, found.members, roots[found.star])
+    n, device, count = clusters.count, clusters.ptr.device, union.numel()
+    head = torch.searchsorted(star, torch.arange(count, device=device))
+    roots = members[head]
+    into = torch.arange(n, device=device).index_copy_(0, members, roots[star])
     stays = into == torch.arange(n, device=device)
     number = torch.cumsum(stays, 0) - 1
     target = number[into]
 
-    sizes = clusters.sizes.index_copy(0, roots, found.sizes)
+    sizes = clusters.sizes.index_copy(0, roots, union)
     ptr = offsets(sizes[stays])
     alone = torch.nonzero(stays.index_fill(0, roots, False)).flatten()
-    strips = found.strips.new_empty(int(ptr[-1]))
-    strips[spans(ptr[number[roots]], found.sizes)] = found.strips
+    strips = union_strips.new_empty(int(ptr[-1]))
+    strips[spans(ptr[number[roots]], union)] = union_strips
     strips[spans(ptr[:-1][number[alone]], sizes[alone])] = clusters.strips[
         spans(clusters.ptr[:-1][alone], sizes[alone])
     ]
 
-    index = found.star[:, None].expand(-1, clusters.signature.shape[1])
+    index = star[:, None].expand(-1, clusters.signature.shape[1])
     signature = clusters.signature[roots]
-    signature.scatter_reduce_(0, index, clusters.signature[found.members], "amax")
+    signature.scatter_reduce_(0, index, clusters.signature[members], "amax")
     return (
         replace(
             clusters,
