@@ -11,7 +11,7 @@ from tile_pairs import FOLDS, DrawnTiles
 
 import sparsetc as stc
 from sparsetc.errors import PlanError
-from sparsetc.ir.lower.lowering import place
+from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, Turns, blocks, pairs, runs, tiles
 from sparsetc.ir.nest.values import Whole

@@ -1,14 +1,10 @@
 """The one lowering: a tree over the axes of a view -> a verified tile program.
 
-In: an `Inner` einsum and a `Schedule` that has a tree. Out: a `TileProgram`. The tree says what is computed
-(`contract`); what is read, and along which axes, follows from the axes of the view and from the positions that the
-schedule takes of them. Where each computation stands follows from one rule (`place`):
-
-- A computation stands at the depth where its inputs are known, inside as few loops as that takes. A coordinate is known
-  at its level, a position along a tile in the loop that takes it, and a stored value inside all loops.
-- An accumulator is zeroed where it lives, before the loop that adds it up, and is read after that loop.
-- The computations of one depth keep their order. Those listed before an accumulation that lives there stand before the
-  loop, and the others after it.
+In: an `Inner` einsum and a `Schedule` that has a tree. Out: a `TileProgram`. The tree says what is computed, in data
+flow's order; what is read, and along which axes, follows from the axes of the view and from the positions that the
+schedule takes of them; `place` puts each computation into its loops. A product, or a dot, that is summed over loops
+becomes an accumulator, which lives outside of them; what it depends on beside is summed in registers, in the order in
+which the tree has them. The last sums, over lanes and dense axes, are left to the statement that adds the result.
 
 Where stored values are in halves (`in_halves`), powers of two scale what is gathered before the dot that takes it,
 which splits it in registers, and bring the sum back::
@@ -25,27 +21,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir import contraction_tree
+from sparsetc.ir import contraction_tree as trees
+from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
 from sparsetc.ir.inner import Inner, X
-from sparsetc.ir.lower.check import verify_tree
-from sparsetc.ir.lower.contract import Contraction
-from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Turns
+from sparsetc.ir.lower.check import home, turns_of_sums, verify_tree
+from sparsetc.ir.lower.place import place
+from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.tile import (
+    LANES,
     Add,
-    Decode,
     Gather,
-    Loop,
     Product,
     Scale,
     Statement,
     Sum,
     Tile,
     Value,
-    Zero,
-    flow,
 )
 from sparsetc.support.lru import cached_property
 
@@ -117,14 +111,20 @@ def _with(s: Statement, old: Tile, new: Tile) -> Statement:
     return s
 
 
-class Lowering(Contraction):
+class Lowering:
     """One part's program in the making."""
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         """Raises `PlanError` where the schedule's tree is none of the einsum's."""
         assert schedule.tree is not None
-        super().__init__(inner, schedule.tree)
-        self.schedule, self.view = schedule, inner.view
+        self.inner, self.schedule, self.view, self.tree = inner, schedule, inner.view, schedule.tree
+        self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
+        """Axes in the order in which tiles have them."""
+        self.statements: list[Statement] = []
+        self.made: dict[Tree, Tile] = {}
+        self.dots = [node for node in self.tree.nodes if isinstance(node, Dot)]
+        # What nothing but the last sums follows is the result.
+        self.last = self.tree.tree if isinstance(self.tree, trees.Sum) and not self._over(self.tree) else self.tree
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
         self._check_rounded()
@@ -262,7 +262,7 @@ class Lowering(Contraction):
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
-        summed = {c for node in self.tree.nodes if isinstance(node, contraction_tree.Sum) for c in node.over}
+        summed = {c for node in self.tree.nodes if isinstance(node, trees.Sum) for c in node.over}
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
@@ -281,75 +281,156 @@ class Lowering(Contraction):
                 f"{''.join(self.contracted) or 'nothing'}: plan it anew, or leave out the storage's sequence"
             )
 
+    # -- computations -----------------------------------------------------------------------------------------------
 
-# -- where each statement stands --------------------------------------------------------------------------------------
+    def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
+        """What a statement makes."""
+        self.statements.append(statement)
+        return statement.out
+
+    def called(self, name: str) -> str:
+        """The name, with a number where it is taken."""
+        taken, number = {s.out.name for s in self.statements if isinstance(s, Product | Sum)}, 1
+        while (own := f"{name}{number}" if number > 1 else name) in taken:
+            number += 1
+        return own
+
+    def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
+        """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""
+        axes = [a for t in factors if t.folded for a in t.axes]
+        axes += [a for a in self._axes(factors) if a not in axes]
+        return self.make(Product(Tile(self.called(name), tuple(axes), _level(factors)), tuple(factors)))
+
+    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
+        """The matrix product of two sides, whose rows and columns are the axes of each side that are not summed."""
+        rows, columns = self._free(left, set(over)), self._free(right, set(over))
+        out = Tile(self.called(name), (*rows, *columns), _level((*left, *right)), folded=len(rows))
+        return self.make(Product(out, tuple(left), tuple(right)))
+
+    def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
+        """A tile summed over those of the axes that it has; itself where it has none of them."""
+        summed = set(over)
+        axes = tuple([a for a in tile.axes if a not in summed])
+        return self.make(Sum(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
+
+    def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
+        """The sum of a tile, the last that was made, over the loops inside a level.
+
+        A product is added up by the statement that multiplies.
+        """
+        last = self.statements[-1]
+        if isinstance(last, Product) and last.out == tile and not last.accumulate:
+            self.statements.pop()
+            return self.make(replace(last, out=replace(tile, name=self.called(name), level=level), accumulate=True))
+        return self.make(Product(replace(tile, name=self.called(name), level=level), (tile,), accumulate=True))
+
+    def _axes(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
+        """The axes that tiles have together; one alone keeps the order of its own."""
+        present = {a for t in tiles for a in t.axes}
+        return tuple([a for a in self.order if a in present]) if len(tiles) > 1 else tiles[0].axes
+
+    def _free(self, side: Sequence[Tile], over: set[str]) -> list[str]:
+        """The axes of a dot's side that are not summed, positions of a stored tile before dense ones."""
+        return sorted([a for a in self._axes(side) if a not in over], key=self.inner.dense.__contains__)
+
+    # -- the tree ---------------------------------------------------------------------------------------------------
+    def run(self) -> Tile:
+        """What is to be added to the output: factors are read, and what dots take is multiplied, as soon as known."""
+        late = set(self._late())
+        factors = (*self.inner.stored, *self.inner.operand)
+        wanted = [name for name in factors if name in self.tree.factors and name not in late]
+        for level in range(len(LEVELS)):
+            self.statements += self.decodes(level)
+            for name in wanted:
+                if self.inner.levels[name] == level:
+                    self.tile(Factor(name))
+            for node in self._early(level):
+                self.tile(node)
+        return self.tile(self.tree)
+
+    def level(self, node: Tree) -> int:
+        """The level at which a node is known."""
+        if isinstance(node, Factor):
+            return self.inner.levels[node.name]
+        if isinstance(node, trees.Sum) and self._loops(node.over):
+            return home(self.around, node.over)
+        return max(map(self.level, node.parts))
+
+    def _early(self, level: int) -> list[Tree]:
+        """The products of factors that a dot takes, and that are known at a level above the dot's."""
+        sides = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
+        return [side for side, dot in sides if self.level(side) == level < self.level(dot)]
+
+    def _late(self) -> list[str]:
+        """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
+        products = [node for node in self.tree.nodes if isinstance(node, Multiply)]
+        after = [p for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
+        return [t.name for p in after if any(map(self._along, p.factors)) for t in p.trees if isinstance(t, Factor)]
+
+    def _along(self, factor: str) -> bool:
+        """Whether a program has several positions along a stored tile of a factor at once."""
+        return bool(set(self.load(factor).out.axes) - {LANES, *self.inner.dense})
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+    def tile(self, node: Tree) -> Tile:
+        """The tile of a node, made once."""
+        if node not in self.made:
+            self.made[node] = self._make(node)
+        return self.made[node]
+
+    def _make(self, node: Tree) -> Tile:
+        if isinstance(node, Factor):
+            return self.make(self.load(node.name))
+        if isinstance(node, Multiply):
+            return self.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
+        if isinstance(node, Dot):
+            return self.dot("part", self._side(node.left, node), self._side(node.right, node), node.over)
+        assert isinstance(node, trees.Sum)
+        return self._sum(node)
+
+    def _side(self, side: Tree, dot: Dot) -> list[Tile]:
+        """What a side of a dot is the product of: over the lanes, which each step has anew, its factors."""
+        fused = isinstance(side, Multiply) and LANES in dot.over and self.level(side) == self.level(dot)
+        return [self.tile(part) for part in (side.parts if fused else (side,))]
+
+    def _product_name(self, node: Multiply) -> str:
+        for dot, name in zip(self.dots, "wv", strict=False):
+            if node in dot.parts and all(isinstance(part, Factor) for part in node.trees):
+                return name
+        if all(isinstance(part, Factor) for part in node.trees):
+            return "term"
+        return "result" if node == self.last else "scaled"
+
+    def _loops(self, over: Iterable[str]) -> list[Axis]:
+        return [axis for axis in self.around if axis.name in over]
+
+    def _over(self, node: trees.Sum) -> tuple[str, ...]:
+        """What a sum is over, without what is left to the end."""
+        if node != self.tree:
+            return node.over
+        end = [a == LANES or a in self.inner.dense for a in node.over]
+        while end and end[-1]:
+            end.pop()
+        return node.over[: len(end)]
+
+    def _sum(self, node: trees.Sum) -> Tile:
+        """Registers and loops are summed as they come."""
+        tile = self.tile(node.tree)
+        looped = [axis.name for axis in self.around]
+        for beside, loops in turns_of_sums(self._over(node), looped, tile.axes):
+            tile = self.sum("step" if loops else "summed", tile, beside)
+            for name, own in self._named(loops):
+                tile = self.accumulate(name, tile, home(self.around, own))
+        return tile
+
+    def _named(self, loops: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """(what the sum over some loops is called, the loops), the innermost first."""
+        found: dict[str, list[str]] = {}
+        for axis in reversed(self._loops(loops)):
+            found.setdefault(axis.sums, []).append(axis.name)
+        return [*found.items()]
 
 
-def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
-    """The statements where they stand, with the loops around them and the zeros of their accumulators.
-
-    Args:
-        statements: in an order of data flow, without loops and zeros. A product that accumulates makes an accumulator,
-            which lives at the level of its tile.
-        around: the loops, outermost first.
-
-    Raises:
-        PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
-            statement stands in, or adds up over no loop.
-    """
-    placement = _Placement(around)
-    for statement in statements:
-        placement.add(statement)
-    return placement.body()
-
-
-class _Placement:
-    """Statements that have been placed; depth n is inside the first n loops."""
-
-    def __init__(self, around: Sequence[Loop]) -> None:
-        self.around = around
-        self.before: list[list[Statement]] = [[] for _ in (None, *around)]
-        self.zeros, self.after = [[list(at) for at in self.before] for _ in range(2)]
-        self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
-        levels = [loop.level for loop in around]
-        self.depth = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
-        """The loops around what is known at each level."""
-        self.known: dict[str, int] = {}
-        """The depth at which each name is known."""
-        self.late: set[str] = set()
-        """Names that are known only after the loop at their depth."""
-
-    def add(self, statement: Statement) -> None:
-        """Places one statement after all that were placed before it."""
-        made, inputs, level = flow(statement)
-        name = made or "add"
-        if unknown := {*inputs} - self.known.keys():
-            raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
-        turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
-        depth = max([self.depth[level], *turns, *map(self.known.__getitem__, inputs)])
-        for read in self.late.intersection(inputs):
-            if self.known[read] < depth:
-                raise PlanError(f"{name} stands in a loop after which {read} is complete")
-        after = bool(self.zeros[depth])
-        (self.after if after else self.before)[depth].append(statement)
-        if isinstance(statement, Product) and statement.accumulate:
-            depth, after = self._home(statement, depth), True
-        self.known[name] = depth
-        self.late |= {name} if after else set()
-
-    def _home(self, statement: Product, depth: int) -> int:
-        """The depth at which an accumulator lives, where it is zeroed."""
-        home = self.depth[statement.out.level]
-        if home >= depth:
-            raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
-        if Zero(statement.out) not in self.zeros[home]:
-            self.zeros[home].append(Zero(statement.out))
-        return home
-
-    def body(self) -> tuple[Statement, ...]:
-        """The statements, nested."""
-        body: tuple[Statement, ...] = ()
-        for n in reversed(range(len(self.before))):
-            inner = (replace(self.around[n], body=body),) if n < len(self.around) else ()
-            body = (*self.before[n], *self.zeros[n], *inner, *self.after[n])
-        return body
+def _level(tiles: Iterable[Tile]) -> int:
+    """The level at which the product of some tiles is known."""
+    return max([t.level for t in tiles])
