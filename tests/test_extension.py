@@ -15,11 +15,11 @@ from cases import SIZES, Problem, assert_matches, explicit_plan
 from extensions import as_before
 
 import sparsetc as stc
-from sparsetc.codegen.header import docstring
 from sparsetc.formats.coo import Coo, coo
 from sparsetc.formats.fiber import rows
 from sparsetc.ir.nest.coordinates import Computed, Field
 from sparsetc.ir.nest.nest import runs
+from sparsetc.ir.program.text import docstring
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, plan_preferring

@@ -16,7 +16,6 @@ from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_
 
 import sparsetc as stc
 from sparsetc.codegen import launch as launches
-from sparsetc.codegen.header import header
 from sparsetc.codegen.launch import generated
 from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
@@ -27,6 +26,7 @@ from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost_of
+from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.testing.interpret import run_program
 

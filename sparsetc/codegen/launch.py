@@ -23,7 +23,6 @@ import torch
 
 from sparsetc.codegen import assembly, cache, magnitudes
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.header import header
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
@@ -31,6 +30,7 @@ from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
+from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
 
