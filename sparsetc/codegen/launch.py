@@ -33,6 +33,7 @@ from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
+from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
@@ -124,9 +125,25 @@ class PartArrays:
 class Programs:
     """The generated programs of the parts of a plan."""
 
-    programs: tuple[TileProgram, ...]
-    source: str
-    path: Path
+    def __init__(
+        self,
+        programs: Sequence[TileProgram],
+        dtype: torch.dtype,
+        machine: str,
+        cache_dir: Path | None,
+        name: str,
+        about: Sequence[str] = (),
+        fused: bool = False,
+    ) -> None:
+        """Take programs; arguments are those of `generated`, and the machine (`machine_of`) is that of its device."""
+        self.programs, self.dtype, self.machine, self.name = tuple(programs), dtype, machine, name
+        self.about, self.fused = tuple(about), fused or len(self.programs) == 1
+        self.source = self.text_for(machine)
+        self.module, self.path = cache.load(self.source, cache_dir, name)
+
+    def text_for(self, machine: str) -> str:
+        """Return the module that runs on a machine."""
+        raise NotImplementedError
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """Return the programs on these tensors: a function that adds every part into an output.
@@ -156,18 +173,9 @@ class Programs:
 class TorchPrograms(Programs):
     """Programs that torch runs."""
 
-    def __init__(
-        self,
-        programs: Sequence[TileProgram],
-        dtype: torch.dtype,
-        cache_dir: Path | None,
-        name: str,
-        about: Sequence[str] = (),
-    ) -> None:
-        self.programs = tuple(programs)
-        integers = accumulator(dtype) == torch.int64
-        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", tuple(about)), integers)
-        self.module, self.path = cache.load(self.source, cache_dir, name)
+    def text_for(self, machine: str) -> str:
+        text, integers = header(self.programs, "torch", self.about), accumulator(self.dtype) == torch.int64
+        return torch_source.module_source(self.programs, text, integers)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
@@ -195,46 +203,31 @@ class TorchPrograms(Programs):
 class TritonPrograms(Programs):
     """Triton's kernels: one launch for all parts when fused, else one a part."""
 
-    def __init__(
-        self,
-        programs: Sequence[TileProgram],
-        dtype: torch.dtype,
-        fused: bool,
-        machine: str,
-        cache_dir: Path | None,
-        name: str,
-        about: Sequence[str] = (),
-    ) -> None:
-        assembly.check_installed()
-        self.programs, self.dtype, self.name = tuple(programs), dtype, name
-        self.fused = fused or len(self.programs) == 1
-        self.machine = machine
-        self.about = tuple(about)
-        for program in self.programs:
-            check_sizes(program)
-        self.source = self.text_for(machine)
-        self.module, self.path = cache.load(self.source, cache_dir, name)
-        numbers = range(len(self.programs))
-        self.groups: list[Sequence[int]] = [numbers] if self.fused else [(n,) for n in numbers]
-        names = ["kernel"] if len(self.groups) == 1 else [f"kernel_{n}" for n in range(len(self.groups))]
-        self.kernels = {name: getattr(self.module, name) for name in names}
-
     def text_for(self, machine: str) -> str:
-        """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
         from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
+        assembly.check_installed()
+        for program in self.programs:
+            check_sizes(program)
         own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
         programs = tuple(replace(p, schedule=schedule) for p, schedule in zip(self.programs, own, strict=True))
         types = replace(types_of(self.dtype), popcount=MACHINES[machine].popcount)
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
+    @cached_property
+    def kernels(self) -> list[tuple[str, Sequence[int]]]:
+        """The name of each kernel, and the numbers of the parts that it runs."""
+        numbers = range(len(self.programs))
+        return [("kernel", numbers)] if self.fused else [(f"kernel_{n}", (n,)) for n in numbers]
+
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         if any(p.schedule.precision == "bf16" and p.dots for p in self.programs):
-            assembly.check_products(next(iter(self.kernels.values())))
+            assembly.check_products(getattr(self.module, self.kernels[0][0]))
         launches, every = [], _tables(self.programs)
-        for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
+        for name, group in self.kernels:
             if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
-                launch = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
+                kernel, options = getattr(self.module, name), self._options(group, self.machine)
+                launch = Launch(kernel, grid, *self._arguments(group, arrays), options)
                 launches.append((launch, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
@@ -273,7 +266,7 @@ class TritonPrograms(Programs):
         """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
         machine, texts = gpu(target).machine, []
         module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
-        for name, group in zip(self.kernels, self.groups, strict=True):
+        for name, group in self.kernels:
             types, options = self._types(group, arrays, out_dtype), self._options(group, machine)
             asm = assembly.assembled(getattr(module, name), types, target, options).asm
             texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
@@ -391,5 +384,5 @@ def generated(
     """
     called = source_name(name or programs[0].equation, backend)
     if backend == "torch":
-        return TorchPrograms(programs, dtype, cache_dir, called, about)
-    return TritonPrograms(programs, dtype, fused, machine_of(device), cache_dir, called, about)
+        return TorchPrograms(programs, dtype, "cpu", cache_dir, called, about)
+    return TritonPrograms(programs, dtype, machine_of(device), cache_dir, called, about, fused)
