@@ -44,7 +44,11 @@ def head(printer: FunctionPrinter) -> None:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
     values.ahead(printer, ITEM)
-    _range(printer)
+    # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
+    # kernel_probes.json).
+    start, stop = p.view.items.ends(printer.load, "tl.minimum")
+    printer.put(f"start = {start}")
+    printer.put(f"stop = {stop}")
 
 
 def _numbers(printer: FunctionPrinter) -> None:
@@ -95,15 +99,6 @@ def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
     ahead = f"{printer.begin(axis.letter)} + " if split else ""
     vector = axis.letter in printer.spanned
     printer.put(f"{names.side(axis.letter)} = " + (f"{ahead}tl.arange(0, {axis.block})" if vector else "0"))
-
-
-def _range(printer: FunctionPrinter) -> None:
-    """The range of numbers that the item has."""
-    # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
-    # kernel_probes.json).
-    start, stop = printer.p.view.items.ends(printer.load, "tl.minimum")
-    printer.put(f"start = {start}")
-    printer.put(f"stop = {stop}")
 
 
 # -- loops -------------------------------------------------------------------------------------------------------------
