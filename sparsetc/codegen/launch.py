@@ -210,7 +210,11 @@ class TritonPrograms(Programs):
     def text_for(self, machine: str) -> str:
         from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
-        check_installed()
+        if find_spec("triton") is None:
+            raise PlanError(
+                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
+                'take backend="torch"'
+            )
         for program in self.programs:
             check_sizes(program)
         own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
@@ -357,15 +361,6 @@ def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[s
     attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constexprs={}, attrs=attributes)
     return triton.compile(source, target=GPUTarget(machine, arch, warp), options=options)
-
-
-def check_installed() -> None:
-    """PlanError where there is no Triton."""
-    if find_spec("triton") is None:
-        raise PlanError(
-            'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or take '
-            'backend="torch"'
-        )
 
 
 def is_interpreted(kernel: Any) -> bool:
