@@ -21,7 +21,7 @@ from calibration_cases import TINY
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.codegen.assembly import TRITON_TYPES
+from sparsetc.codegen.launch import triton_type
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import profile as record
@@ -461,7 +461,7 @@ def compiled(launch: ProbeLaunch, target: str) -> Any:
     from triton.compiler import ASTSource
 
     names = launch.kernel.arg_names
-    types = ["i32" if isinstance(a, int) else f"*{TRITON_TYPES[a.dtype]}" for a in launch.arguments]
+    types = ["i32" if isinstance(a, int) else f"*{triton_type(a.dtype)}" for a in launch.arguments]
     signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(types) if t.startswith("*")}
     source = ASTSource(launch.kernel, signature, constexprs=dict(launch.constants), attrs=aligned)

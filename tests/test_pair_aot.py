@@ -13,7 +13,7 @@ from matrix_units import CUDA, NATIVE, TARGETS, dealt, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
-from sparsetc.codegen import assembly
+from sparsetc.codegen import launch
 from sparsetc.device import profile as targets
 from sparsetc.pair import marks
 
@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
 SIZES = {"i": 20, "j": 20, "k": 70, "l": 20, "m": 20}
-OPTIONS = {"num_warps": 4, "num_stages": 3, **assembly.FUSED}
+OPTIONS = {"num_warps": 4, "num_stages": 3, **launch.FUSED}
 
 
 def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str = "torch") -> stc.Kernel:
@@ -73,7 +73,7 @@ def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None
     kernel = getattr(split_float16_kernels, name)
     types = HALVES | {"at": places}
     given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
-    found = assembly.assembled(kernel, given, target, OPTIONS)
+    found = launch.assembled(kernel, given, target, OPTIONS)
     text = found.asm["ptx"]
     assert re.search(r"atom\S*\.max\.s32", text)
     assert not re.search(r"\.local\b", text)
@@ -209,7 +209,7 @@ def test_what_finds_magnitudes_compiles(target: str) -> None:
     """Four neighbours are loaded at once, and nothing spills."""
     from sparsetc.codegen.split_float16_kernels import find
 
-    found = assembly.assembled(find, ["*fp32", "*i32", "i64", "i32"], target, OPTIONS)
+    found = launch.assembled(find, ["*fp32", "*i32", "i64", "i32"], target, OPTIONS)
     if target in CUDA:
         assert "ld.global.v4" in found.asm["ptx"]
         assert not re.search(r"\.local\b", found.asm["ptx"])

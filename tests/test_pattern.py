@@ -37,7 +37,7 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
 def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
     k, dense = kernel(name, 1, dtype)
     parts = without_values(k)
-    programs = TorchPrograms([p.program for p in parts], dtype, k.contraction.settings.cache_dir, "pattern")
+    programs = TorchPrograms([p.program for p in parts], dtype, "cpu", k.contraction.settings.cache_dir, "pattern")
     assert "values[" not in programs.source
     assert "sparse, of ones" in programs.source
     for _ in range(2):

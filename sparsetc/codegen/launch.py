@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -21,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from sparsetc.codegen import assembly, cache, magnitudes
+from sparsetc.codegen import cache, magnitudes
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
-from sparsetc.errors import PlanError
+from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
@@ -33,10 +34,14 @@ from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
+from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import Types
 
+
+FUSED = {"enable_fp_fusion": True}
+"""An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
 
 _HERE = nullcontext()
 
@@ -124,9 +129,25 @@ class PartArrays:
 class Programs:
     """The generated programs of the parts of a plan."""
 
-    programs: tuple[TileProgram, ...]
-    source: str
-    path: Path
+    def __init__(
+        self,
+        programs: Sequence[TileProgram],
+        dtype: torch.dtype,
+        machine: str,
+        cache_dir: Path | None,
+        name: str,
+        about: Sequence[str] = (),
+        fused: bool = False,
+    ) -> None:
+        """Take programs; arguments are those of `generated`, and the machine (`machine_of`) is that of its device."""
+        self.programs, self.dtype, self.machine, self.name = tuple(programs), dtype, machine, name
+        self.about, self.fused = tuple(about), fused or len(self.programs) == 1
+        self.source = self.text_for(machine)
+        self.module, self.path = cache.load(self.source, cache_dir, name)
+
+    def text_for(self, machine: str) -> str:
+        """Return the module that runs on a machine."""
+        raise NotImplementedError
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """Return the programs on these tensors: a function that adds every part into an output.
@@ -156,18 +177,9 @@ class Programs:
 class TorchPrograms(Programs):
     """Programs that torch runs."""
 
-    def __init__(
-        self,
-        programs: Sequence[TileProgram],
-        dtype: torch.dtype,
-        cache_dir: Path | None,
-        name: str,
-        about: Sequence[str] = (),
-    ) -> None:
-        self.programs = tuple(programs)
-        integers = accumulator(dtype) == torch.int64
-        self.source = torch_source.module_source(self.programs, header(self.programs, "torch", tuple(about)), integers)
-        self.module, self.path = cache.load(self.source, cache_dir, name)
+    def text_for(self, machine: str) -> str:
+        text, integers = header(self.programs, "torch", self.about), accumulator(self.dtype) == torch.int64
+        return torch_source.module_source(self.programs, text, integers)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
@@ -195,46 +207,35 @@ class TorchPrograms(Programs):
 class TritonPrograms(Programs):
     """Triton's kernels: one launch for all parts when fused, else one a part."""
 
-    def __init__(
-        self,
-        programs: Sequence[TileProgram],
-        dtype: torch.dtype,
-        fused: bool,
-        machine: str,
-        cache_dir: Path | None,
-        name: str,
-        about: Sequence[str] = (),
-    ) -> None:
-        assembly.check_installed()
-        self.programs, self.dtype, self.name = tuple(programs), dtype, name
-        self.fused = fused or len(self.programs) == 1
-        self.machine = machine
-        self.about = tuple(about)
-        for program in self.programs:
-            check_sizes(program)
-        self.source = self.text_for(machine)
-        self.module, self.path = cache.load(self.source, cache_dir, name)
-        numbers = range(len(self.programs))
-        self.groups: list[Sequence[int]] = [numbers] if self.fused else [(n,) for n in numbers]
-        names = ["kernel"] if len(self.groups) == 1 else [f"kernel_{n}" for n in range(len(self.groups))]
-        self.kernels = {name: getattr(self.module, name) for name in names}
-
     def text_for(self, machine: str) -> str:
-        """The module that runs on a machine (`machine_of`), which `compile_for` compiles for its targets."""
         from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
+        if find_spec("triton") is None:
+            raise PlanError(
+                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
+                'take backend="torch"'
+            )
+        for program in self.programs:
+            check_sizes(program)
         own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
         programs = tuple(replace(p, schedule=schedule) for p, schedule in zip(self.programs, own, strict=True))
         types = replace(types_of(self.dtype), popcount=machine == "cuda")
         return module_source(programs, types, header(programs, "triton", self.about), self.fused)
 
+    @cached_property
+    def kernels(self) -> list[tuple[str, Sequence[int]]]:
+        """The name of each kernel, and the numbers of the parts that it runs."""
+        numbers = range(len(self.programs))
+        return [("kernel", numbers)] if self.fused else [(f"kernel_{n}", (n,)) for n in numbers]
+
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         if any(p.schedule.precision == "bf16" and p.dots for p in self.programs):
-            assembly.check_products(next(iter(self.kernels.values())))
+            check_products(getattr(self.module, self.kernels[0][0]))
         launches, every = [], _tables(self.programs)
-        for kernel, group in zip(self.kernels.values(), self.groups, strict=True):
+        for name, group in self.kernels:
             if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
-                launch = Launch(kernel, grid, *self._arguments(group, arrays), self._options(group, self.machine))
+                kernel, options = getattr(self.module, name), self._options(group, self.machine)
+                launch = Launch(kernel, grid, *self._arguments(group, arrays), options)
                 launches.append((launch, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
@@ -267,15 +268,15 @@ class TritonPrograms(Programs):
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
         first, registers = self.programs[group[0]].schedule, {self.programs[n].schedule.registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
-        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **assembly.FUSED}
+        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
         machine, texts = gpu(target).machine, []
         module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
-        for name, group in zip(self.kernels, self.groups, strict=True):
+        for name, group in self.kernels:
             types, options = self._types(group, arrays, out_dtype), self._options(group, machine)
-            asm = assembly.assembled(getattr(module, name), types, target, options).asm
+            asm = assembled(getattr(module, name), types, target, options).asm
             texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
         return "\n".join(texts)
 
@@ -287,7 +288,7 @@ class TritonPrograms(Programs):
         types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
         tables = _tables([self.programs[n] for n in group])
         types += [torch.bfloat16 if made == "rounded" else self.dtype for _, made in tables]
-        return [f"*{assembly.TRITON_TYPES[t]}" if t else "i32" for t in (*types, out_dtype)]
+        return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
 @dataclass(slots=True, eq=False)
@@ -317,7 +318,7 @@ class Launch:
         if run is not None:
             run(*arguments, *dense, out)
             return
-        assembly.check_device(self.kernel, out.device)
+        check_device(self.kernel, out.device)
         compiled = self.kernel[(self.grid,)](*arguments, *dense, out, **self.options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._forms[form] = compiled[self.grid, 1, 1]
@@ -325,6 +326,67 @@ class Launch:
 
 ALIGNED = 16
 """Bytes to which Triton's kernels are specialised."""
+
+
+# -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------
+
+
+def triton_type(dtype: torch.dtype) -> str:
+    """Return Triton's name of a type of elements, as ``fp32``, ``bf16``, ``i64`` or ``u8``."""
+    whole = "i" if dtype.is_signed else "u"
+    kind = "bf" if dtype == torch.bfloat16 else "fp" if dtype.is_floating_point else whole
+    return f"{kind}{8 * dtype.itemsize}"
+
+
+def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[str, int]) -> Any:
+    """Return Triton's compiled kernel for a named target; needs no GPU.
+
+    Args:
+        kernel: printed for the target's machine.
+        types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
+        target: a name of `device.profile.TARGETS`.
+        options: what Triton is told of a launch beside its arguments.
+
+    Raises:
+        PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    machine, arch, warp = gpu(target)
+    if is_interpreted(kernel):
+        raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
+    aligned = [n for n, t in enumerate(types) if t.startswith("*")]
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
+    source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constexprs={}, attrs=attributes)
+    return triton.compile(source, target=GPUTarget(machine, arch, warp), options=options)
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Whether Triton made a function for its interpreter of a kernel, and not one to compile."""
+    from triton.runtime.jit import JITFunction
+
+    return not isinstance(kernel, JITFunction)
+
+
+def check_device(kernel: Any, device: torch.device) -> None:
+    """DeviceError where a kernel that is to be compiled would be launched without a GPU."""
+    if device.type == "cpu" and not is_interpreted(kernel):
+        raise DeviceError(
+            'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with .to("cuda"), '
+            'leave the backend to "auto", which runs the torch programs here, or set TRITON_INTERPRET=1 before Python '
+            "starts. What needs no GPU is .source and .ptx()"
+        )
+
+
+def check_products(kernel: Any) -> None:
+    """PlanError where a kernel with products of matrices in bfloat16 would be interpreted."""
+    if is_interpreted(kernel):
+        raise PlanError(
+            "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong numbers: "
+            'take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
+        )
 
 
 def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
@@ -391,5 +453,5 @@ def generated(
     """
     called = source_name(name or programs[0].equation, backend)
     if backend == "torch":
-        return TorchPrograms(programs, dtype, cache_dir, called, about)
-    return TritonPrograms(programs, dtype, fused, machine_of(device), cache_dir, called, about)
+        return TorchPrograms(programs, dtype, "cpu", cache_dir, called, about)
+    return TritonPrograms(programs, dtype, machine_of(device), cache_dir, called, about, fused)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from string import ascii_letters
 
-from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, value, weight_axes
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, rows_of, value, weight_axes
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
@@ -22,15 +22,14 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support.lru import cached_property
 
 
-class FunctionPrinter:
+class FunctionPrinter(Rows):
     """Prints one tile program as a torch function of chunks."""
 
     def __init__(self, program: ir.TileProgram, integers: bool = False) -> None:
-        p = self.p = program
-        self.integers, self.einsum = integers, "integer_einsum" if integers else "torch.einsum"
-        self.rows = Rows(p, f"{next(iter(p.view.packed), p.output)}.device")
-        self.bags = bags(p)
-        statements = [s for s, _ in p.statements]
+        super().__init__(program, f"{next(iter(program.view.packed), program.output)}.device")
+        self.einsum = "integer_einsum" if integers else "torch.einsum"
+        self.bags = bags(program)
+        statements = [s for s, _ in program.statements]
         self.decodes = {s.letter: s for s in statements if isinstance(s, ir.Decode) and not s.tile}
         self.gathers = {s.out.name: s for s in statements if isinstance(s, ir.Gather)}
         products = [s for s in statements if isinstance(s, ir.Product)]
@@ -69,7 +68,7 @@ class FunctionPrinter:
     # -- coordinates ------------------------------------------------------------------------------------------------
     def decode(self, s: ir.Decode) -> None:
         """Coordinates, a row each; along a side, of each of its positions."""
-        self.put(f"{s.name} = {s.coordinate.text(TorchCoordinates(self.rows, s))}")
+        self.put(f"{s.name} = {s.coordinate.text(TorchCoordinates(self, s))}")
         if s.end:
             self.put(f"{names.past(s.letter)} = {s.name} >= {s.end}")
             self.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
@@ -80,7 +79,7 @@ class FunctionPrinter:
 
     def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
         """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
-        text, sides = self.rows.spread(name, self.decodes[letter].level, level), self.sided(letters)
+        text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
         own = self.decodes[letter].along
         return _laid_out(text, [":", *(":" if c in own else "None" for c in sides), *("None" for _ in range(dense))])
 
@@ -101,7 +100,7 @@ class FunctionPrinter:
     # -- loads ------------------------------------------------------------------------------------------------------
     def load(self, s: ir.Value) -> None:
         """Stored values."""
-        self.put(f"{s.out.name} = {value(self.rows, s)}")
+        self.put(f"{s.out.name} = {value(self, s)}")
 
     def gather(self, s: ir.Gather) -> None:
         """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
@@ -130,40 +129,41 @@ class FunctionPrinter:
     # -- products ---------------------------------------------------------------------------------------------------
     def product(self, s: ir.Product) -> None:
         """The product of tiles; added up over the rows below each of its own, where it accumulates."""
-        level = max(self.rows.of(t.level) for t in s.inputs)
+        level = max(rows_of(self.p, t.level) for t in s.inputs)
         axes = s.out.within
         if s.right:
             sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
             texts = [(self.times(tiles, own, level), len(own) > 1) for tiles, own in sides]
             matrices = ", ".join(f"({text}).flatten(1)" if several else text for text, several in texts)
-            text = f"run_products({matrices}, {self.rows.offsets(level)})"
+            text = f"run_products({matrices}, {self.offsets(level)})"
             text += f".view(-1, {self.shape(axes)})" if len(axes) > 2 else ""
         elif s in self.bags:
             text = self.bag(s, self.bags[s], level)
         else:
             text = self.multiplied(s.inputs, axes, level)
-            text = f"run_sums({text}, {self.rows.offsets(level)})" if s.accumulate else text
+            text = f"run_sums({text}, {self.offsets(level)})" if s.accumulate else text
         self.put(f"{s.out.name} = {text}")
 
     def bag(self, s: ir.Product, rows: ir.Gather, level: int) -> str:
         """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
         o, others = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name)
         shared, axes = weight_axes(s, rows.out), s.out.within
-        weights, offsets = self.times(others, shared, level), self.rows.offsets(level)
-        if not shared:
-            text = f"bag({self.index(o, level)}, {self.table(o)}, {offsets}, {weights})"
-            return text if len(axes) == 1 else f"{text}.view({', '.join(filter(None, ('-1', self.shape(axes))))})"
-        k = self.p.elements(shared)
-        weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
-        table = f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
-        text = f"bags({self.index(o, level)}, {table}, {offsets}, {weights})"
-        return text if len(axes) == 2 else f"{text}.view(-1, {self.shape(axes)})"
+        weights, offsets = self.times(others, shared, level), self.offsets(level)
+        call, table = "bag", self.table(o)
+        if shared:
+            k = self.p.elements(shared)
+            call, table = "bags", f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
+            weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
+        text = f"{call}({self.index(o, level)}, {table}, {offsets}, {weights})"
+        if len(axes) == (2 if shared else 1):
+            return text
+        return f"{text}.view({', '.join(filter(None, ('-1', self.shape(axes))))})"
 
     def times(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
         tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
         into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
-        into = [t for t in into if self.rows.of(t.level) == self.rows.of(level)][:1]
+        into = [t for t in into if rows_of(self.p, t.level) == rows_of(self.p, level)][:1]
         factors = [self.factor(t, axes, level) for t in tiles if t not in into]
         return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
 
@@ -211,7 +211,7 @@ class FunctionPrinter:
     def factor(self, tile: ir.Tile, axes: tuple[str, ...], level: int) -> str:
         """A factor laid out over rows of a level, unless it has none, and the axes."""
         own, constant = tile.within, tile.name in self.constants
-        name = tile.name if constant else self.rows.spread(tile.name, tile.level, level)
+        name = tile.name if constant else self.spread(tile.name, tile.level, level)
         order = [own.index(a) for a in axes if a in own]
         if order != sorted(order):
             numbers = order if constant else [0, *(n + 1 for n in order)]
@@ -235,7 +235,7 @@ class FunctionPrinter:
     # -- results ----------------------------------------------------------------------------------------------------
     def add(self, s: ir.Add) -> None:
         """Adds the rows to those of the output, or stores them where no others are added there."""
-        p, level = self.p, self.rows.of(s.key.level)
+        p, level = self.p, rows_of(self.p, s.key.level)
         kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
         numbers = p.width == 1
         rows = "-1" if isinstance(s.key, ir.Position) else str(p.rows)
@@ -267,10 +267,13 @@ class FunctionPrinter:
     def output_rows(self, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
         """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
         if isinstance(key, ir.Slot):
-            return self.slots(key, level, owned)
+            if not key.letters:
+                return f"{key.array}[{RANGES[level]}]"
+            kept = f"{key.array}.view(-1, {self.p.elements(key.letters)})[{RANGES[level]}]"
+            return f"{kept}.flatten(){'.long()' if owned else ''}"
         letters = [c for c, _ in key.terms]
         if not letters:
-            return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.rows.device})"
+            return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.device})"
         wide = ".long()" if not self.sided(letters) and (owned or len(letters) > 1 or self.p.width > 1) else ""
         terms = [
             self.over(names.at(c), c, level, letters) + wide + (f" * {stride}" if stride != 1 else "")
@@ -278,14 +281,6 @@ class FunctionPrinter:
         ]
         past = [self.over(names.past(c), c, level, letters) for c in letters if self.decodes[c].end]
         return self.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))
-
-    def slots(self, key: ir.Slot, level: int, owned: bool) -> str:
-        """The output's rows, as they are stored; of tiles, for each of the positions that are kept."""
-        if not key.letters:
-            return f"{key.array}[{RANGES[level]}]"
-        return f"{key.array}.view(-1, {self.p.elements(key.letters)})[{RANGES[level]}].flatten()" + (
-            ".long()" if owned else ""
-        )
 
 
 def _laid_out(text: str, index: Sequence[str]) -> str:

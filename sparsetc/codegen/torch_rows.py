@@ -18,7 +18,7 @@ import torch
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program.tile import Decode, Gather, Product, Stored, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -41,10 +41,6 @@ class Rows:
     def __init__(self, program: TileProgram, device: str) -> None:
         self.p, self.device = program, device
 
-    def of(self, level: int) -> int:
-        """The level whose positions are the rows of what is made at a level."""
-        return rows_of(self.p, level)
-
     def offsets(self, level: int) -> str:
         """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
         view, (first, end) = self.p.view, ENDS[level]
@@ -53,20 +49,16 @@ class Rows:
             return f"{begins}.sub_({first}).clamp_(max={end} - {first})"
         if view.items.size:
             return f"torch.tensor([0, {end} - {first}], device={self.device})"
-        above, last = ENDS[self.above(level)]
+        above, last = ENDS[rows_of(self.p, level - 1)]  # the next level up that has rows
         pointers = {axis.level: outer.name for outer, axis in pairwise((view.items, *view.loops))}
         return f"{pointers[level]}_ptr[{above} : {last} + 1] - {first}"
 
-    def above(self, level: int) -> int:
-        """The next level up that has rows."""
-        return self.of(level - 1)
-
     def spread(self, name: str, own: int, level: int) -> str:
         """A row of one level repeated for each row of a deeper one that belongs to it."""
-        own, level = self.of(own), self.of(level)
+        own, level = rows_of(self.p, own), rows_of(self.p, level)
         if own == level:
             return name
-        name = self.spread(name, own, self.above(level))
+        name = self.spread(name, own, rows_of(self.p, level - 1))
         if self.p.view.items.size and self.p.view.levels[0]:
             return f"{name}.repeat_interleave({self.p.view.items.size}, 0)[: {COUNTS[level]}]"
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
@@ -110,42 +102,19 @@ class TorchCoordinates(Writer):
 def value(rows: Rows, s: Value) -> str:
     """The values of a statement's tiles, their positions in the order in which they are stored."""
     stored = rows.p.stored(s.operand)
-    return TEXTS.get(type(stored.values), _whole)(rows, stored)
-
-
-def _ones(rows: Rows, stored: Stored) -> str:
-    return f"torch.ones({COUNTS[rows.of(LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
-
-
-def _whole(rows: Rows, stored: Stored) -> str:
-    name, sides = stored.array("values"), _sides(stored)
+    kind, sides = stored.values, ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
+    if isinstance(kind, Ones):
+        return f"torch.ones({COUNTS[rows_of(rows.p, LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
+    values, pairs = stored.array("values"), f"pair_{stored.name}[{RANGES[LANE]}]"  # the tiles that pairs name
+    if isinstance(kind, Bitmap):
+        bits, sizes = f"{stored.array('bits')}.view(-1, {kind.words})", f"{kind.word}, {kind.volume}"
+        tiles = f"{bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes}"
+        if stored.name:
+            tiles = f"{bits}[{pairs}], {values}, {sizes}, {stored.array('value_ptr')}[{pairs}]"
+        return f"expanded({tiles}).view(-1, {sides})"
     if stored.name:
-        return f"{name}.view(-1, {sides}).index_select(0, {_pair(stored)})"
-    return f"{name}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
-
-
-def _bitmap(rows: Rows, stored: Stored) -> str:
-    kind = stored.values
-    bits, values = f"{stored.array('bits')}.view(-1, {kind.words})", stored.array("values")
-    sizes = f"{kind.word}, {kind.volume}"
-    if stored.name:
-        begins = f"{stored.array('value_ptr')}[{_pair(stored)}]"
-        tiles = f"expanded({bits}[{_pair(stored)}], {values}, {sizes}, {begins})"
-    else:
-        tiles = f"expanded({bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes})"
-    return f"{tiles}.view(-1, {_sides(stored)})"
-
-
-TEXTS = {Ones: _ones, Bitmap: _bitmap}
-
-
-def _pair(stored: Stored) -> str:
-    """Which tiles of an operand the chunk's pairs are of."""
-    return f"pair_{stored.name}[{RANGES[LANE]}]"
-
-
-def _sides(stored: Stored) -> str:
-    return ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
+        return f"{values}.view(-1, {sides}).index_select(0, {pairs})"
+    return f"{values}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
 
 
 def bags(program: TileProgram) -> dict[Product, Gather]:
@@ -155,13 +124,13 @@ def bags(program: TileProgram) -> dict[Product, Gather]:
     these.
     """
     gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather)}
-    found: dict[Product, Gather] = {}
-    for s, _ in program.statements:
-        if isinstance(s, Product) and s.accumulate and not s.dot:
-            for t in s.inputs:
-                if t.name in gathers and _is_bag(program, s, t):
-                    found[s] = gathers[t.name]
-    return found
+    return {
+        s: gathers[t.name]
+        for s, _ in program.statements
+        if isinstance(s, Product) and s.accumulate and not s.dot
+        for t in s.inputs
+        if t.name in gathers and _is_bag(program, s, t)
+    }
 
 
 def weight_axes(s: Product, rows: Tile) -> tuple[str, ...]:
@@ -209,7 +178,14 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     if chunk:
         size = max(1, most // max(per))
         return [(n, n + 1, 0, 0, at, min(at + size, stored)) for n, at in enumerate(range(0, stored, size))]
-    begins, first = _begins(program, arrays)
+    # where the fibers, tiles or pairs of each item begin, 0s where it has none, and where its stored nonzeros do
+    named = arrays.named(program)
+    first = begins = named[program.arrays[0]].long()
+    for axis in view.loops[:-1]:
+        first = named[f"{axis.name}_ptr"].long()[first]
+    if all(axis.level != LANE for axis in view.loops):
+        begins = torch.zeros_like(begins)
+    first = view.values.begins(named, first)
     weight = first * per[LEAF] + begins * per[LANE]
     weight = weight - weight[0]
     limits = torch.arange(most, int(weight[-1]) + most, most, device=weight.device)
@@ -222,16 +198,6 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 def few(program: TileProgram, arrays: PartArrays) -> bool:
     """Whether a program makes so few elements that other threads would cost more than they save."""
     return arrays.stored * sum(elements(program)) <= FEW
-
-
-def _begins(program: TileProgram, arrays: PartArrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the fibers, tiles or pairs of each item begin, and where its stored nonzeros do; where it has none, 0s."""
-    named, loops = arrays.named(program), program.view.loops
-    first = begins = named[program.arrays[0]].long()
-    for axis in loops[:-1]:
-        first = named[f"{axis.name}_ptr"].long()[first]
-    lanes = any(axis.level == LANE for axis in loops)
-    return begins if lanes else torch.zeros_like(begins), program.view.values.begins(named, first)
 
 
 @lru_cache(maxsize=256)

@@ -139,7 +139,7 @@ class FunctionPrinter(Layout):
 
     def statement(self, s: ir.Statement) -> None:
         if isinstance(s, ir.Loop):
-            loops.loop(self, s)
+            loops.LOOPS[type(s.axis)](self, s, s.axis)
         elif isinstance(s, ir.Decode):
             for u in self.each(s.level):
                 self.decode(s, u)
@@ -271,13 +271,10 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     if len(group) == 1:
         return [*lines, *_call(group[0], "tl.program_id(0)", "    ")]
     lines.append("    pid = tl.program_id(0)")
-    below: list[str] = []
     for n, p in enumerate(group):
-        pid = " - ".join(["pid", *below])
-        last = n == len(group) - 1
-        test = "else:" if last else f"{'if' if n == 0 else 'elif'} {pid} < programs_{p.number}:"
+        pid = " - ".join(["pid", *(f"programs_{before.number}" for before in group[:n])])
+        test = "else:" if p is group[-1] else f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
         lines += [f"    {test}", *_call(p, pid, "        ")]
-        below.append(f"programs_{p.number}")
     return lines
 
 

@@ -26,11 +26,6 @@ MOST_HELD = 128 << 10
 227 KiB on an H100; and sums of 64-bit products take minutes to compile."""
 
 
-def by(stride: int) -> str:
-    """The third argument of a range."""
-    return f", {stride}" if stride != 1 else ""
-
-
 # -- what a program has ------------------------------------------------------------------------------------------------
 
 
@@ -44,7 +39,11 @@ def head(printer: FunctionPrinter) -> None:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
     values.ahead(printer, ITEM)
-    _range(printer)
+    # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
+    # kernel_probes.json).
+    start, stop = p.view.items.ends(printer.load, "tl.minimum")
+    printer.put(f"start = {start}")
+    printer.put(f"stop = {stop}")
 
 
 def _numbers(printer: FunctionPrinter) -> None:
@@ -97,15 +96,6 @@ def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
     printer.put(f"{names.side(axis.letter)} = " + (f"{ahead}tl.arange(0, {axis.block})" if vector else "0"))
 
 
-def _range(printer: FunctionPrinter) -> None:
-    """The range of numbers that the item has."""
-    # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
-    # kernel_probes.json).
-    start, stop = printer.p.view.items.ends(printer.load, "tl.minimum")
-    printer.put(f"start = {start}")
-    printer.put(f"stop = {stop}")
-
-
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
@@ -142,12 +132,13 @@ def _steps(printer: FunctionPrinter, s: Loop, axis: Run | Fibers) -> None:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
     if run:
-        stride = lanes * schedule.unroll
-        printer.put(f"full = start + (stop - start) // {stride} * {stride}")
+        group = lanes * schedule.unroll
+        printer.put(f"full = start + (stop - start) // {group} * {group}")
     name, start, stop, size = ("first", "start", "stop", lanes) if run else ("step", "0", "steps", 1)
     at = "first" if run else f"first + step * {lanes}"
     for copies, first, end in ((schedule.unroll, start, "full"), (schedule.masked_unroll, "full", stop)):
-        printer.put(f"for {name} in range({first}, {end}{by(size * copies)}):")
+        stride = f", {size * copies}" if size * copies > 1 else ""
+        printer.put(f"for {name} in range({first}, {end}{stride}):")
         printer.indent += 1
         printer.masked, printer.copies = first == "full", copies
         printer.words[LEAF].clear()
@@ -189,8 +180,3 @@ def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
 
 LOOPS: dict[type[Axis], Callable[[FunctionPrinter, Loop, Any], None]]
 LOOPS = {Run: _steps, Fibers: _steps, Turns: _turns, Each: _each}
-
-
-def loop(printer: FunctionPrinter, s: Loop) -> None:
-    """A loop, by the kind of its axis."""
-    LOOPS[type(s.axis)](printer, s, s.axis)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparsetc.codegen.assembly import FUSED
+from sparsetc.codegen.launch import FUSED
 from sparsetc.decomposition.als import Equations, Sweep, Whole
 from sparsetc.decomposition.linear import INVERSE_RANK, LEAST_SQUARES, Update, inverse_of_product, warps_of, width_of
 from sparsetc.device.profile import machine_of

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from sparsetc.codegen.assembly import FUSED
+from sparsetc.codegen.launch import FUSED
 
 INVERSE_RANK = 64
 """The largest rank of which one program inverts a matrix in registers."""

@@ -27,25 +27,25 @@ LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
 
 
-def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """(runs, width): for each run, the sum of ``weights[n] * table[index[n]]`` over its elements n.
 
     Args:
         index: (n,) rows of the table.
         table: (rows, width).
         offsets: (runs + 1,) from 0 to n.
-        weights: (n,) of the table's dtype.
+        weights: (n,) of the table's dtype; None where all are 1.
     """
     if table.device.type == "cpu" and index.numel() and table.shape[1]:
-        if table.dtype == torch.float32 and table.shape[1] > 1:
+        if table.dtype == torch.float32 and (table.shape[1] > 1 or weights is None):
             index = index.to(offsets.dtype)
             return F.embedding_bag(
                 index, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
             )
         if table.dtype in (torch.float32, torch.float64):
-            return _csr_product(offsets, index, weights, table)
+            return _csr_product(offsets, index, table.new_ones(len(index)) if weights is None else weights, table)
     rows = table.index_select(0, index.long() if index.dtype == torch.int16 else index)
-    return run_sums(rows * weights.unsqueeze(1), offsets)
+    return run_sums(rows if weights is None else rows * weights.unsqueeze(1), offsets)
 
 
 def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -70,10 +70,7 @@ def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     runs = offsets.numel() - 1
     if flat.device.type == "cpu" and flat.numel() and flat.dtype in (torch.float32, torch.float64):
         index = torch.arange(flat.shape[0], dtype=offsets.dtype, device=flat.device)
-        if flat.dtype == torch.float32:
-            summed = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
-        else:
-            summed = _csr_product(offsets, index, flat.new_ones(flat.shape[0]), flat)
+        summed = bag(index, flat, offsets, None)
     else:
         owner = torch.repeat_interleave(
             torch.arange(runs, device=flat.device), torch.diff(offsets).long(), output_size=flat.shape[0]

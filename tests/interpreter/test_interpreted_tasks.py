@@ -130,7 +130,7 @@ def test_ones_are_not_stored(name: str, lanes: int, dtype: torch.dtype) -> None:
     k, dense = kernel(name, lanes, dtype)
     parts = without_values(k)
     made, folder = [p.program for p in parts], k.contraction.settings.cache_dir
-    programs = TritonPrograms(made, dtype, len(parts) == 1, "cpu", folder, "pattern")
+    programs = TritonPrograms(made, dtype, "cpu", folder, "pattern")
     assert "tl.load(values" not in programs.source
     out = zeros(k, dtype)
     programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.canonical.arrange(dense), out)
