@@ -18,7 +18,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
-from sparsetc.ir.default_tree.by_groups import groups_of
+from sparsetc.ir.default_tree import groups_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.packing.tiles import sides_of

@@ -33,7 +33,7 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
-from sparsetc.ir.default_tree.by_groups import MOST_SUMS, TileGroups, groups_of
+from sparsetc.ir.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.counting import Statistics

@@ -1,0 +1,382 @@
+"""The default rule: the tree of a schedule that has none, and the roles of a tile's positions.
+
+In: an `Inner` einsum and a `Schedule`. Out: the schedule with a tree. What is contracted follows from the axes::
+
+    nonzeros    `by_levels`     sums from the innermost loop outwards, a dot over the lanes where two sides have none of
+                                the other's dense axes
+    tiles       `by_groups`     the letters of a tile in groups, by the fewest multiplications
+    pairs       `by_pairs`      one dot, or a loop over what it would sum
+
+Of nonzeros everything follows from the level at which each thing is known. A dense operand is read at the deepest level
+of the sparse letters it has; a product is formed at the level of its deepest factor and summed over that level before
+the factors of the next one are multiplied in (the distributive law). So a fiber's nonzeros are summed before the factor
+row they share is multiplied in: R(2M + 2F) flops instead of 3MR (MM-CSF, section III).
+
+What the rule gives for tiles, with C the operands of what a dot sums, B those of what lies beside, D of kept letters
+alone::
+
+    sum[spread tile](dot[first](C, X) * B) * D
+    sum[spread tile](dot[second](dot[first](C, X) * B, E)) * D          # operands that bring dense axes apart
+    X * dot[rank](B, C)                                                 # nothing stored is summed: a sampled product
+
+A letter too short for a dot is padded in registers: its positions past the side are masked when loaded.
+
+A tile einsum with dense axes is a matrix product at heart. Some summed letters are contracted by it: their operands'
+rows, multiplied together where there are several (a Khatri-Rao or a Kronecker product), are its left side. Other
+summed letters are spread: their positions lie beside the kept ones as columns, are scaled by the rows of their
+operands and summed in registers. For ``ijk,jr,kr->ir`` on 16x16x16 the product is R x 16 by 16 x 256 (k contracted,
+columns j and i), the scaling R x 256, the sum over j. No R x R product is formed to keep its diagonal, and no sum
+crosses threads. Where operands bring dense axes apart (``ijk,jr,ks->irs``), a second dot contracts what the first left:
+S x 16 by 16 x (i, j), then (i, S) x 16 by 16 x R, kept positions being columns of the first and rows of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, combinations
+from math import prod
+from typing import TypeVar
+
+from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree, product, total
+from sparsetc.ir.equation.einsum import Bound, joined
+from sparsetc.ir.inner import Inner
+from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
+from sparsetc.ir.plan import Schedule, Storage
+from sparsetc.ir.program.operands import MIN_DOT, named_operands, printed_sizes
+from sparsetc.ir.program.tile import LANES, Operand
+from sparsetc.support.lru import cached_property
+
+T = TypeVar("T")
+SAMPLED = 4096
+"""Most positions of a tile at which a dense product is sampled."""
+COLUMNS = 256
+"""Most columns of a dot over tiles."""
+MATRIX_RATE = 8
+"""Multiplications a tensor core does while the others do one (H200, tf32 against fp32 outside dots)."""
+MOST_SUMS = 4096
+"""Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""
+
+
+def completed(inner: Inner, schedule: Schedule) -> Schedule:
+    """Return the schedule, which has no tree, with the tree that the rule gives it."""
+    rule = by_pairs if len(inner.stored) > 1 else by_groups if inner.sides else by_levels
+    full = rule(inner, schedule)
+    return replace(full, ruled=(full.tree, full.take, full.turns))
+
+
+def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
+    """The tree of pairs: a dot over the inner axis, or a loop over its positions, which multiplies and adds each.
+
+    Args:
+        inner: two factors of stored values, and no others.
+        schedule: whether there are dots.
+    """
+    x, y = map(Factor, inner.stored)
+    loops = tuple(axis.name for axis in inner.view.loops)
+    over = tuple(c for c in inner.sides if c not in inner.output_axes)
+    if schedule.dot:
+        take = tuple((c, max(side, MIN_DOT)) for c, side in inner.sides.items())
+        return replace(schedule, tree=Sum(Dot(x, y, over), loops), take=take)
+    take = tuple((c, side) for c, side in inner.sides.items() if c not in over)
+    return replace(schedule, tree=Sum(product((x, y)), (*over, *loops)), take=take, turns=over)
+
+
+def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
+    """Return the schedule with the tree of nonzeros; the result's level multiplies in all that is known above it."""
+    reach, factors = inner.key.level, [list[Tree]() for _ in LEVELS]
+    if not inner.may_omit_ones(inner.operand):
+        factors[LEAF] += map(Factor, inner.stored)
+    for name in sorted(inner.operand, key=inner.levels.__getitem__):
+        factors[max(inner.levels[name], reach)].append(Factor(name))
+    inputs, outside = factors[LEAF], [axis.level for axis in inner.view.loops]
+    for axis in reversed(inner.view.loops):
+        outside.pop()
+        home = max(outside, default=ITEM)
+        if home >= reach:
+            # Lanes are summed with the outermost loop that has them.
+            lanes = axis.lanes > 0 and not inner.view.beside[home]
+            dot = _matrix_product(inner, schedule, inputs) if lanes and schedule.dot else None
+            over = (axis.name, LANES) if lanes and not dot else (axis.name,)
+            inputs = [total(dot or product(inputs), over), *factors[home]]
+    tree = product(inputs)
+    contracted = {a for node in tree.nodes if isinstance(node, Dot) for a in node.over}
+    return replace(schedule, tree=total(tree, (a for a in inner.summed if a not in contracted)))
+
+
+def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -> Tree | None:
+    """Sum the lanes by a matrix product; or the lanes and dense axes together, of blocks that nonzeros gather."""
+    if inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
+        return Dot(product(halves[0]), product(halves[1]), (LANES,))
+    names = {name for tree in factors for name in tree.factors}
+    outside = {a for o in inner.operands if o.name not in names for a in o.axes}
+    halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - outside)
+    if halves is None:
+        return None
+    left, right = map(product, halves)
+    over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
+    deep = inner.view.lanes * prod(map(schedule.block, over))
+    return Dot(left, right, (LANES, *over)) if over and inner.view.lanes > 1 and deep >= MIN_DOT else None
+
+
+def _matrix_halves(
+    inner: Inner, schedule: Schedule, factors: Sequence[Tree], summed: frozenset[str]
+) -> tuple[list[Tree], list[Tree]] | None:
+    """Two sets of factors with no dense axis in common but some that are summed, each with enough of its own."""
+    groups = joined((_dense(inner, tree) - summed, tree) for tree in factors)
+    sized = sorted([g for g in groups if g[0]], key=lambda g: -prod(map(schedule.block, g[0])))
+    if len(sized) < 2:
+        return None
+    # The largest group is one side; all others, and the values, are multiplied into the other.
+    right, left = sized[0][1], [t for g in (*(g for g in groups if not g[0]), *sized[1:]) for t in g[1]]
+    sides = [prod(map(schedule.block, axes)) for axes in (set().union(*(g[0] for g in sized[1:])), sized[0][0])]
+    return (left, right) if min(sides) >= MIN_DOT else None
+
+
+def _dense(inner: Inner, tree: Tree) -> set[str]:
+    """The dense axes of a tree's factors."""
+    return {a for name in tree.factors if name in inner.operand for a in inner.operand[name].axes}
+
+
+# -- tiles ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TileGroups:
+    """The letters of a tile, by what becomes of them; each in one group."""
+
+    first: tuple[str, ...] = ()
+    """Summed by the first dot; empty where there is none, and positions are multiplied one by one."""
+    second: tuple[str, ...] = ()
+    """Summed by the second dot, whose left side is what the first left of them."""
+    spread: tuple[str, ...] = ()
+    """Summed beside the dots: columns of the first, or one position at a time."""
+    columns: tuple[str, ...] = ()
+    """Kept, all positions at once; with a second dot, as many as a program's matrix has room for."""
+    gridded: tuple[str, ...] = ()
+    """Kept, one position a program."""
+    sampled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Operands, by name, of the two sides of a dot over their dense axes, which is multiplied by what is stored."""
+
+    @property
+    def dot(self) -> bool:
+        """Whether a dot contracts anything."""
+        return bool(self.first)
+
+    @cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
+        return (*self.second, *self.first)
+
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        """The order in which a tile's positions are best stored: a dot's columns then lie contiguous, its sum last."""
+        return (*self.gridded, *self.spread, *self.columns, *self.contracted)
+
+    def storage(self, letters: Sequence[str], most: int) -> Storage:
+        """Tiles of one block of output rows together, `most` positions an item, stored as the dots take them."""
+
+        def modes(*names: str) -> tuple[int, ...]:
+            return tuple([letters.index(c) for c in names])
+
+        item, rest = modes(*self.gridded, *self.columns), modes(*self.spread, *self.contracted)
+        sequence, contracted = modes(*self.sequence), len(self.contracted)
+        return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=contracted)
+
+
+@lru_cache(maxsize=256)
+def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroups:
+    """The division of the sparse operand's letters that takes the fewest multiplications.
+
+    Args:
+        bound: an einsum whose one sparse operand has distinct letters.
+        sides: positions of a tile along each of its modes.
+        dot: whether the type has a matrix instruction.
+    """
+    e = bound.einsum
+    side = dict(zip(e.inputs[e.sparse[0]], sides, strict=True))
+    return Division(side, printed_sizes(bound), e.output, named_operands(bound)[1]).groups(dot)
+
+
+class Division:
+    """Ways to divide the letters that have sides, of an output and of dense operands."""
+
+    def __init__(
+        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Sequence[str], operands: Sequence[Operand]
+    ) -> None:
+        """Find which letters must stay together.
+
+        Args:
+            side: positions of a tile by letter.
+            sizes: of all letters.
+            output: letters of the result.
+            operands: the dense ones.
+        """
+        self.side, self.sizes, self.letters = side, sizes, tuple(side)
+        self.kept = self._ordered(output)
+        self.summed = tuple([c for c in self.letters if c not in output])
+        self.operands, self.output = operands, output
+        self.inner = tuple([o for o in operands if set(o.rows) & set(self.summed)])
+        """Operands that vary along what is summed; the others scale the result once."""
+        tied = {c for o in self.inner for c in o.rows if c in self.kept}
+        self.gridded = self._ordered(tied)
+        self.free = tuple([c for c in self.kept if c not in tied])
+        classes = joined((set(o.rows) & set(self.summed), o) for o in self.inner)
+        self.classes = sorted(classes, key=lambda c: -max(map(self.letters.index, c[0])))  # of equals, the last first
+        """Summed letters that must stay together, since an operand has them all, with their operands."""
+
+    def groups(self, dot: bool, wide: bool = True) -> TileGroups:
+        """Return the division that takes the fewest multiplications.
+
+        Args:
+            dot: whether the type has a matrix instruction.
+            wide: whether a program has enough of the dense axes for a dot to sum them.
+        """
+        if candidates := [*self.single(), *self.chained()] if dot else []:
+            return min(candidates, key=lambda candidate: candidate[0])[1]
+        return (self.sampled() if dot and wide else None) or self.elementwise()
+
+    def _ordered(self, letters: Collection[str]) -> tuple[str, ...]:
+        """Return those of the letters that have sides, in the order of these."""
+        return tuple([c for c in self.letters if c in letters])
+
+    def positions(self, letters: Iterable[str]) -> int:
+        """Positions of a tile along these letters."""
+        return prod([self.side[c] for c in letters])
+
+    def width(self, operands: Sequence[Operand]) -> int:
+        """Elements over all dense axes of these operands."""
+        return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
+
+    def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[tuple[str, ...], list[Operand]]:
+        """Return the letters and the operands of some classes."""
+        letters, operands = zip(*classes, strict=True)
+        return self._ordered(set().union(*letters)), list(chain(*operands))
+
+    def single(self) -> Iterator[tuple[int, TileGroups]]:
+        """Yield divisions with one dot, with their cost: all dense axes that vary along summed letters are its rows."""
+        axes, columns = {a for o in self.inner for a in o.axes}, tuple[str, ...]()
+        for c in reversed(self.free):  # as many of the last kept letters as the columns hold
+            if self.positions((c, *columns)) > COLUMNS:
+                break
+            columns = (c, *columns)
+        gridded = self.free[: len(self.free) - len(columns)]
+        for chosen in _subsets(self.classes, len(self.classes) if axes else 0):
+            first, operands = self._joint(chosen)
+            spread = tuple([c for c in self.summed if c not in first])
+            wide = self.positions((*columns, *spread))
+            if {a for o in operands for a in o.axes} != axes or wide < 2 or (not columns and wide < MIN_DOT):
+                continue
+            rows, deep = self.width(operands), max(MIN_DOT, self.positions(first))
+            formed = self.positions(first) * rows if len(operands) > 1 else 0
+            scaled = rows * wide if spread else 0
+            cost = formed + scaled + rows * max(MIN_DOT, wide) * deep // MATRIX_RATE
+            yield cost * self.positions(gridded), TileGroups(first, (), spread, columns, (*self.gridded, *gridded))
+
+    def chained(self) -> Iterator[tuple[int, TileGroups]]:
+        """Yield divisions with two dots, with their cost: between operands that have no dense axis in common."""
+        axes = [{a for o in operands for a in o.axes} for _, operands in self.classes]
+        apart = [own for _, own in joined((axes, c) for axes, c in zip(axes, self.classes, strict=True) if axes)]
+        for chosen in _subsets(apart, len(apart) - 1):
+            first, one = self._joint(chain(*chosen))
+            second, two = self._joint(chain(*(classes for classes in apart if classes not in chosen)))
+            m, n = self.width(one), self.width(two)
+            deep, wide = max(MIN_DOT, self.positions(first)), max(MIN_DOT, self.positions(second))
+            formed = (deep * m if len(one) > 1 else 0) + (wide * n if len(two) > 1 else 0)
+            spread = tuple([c for c in self.summed if c not in (*first, *second)])
+            cost = (formed + m * wide * (deep + n) // MATRIX_RATE) * self.positions((*spread, *self.kept))
+            yield cost, TileGroups(first, second, spread, self.free, self.gridded)
+
+    def sampled(self) -> TileGroups | None:
+        """Return the dense product sampled at what is stored: only dense axes are summed, which both sides have."""
+        summed = {a for o in self.operands for a in o.axes} - set(self.output)
+        wide = [o for o in self.operands if o.rows and set(o.axes) >= summed]
+        if self.summed or not summed or len(wide) != len(self.operands) or set(self.output) & set(wide[0].axes):
+            return None
+        groups = joined((o.rows, o) for o in wide)
+        largest = max(groups, key=lambda g: self.positions(g[0]))
+        sides = largest[1], [o for g in groups if g is not largest for o in g[1]]
+        rows = [self.positions({c for o in side for c in o.rows}) for side in sides]
+        if len(groups) < 2 or min(rows) < MIN_DOT or self.positions(self.letters) > SAMPLED:
+            return None
+        left, right = (tuple([o.name for o in side]) for side in sides)
+        return TileGroups(columns=self.letters, sampled=(left, right))
+
+    def elementwise(self) -> TileGroups:
+        """Return the groups without a dot: a kept letter's positions side by side, or a summed one's where none is."""
+        letters = self.kept or self.letters
+        vector = (max(letters, key=self.side.__getitem__),) if letters else ()
+        gridded, spread = (tuple([c for c in own if c not in vector]) for own in (self.kept, self.summed))
+        return TileGroups((), () if self.kept else vector, spread, vector if self.kept else (), gridded)
+
+
+def _subsets(things: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:
+    return chain(*(combinations(things, n) for n in range(1, most + 1)))
+
+
+def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
+    """Return the schedule with the tree of the groups that take the fewest multiplications, and roles of positions."""
+    inner = inner.by_sides()
+    output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
+    groups = Division(inner.sides, inner.sizes, output, inner.operands).groups(schedule.dot, wide)
+    block = _blocks(inner, schedule, groups)
+    turns = tuple([c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1])
+    take = tuple([(c, n) for c, n in block.items() if n > 1])
+    return replace(schedule, tree=_tree(inner, groups, turns), take=take, turns=turns)
+
+
+def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
+    """The dots, what they are scaled by, and the sums that are left to the end."""
+    within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
+    (x,) = map(Factor, inner.stored)
+    # Where each tile has a key of its own, its positions in turn are all that is added up.
+    loops = inner.loops(LEAF) if inner.key.level == ITEM else ()
+    if any(g.sampled):
+        left, right = (product(map(Factor, side)) for side in g.sampled)
+        return total(product([x, Dot(left, right, inner.summed)]), loops)
+    tree: Tree = product([x, *_factors(within)])
+    if g.dot:
+        tree = Dot(_rows(within, g.first), x, g.first)
+        tree = product([tree, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
+        tree = Dot(tree, _rows(within, g.second), g.second) if g.second else tree
+    spread = sorted(g.spread, key=turns.__contains__)  # what is in registers is summed first
+    tree = total(tree, (*spread, *loops, *(() if g.dot else g.second)))
+    return total(product([tree, *_factors(o for o in inner.operands if o not in within)]), inner.summed)
+
+
+def _factors(operands: Iterable[Operand]) -> list[Tree]:
+    return [Factor(o.name) for o in operands]
+
+
+def _rows(operands: Iterable[Operand], letters: Sequence[str]) -> Tree:
+    """Return the side of a dot over these letters: the operands that have any."""
+    return product(_factors(o for o in operands if set(o.rows) & set(letters)))
+
+
+def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
+    """Return how many positions of each letter a program has at once, in the order in which letters come."""
+    padded = {c: 1 << (n - 1).bit_length() for c, n in inner.sides.items()}  # to what registers hold
+    whole = (*g.first, *g.second, *g.columns)
+    block = {c: side if c in whole else 1 for c, side in padded.items()}
+
+    def fill(letters: Sequence[str], room: int) -> None:
+        """Take as many positions of letters as there is room for, of the last most."""
+        for c in reversed(letters):
+            block[c] = max(1, min(padded[c], room))
+            room //= block[c]
+
+    def pad(letters: Sequence[str], columns: Sequence[str] = ()) -> None:
+        """Take more positions of the last letter where there are too few for a dot."""
+        if letters:
+            block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
+
+    if g.dot:
+        pad(g.first)
+        pad(g.second)
+    if g.dot and g.second:
+        fill(g.columns, min(schedule.columns, MOST_SUMS * schedule.warps // prod(map(schedule.block, inner.dense))))
+    elif g.dot:
+        fill(g.spread, schedule.columns // prod([block[c] for c in g.columns]))
+        pad(g.columns, g.spread)
+    return block
