@@ -1,22 +1,158 @@
-"""A tree -> computations in an order of data flow, without loops and zeros.
+"""A tree: what it must be to be lowered, then its computations in an order of data flow, without loops and zeros.
 
-In: a `Tree` that was checked. Out: statements, which `place` puts into loops. A product, or a dot, that is summed over
-loops becomes an accumulator, which lives outside of them; what it depends on beside is summed in registers, in the
-order in which the tree has them. The last sums, over lanes and dense axes, are left to the statement that adds the
-result.
+In: a `Tree`, the `Inner` einsum that it is of, and the roles of a tile's positions. A tree has every factor once and
+sums every axis once, where that can be done; else a `PlanError` names the node and the fault. Out: statements, which
+`place` puts into loops. A product, or a dot, that is summed over loops becomes an accumulator, which lives outside of
+them; what it depends on beside is summed in registers, in the order in which the tree has them. The last sums, over
+lanes and dense axes, are left to the statement that adds the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from sparsetc.ir import contraction_tree as trees
+from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
+from sparsetc.ir.contraction_tree import Sum as SumNode
 from sparsetc.ir.inner import Inner
-from sparsetc.ir.lower.check import home, turns_of_sums
-from sparsetc.ir.nest.nest import LEVELS, Axis
+from sparsetc.ir.nest.nest import ITEM, LEVELS, Axis
+from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES, Decode, Gather, Product, Scale, Statement, Sum, Tile, Value
+
+
+def home(around: Sequence[Axis], over: Collection[str]) -> int:
+    """The level at which a sum over loops, one or more, lives: outside of the outermost."""
+    level = ITEM
+    for axis in around:
+        if axis.name in over:
+            break
+        level = max(level, axis.level)
+    return level
+
+
+def turns_of_sums(
+    over: Iterable[str], looped: Collection[str], beside: Collection[str]
+) -> list[tuple[list[str], list[str]]]:
+    """(axes in registers, loops) that are summed together, one after the other.
+
+    What lies in registers is summed before the loops that are named with it or behind it, and after those before it.
+    """
+    found: list[tuple[list[str], list[str]]] = [([], [])]
+    for axis in over:
+        if axis not in looped and found[-1][1]:
+            found.append(([], []))
+        registers, loops = found[-1]
+        registers += [axis] if axis in beside else []
+        loops += [axis] if axis in looped else []
+    return found
+
+
+def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
+    """Raise `PlanError` where the schedule's tree is none of this einsum over these loops, or cannot be lowered."""
+    assert schedule.tree is not None
+    _verify_factors(schedule.tree, inner)
+    _verify_roles(inner, schedule)
+    found = _Check(schedule.tree, inner, around, dict(schedule.take)).axes(schedule.tree)
+    for axis in sorted(found - inner.keyed):
+        raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
+    for axis in sorted(inner.keyed - found):
+        raise PlanError(f"tree {schedule.tree}: axis {axis} is summed, which the result keeps")
+
+
+def _verify_factors(tree: Tree, inner: Inner) -> None:
+    known, found = [*inner.stored, *inner.operand], Counter(tree.factors)
+    for name, times in found.items():
+        if name not in known:
+            raise PlanError(f"tree {tree}: there is no factor {name!r}; the einsum has {', '.join(known)}")
+        if times > 1:
+            raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
+    for name in known:
+        if name not in found and not (name in inner.stored and inner.may_omit_ones(found)):
+            raise PlanError(f"tree {tree}: factor {name} is missing")
+
+
+def _verify_roles(inner: Inner, schedule: Schedule) -> None:
+    """Positions of a tile are at once, in turn or, where the result keeps them, over the grid."""
+    take = dict(schedule.take)
+    for c in (*take, *schedule.turns):
+        if c not in inner.sides:
+            raise PlanError(f"the schedule takes positions of {c}, along which nothing stored has a side")
+    for c, n in take.items():
+        if n < 1 or n & (n - 1):
+            raise PlanError(f"positions that are taken at once are a power of two, found {n} of {c}")
+    for c, side in inner.sides.items():
+        keeps = c in inner.along(inner.kept) or c in inner.output_axes
+        if keeps and c in schedule.turns:
+            raise PlanError(f"positions of {c} cannot be taken in turn, since the result keeps them")
+        if not keeps and c not in schedule.turns and take.get(c, 1) < side:
+            raise PlanError(f"the {side} positions of {c} are summed, so they are taken at once or in turn")
+
+
+class _Check:
+    """Goes through a tree from its factors on."""
+
+    def __init__(self, tree: Tree, inner: Inner, around: Sequence[Axis], take: dict[str, int]) -> None:
+        self.tree, self.inner, self.around, self.take = tree, inner, around, take
+        self.looped = [axis.name for axis in around]
+
+    def fail(self, node: Tree, why: str) -> PlanError:
+        return PlanError(f"tree {self.tree}: {node} {why}")
+
+    def axes(self, node: Tree) -> frozenset[str]:
+        """The axes on which a node depends."""
+        if isinstance(node, Factor):
+            return self.inner.axes(node.name)
+        parts = [self.axes(part) for part in node.parts]
+        found = frozenset().union(*parts)
+        over = node.over if isinstance(node, Dot | SumNode) else ()
+        for axis in over:
+            if over.count(axis) > 1 or any(axis not in part for part in parts):
+                raise self.fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
+            outside = Counter(self.tree.factors) - Counter(node.factors)
+            if late := [name for name in outside if axis in self.inner.axes(name)]:
+                raise self.fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
+        if isinstance(node, Dot):
+            self.dot(node, *parts)
+        elif isinstance(node, SumNode):
+            self.sum(node, found)
+        return found - set(over)
+
+    def dot(self, node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
+        """The axes of a dot are in registers, and its sides have axes of their own."""
+        for axis in node.over:
+            if axis in self.looped:
+                raise self.fail(node, f"contracts {axis}, whose positions are taken in turn")
+        rows, columns = (self.beside(side) - set(node.over) for side in (left, right))
+        if rows & columns:
+            raise self.fail(node, f"has axis {min(rows & columns)} on both sides, and does not contract it")
+        if not rows or not columns:
+            raise self.fail(node, f"has a side of no axis but {', '.join(node.over)}")
+
+    def beside(self, axes: frozenset[str]) -> set[str]:
+        """Axes among these that are in registers."""
+        return {a for a in axes if a == LANES or a in self.take or a in self.inner.dense}
+
+    def sum(self, node: SumNode, axes: frozenset[str]) -> None:
+        """Loops are summed from the innermost outwards, dense axes last."""
+        dense = [axis for axis in node.over if axis in self.inner.dense]
+        if dense and node is not self.tree:
+            raise self.fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
+        left = set(axes)
+        for beside, over in turns_of_sums(node.over, self.looped, self.beside(axes)):
+            left -= {*beside, *over}
+            if over:
+                self.loops(node, over, left)
+
+    def loops(self, node: SumNode, over: Sequence[str], left: Collection[str]) -> None:
+        """What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends."""
+        first = min(map(self.looped.index, over))
+        if inside := [axis for axis in self.looped[first:] if axis in left]:
+            raise self.fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
+        level = home(self.around, over)
+        if sum([axis.level <= level for axis in self.around]) > first:
+            raise self.fail(node, f"sums over {over[0]} apart from {self.looped[first - 1]}: both are one sum")
 
 
 class Contraction:
@@ -34,7 +170,7 @@ class Contraction:
         self.made: dict[Tree, Tile] = {}
         self.dots = [node for node in tree.nodes if isinstance(node, Dot)]
         # What nothing but the last sums follows is the result.
-        self.last = tree.tree if isinstance(tree, trees.Sum) and not self._over(tree) else tree
+        self.last = tree.tree if isinstance(tree, SumNode) and not self._over(tree) else tree
 
     def load(self, factor: str) -> Value | Gather:
         """What reads a factor."""
@@ -113,7 +249,7 @@ class Contraction:
         """The level at which a node is known."""
         if isinstance(node, Factor):
             return self.inner.levels[node.name]
-        if isinstance(node, trees.Sum) and self._loops(node.over):
+        if isinstance(node, SumNode) and self._loops(node.over):
             return home(self.around, node.over)
         return max(map(self.level, node.parts))
 
@@ -125,7 +261,7 @@ class Contraction:
     def _late(self) -> list[str]:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
         products = [node for node in self.tree.nodes if isinstance(node, Multiply)]
-        after = [p for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
+        after = [p for p in products if any(isinstance(t, SumNode) and self._loops(t.over) for t in p.trees)]
         return [t.name for p in after if any(map(self._along, p.factors)) for t in p.trees if isinstance(t, Factor)]
 
     def _along(self, factor: str) -> bool:
@@ -146,7 +282,7 @@ class Contraction:
             return self.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
         if isinstance(node, Dot):
             return self.dot("part", self._side(node.left, node), self._side(node.right, node), node.over)
-        assert isinstance(node, trees.Sum)
+        assert isinstance(node, SumNode)
         return self._sum(node)
 
     def _side(self, side: Tree, dot: Dot) -> list[Tile]:
@@ -165,7 +301,7 @@ class Contraction:
     def _loops(self, over: Iterable[str]) -> list[Axis]:
         return [axis for axis in self.around if axis.name in over]
 
-    def _over(self, node: trees.Sum) -> tuple[str, ...]:
+    def _over(self, node: SumNode) -> tuple[str, ...]:
         """What a sum is over, without what is left to the end."""
         if node != self.tree:
             return node.over
@@ -174,7 +310,7 @@ class Contraction:
             end.pop()
         return node.over[: len(end)]
 
-    def _sum(self, node: trees.Sum) -> Tile:
+    def _sum(self, node: SumNode) -> Tile:
         """Registers and loops are summed as they come."""
         tile = self.tile(node.tree)
         looped = [axis.name for axis in self.around]

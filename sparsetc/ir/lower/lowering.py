@@ -27,8 +27,7 @@ from dataclasses import replace
 from sparsetc.errors import PlanError
 from sparsetc.ir import contraction_tree
 from sparsetc.ir.inner import Inner, X
-from sparsetc.ir.lower.check import verify_tree
-from sparsetc.ir.lower.contract import Contraction
+from sparsetc.ir.lower.contract import Contraction, verify_tree
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Turns
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
