@@ -53,8 +53,7 @@ class Inner:
     stored: Mapping[str, tuple[str, ...]]
     """The letters of each factor of stored values."""
     sides: Mapping[str, int]
-    """Positions along the sides of a tile, by letter; empty where nonzeros are stored one by one. Letters that ride
-    along others have none."""
+    """Positions along a tile's sides, by letter; empty without tiles. Letters that ride along others have none."""
     key: Key
     """Where results go."""
     output: str

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from sparsetc.errors import EquationError
-from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined, verify
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined
 
 T = TypeVar("T")
 
@@ -108,7 +108,6 @@ def dense_subexpressions(b: Bound) -> Reduction:
             b = _run(b, (p,), result, steps)
     while (pair := next((pair for pair in _candidates(b) if _pays(b, pair)), None)) is not None:
         b = _run(b, pair, _pair_result(b.einsum, pair), steps)
-    verify(b)
     return Reduction(tuple(steps), b)
 
 
@@ -126,17 +125,11 @@ def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
 def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
     """Pairs of dense operands that share a summed dense index: as `opt_einsum` orders them, then smallest first."""
     e = b.einsum
-    groups = _groups(e)
+    groups = sorted(tuple(sorted(held)) for held, _ in joined((e.holders(i), i) for i in e.dense_contracted))
     for group in groups:
         yield from _path_pairs(b, group)
     pairs = [pair for group in groups for pair in combinations(group, 2) if _summed_between(e, pair)]
     yield from sorted(pairs, key=lambda pair: b.elements(_pair_result(e, pair)))
-
-
-def _groups(e: Einsum) -> list[tuple[int, ...]]:
-    """Dense operands connected by summed dense indices; those that stand alone are left out."""
-    groups = joined((e.holders(i), i) for i in e.dense_contracted)
-    return sorted(tuple(sorted(own)) for own, _ in groups if len(own) > 1)
 
 
 def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -36,11 +36,6 @@ from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Position, Product, Scale, Sum, Tile, TileProgram, Value
 
 
-def lowering(inner: Inner, schedule: Schedule) -> Lowering:
-    """Begin the program of a complete schedule, by what is to run it."""
-    return (WholeLowering if inner.target.whole else Lowering)(inner, schedule)
-
-
 class WholeLowering(Lowering):
     """One part's program in the making, each of its axes one block."""
 
@@ -167,7 +162,7 @@ def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Til
 
 @lru_cache(maxsize=1024)
 def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
-    return lowering(_inner(bound, view, schedule, target), schedule).program(0, "")
+    return (WholeLowering if target.whole else Lowering)(_inner(bound, view, schedule, target), schedule).program(0, "")
 
 
 def scheduled(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Schedule:
@@ -237,7 +232,8 @@ def lower_pairs(
         folds=named,
     )
     chosen = completed(made, schedule) if schedule.tree is None else schedule
-    program = lowering(made, chosen).program(0, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
+    format = " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored)
+    program = (WholeLowering if target.whole else Lowering)(made, chosen).program(0, format)
     verify(program)
     return program
 

@@ -127,7 +127,10 @@ class Lowering:
         self.last = self.tree.tree if isinstance(self.tree, trees.Sum) and not self._over(self.tree) else self.tree
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
-        self._check_rounded()
+        gathered = [o.name for o in inner.operands if o.rows]
+        if beside := [name for name in schedule.rounded if name not in gathered]:
+            read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
+            raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
         self.take = dict(schedule.take)
         self.positions = tuple(
             [ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
@@ -143,6 +146,7 @@ class Lowering:
         """The program."""
         inner, schedule = self.inner, self.schedule
         total, computed = self.contract()
+        read = {s.operand.name: s.operand for s in computed if isinstance(s, ir.Gather)}
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
         copies = 1 if owned or not isinstance(inner.key, ir.Row) else schedule.copies
@@ -154,7 +158,7 @@ class Lowering:
             view=self.view,
             letters=inner.letters,
             axes=(*self.dense, *self.positions),
-            operands=self._read(computed),
+            operands=tuple((self.operand | read).values()),
             output=inner.output,
             output_axes=inner.output_axes,
             body=place(statements, list(map(ir.Loop, self.around))),
@@ -171,21 +175,6 @@ class Lowering:
         size, block = self.inner.sizes[letter], self.schedule.block(letter)
         pieces = dict(self.schedule.pieces).get(letter, ())
         return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
-
-    def _check_rounded(self) -> None:
-        """Raise `PlanError` where the schedule rounds what is no dense operand of gathered rows."""
-        gathered = [o.name for o in self.inner.operands if o.rows]
-        for name in self.schedule.rounded:
-            if name not in gathered:
-                raise PlanError(
-                    f'"{self.inner.equation}": {name!r} is rounded, and rows are gathered of '
-                    f"{', '.join(gathered) or 'nothing'}"
-                )
-
-    def _read(self, statements: Sequence[ir.Statement]) -> tuple[ir.Operand, ...]:
-        """The dense operands as statements read them."""
-        read = {s.operand.name: s.operand for s in statements if isinstance(s, ir.Gather)}
-        return tuple((self.operand | read).values())
 
     def contract(self) -> tuple[ir.Tile, list[ir.Statement]]:
         """What is to be added to the output, and the computations that make it."""

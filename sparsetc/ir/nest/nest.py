@@ -303,8 +303,7 @@ class Nest:
     values: Values = VALUES
     """How values are stored; pairs have `pairs` instead."""
     pairs: tuple[Values, ...] = ()
-    """How the two operands of a task list store their tiles; empty elsewhere. No mode of such a nest is read: the list
-    says which tiles meet, and where results go."""
+    """How the two operands of a task list store their tiles; empty elsewhere. No mode of such a nest is read."""
     narrow: bool = False
     """Whether words of leaf modes take 16 bits where they fit."""
 
@@ -367,11 +366,6 @@ class Nest:
         """The modes that have an axis of their own in a tile: all but those that ride along others."""
         return tuple(sorted({mode for own in self.along.values() for mode in own.sides}))
 
-    @cached_property
-    def along_sides(self) -> Values:
-        """How values are stored by the `sided` modes alone, renumbered from 0."""
-        return self.values if len(self.sided) == len(self.values.sides) else self.values.of_sides(self.sided)
-
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
         """Return letters with each one that rides along others replaced by those, once each.
 
@@ -379,16 +373,10 @@ class Nest:
             letters: of all modes.
             some: the letters to replace; one that belongs to no mode stays, and without tiles all of them stay.
         """
-        own = dict(zip(letters, self._read_along, strict=False))
-        found: dict[Name, None] = {}
-        for c in some:
-            found |= dict.fromkeys(map(letters.__getitem__, own[c]) if c in own else (c,))
-        return tuple(found)
-
-    @cached_property
-    def _read_along(self) -> list[list[int]]:
-        """For each mode, the modes along whose sides it is read; empty without tiles."""
-        return [sorted(self.along[mode].sides) for mode in range(len(self.along))]
+        along = {letters[mode]: sorted(expression.sides) for mode, expression in self.along.items()}
+        return tuple(
+            dict.fromkeys(d for c in some for d in (map(letters.__getitem__, along[c]) if c in along else (c,)))
+        )
 
     def within(self, mode: int, size: int) -> bool:
         """Return True if no tile passes the end of a mode of this size, and needs no mask; lists may pass it."""
@@ -414,10 +402,10 @@ class Nest:
         return tuple([tuple([e for c in own for e in self.coordinates[c.mode].lookups]) for own in self.levels])
 
     @cached_property
-    def word_bytes(self) -> tuple[tuple[int, ...], ...]:
+    def word_bytes(self) -> list[list[int]]:
         """Bytes of a word of each array of words, by level."""
-        read = [dict.fromkeys([w.array for w in own if w.every == 1]) for own in self.lookups]
-        return tuple([tuple([self._word_bytes(level, name) for name in own]) for level, own in enumerate(read)])
+        arrays = [dict.fromkeys([w.array for w in own if w.every == 1]) for own in self.lookups]
+        return [[self._word_bytes(level, array) for array in own] for level, own in enumerate(arrays)]
 
     def _word_bytes(self, level: int, array: str) -> int:
         values = [self.coordinates[c.mode] for c in self.levels[level]]
@@ -484,11 +472,10 @@ class Nest:
         value, axes = self.coordinates[mode], self.positions[: level + 1]
         for lookup in value.lookups:
             check_array(lookup.array, FormatError)
-        if value.modes - known:
-            raise FormatError(f"mode {mode} follows from mode {min(value.modes - known)}, which must be read before it")
-        if value.axes - {*axes, "lane"}:
-            missing = min(value.axes - {*axes})
-            raise FormatError(f"mode {mode} is read at the level of {axes[-1]}, which has no {missing}")
+        if unread := value.modes - known:
+            raise FormatError(f"mode {mode} follows from mode {min(unread)}, which must be read before it")
+        if missing := value.axes - {*axes, "lane"}:
+            raise FormatError(f"mode {mode} is read at the level of {axes[-1]}, which has no {min(missing)}")
         if value.sides:
             self._verify_side(mode, level, value)
 
@@ -514,13 +501,9 @@ class Nest:
             return str(self.values)
         if self.pairs:
             return f"pairs of {' and '.join(map(str, self.pairs))}"
-
-        def modes(coordinates: Modes) -> str:
-            return ",".join(str(c.mode) for c in coordinates) or "-"
-
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
         values = "" if self.values.held else ", no values"
-        levels = " | ".join(map(modes, self.levels))
+        levels = " | ".join([",".join([str(c.mode) for c in own]) or "-" for own in self.levels])
         return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
 
 

@@ -108,7 +108,9 @@ class Stored:
 
 def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
-    return Stored("", tuple([letters[mode] for mode in view.sided]), view.along_sides)
+    values, sided = view.values, view.sided  # some modes of a tile may ride along others
+    values = values if len(sided) == len(values.sides) else values.of_sides(sided)
+    return Stored("", tuple([letters[mode] for mode in sided]), values)
 
 
 def printed_sizes(bound: Bound) -> dict[str, int]:
