@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +189,8 @@ def test_a_call_allocates_its_result_and_nothing_else(name: str, monkeypatch: py
     operands = problem.operands()
     kernel = stc.compile(problem.equation, *operands)
     run, arrays = kernel.step.executable, kernel.step.arrays
-    unlaunched = replace(run._bound_to(arrays, None, (), operands[1:]), call=lambda values, tables, out: None)
-    monkeypatch.setattr(run, "_bound_to", lambda *given: unlaunched)
+    _, device = run._bound_to(arrays, None, (), operands[1:])
+    monkeypatch.setattr(run, "_bound_to", lambda *given: (lambda values, tables, out: None, device))
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
