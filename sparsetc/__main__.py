@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from math import prod
+from textwrap import indent
 from typing import NoReturn
 
 import torch
@@ -143,19 +144,14 @@ def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tenso
         )
     sizes = dict(zip(first, x.shape, strict=True))
     shapes = [tuple(sizes.get(c, rank) for c in term) for term in terms]
-    _check_memory(shapes, x.dtype, x.device)
-    return [torch.zeros(shape, dtype=x.dtype, device=x.device) for shape in shapes]
-
-
-def _check_memory(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise `OutOfMemoryError` where dense operands of these shapes would not fit."""
-    nbytes, limit = dtype.itemsize * sum(map(prod, shapes)), current().memory_on(device)
+    nbytes, limit = x.dtype.itemsize * sum(map(prod, shapes)), current().memory_on(x.device)
     if nbytes > limit:
-        sizes = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
+        written = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
         raise stc.OutOfMemoryError(
-            f"dense operands of {sizes} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; give a "
+            f"dense operands of {written} would take {nbytes:,} bytes, the limit on {x.device} is {limit:,}; give a "
             "smaller --rank, or contract fewer large modes"
         )
+    return [torch.zeros(shape, dtype=x.dtype, device=x.device) for shape in shapes]
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -173,7 +169,7 @@ def _info(options: argparse.Namespace) -> int:
         fibers = counts.distinct(tuple(m for m in range(x.sparse_order) if m != mode))
         mean = f"{x.nnz / fibers:.1f}" if fibers else "-"
         rows.append((str(mode), f"{x.shape[mode]:,}", f"{counts.distinct((mode,)):,}", f"{fibers:,}", mean))
-    print("\n".join(f"  {line}" for line in aligned(rows)))
+    print(indent(aligned(rows), "  "))
     print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
     return 0
 
@@ -186,7 +182,7 @@ def _info_packed(path: str) -> int:
         rows = [("array", "size", "bytes an element", "offset")]
         for array, size in zip(layout.arrays, (*map("{:,}".format, file.shape), "-"), strict=True):
             rows.append((array.name, size, str(array.dtype.itemsize), f"{array.offset:,}"))
-    print("\n".join(f"  {line}" for line in aligned(rows)))
+    print(indent(aligned(rows), "  "))
     print(f"a checksum covers {layout.block:,} nonzeros of an array; the header was checked, the arrays were not read")
     return 0
 

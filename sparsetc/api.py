@@ -287,7 +287,7 @@ def cache_info() -> CacheInfo:
         kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
         storages=len(stored),
         nbytes=sum(p.nbytes for p in stored),
-        foreign=foreign.count(),
+        foreign=len(foreign.readings),
         modules=cache.count(),
     )
 
@@ -298,5 +298,5 @@ def clear_cache() -> None:
     Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
     """
     clear_patterns()
-    foreign.clear()
+    foreign.readings.clear()
     cache.clear()

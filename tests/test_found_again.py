@@ -122,11 +122,11 @@ def test_hybrid_and_batched_torch_operands() -> None:
 def test_a_reading_goes_with_the_index_arrays(layout: torch.layout) -> None:
     gc.collect()
     gc.freeze()  # what is there already need not be looked at again
-    before = len(foreign._readings)
+    before = len(foreign.readings)
     a, b = in_torch(matrix(), layout), random_values((8, 3), torch.float64, 1)
     stc.einsum(SPMM, a, b)
     key = weakref.ref(stc.SparseTensor.from_torch(a).pattern)
-    assert len(foreign._readings) == before + 1
+    assert len(foreign.readings) == before + 1
     other = remade(a, stored(a))
     del a
     gc.collect()
@@ -134,7 +134,7 @@ def test_a_reading_goes_with_the_index_arrays(layout: torch.layout) -> None:
     del other
     gc.collect()
     assert key() is None
-    assert len(foreign._readings) == before
+    assert len(foreign.readings) == before
 
 
 # --- scipy ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -318,7 +319,7 @@ def table(found: DeviceProfile) -> str:
             rows += [(f"{name} {p}", _digits(v / scale), _digits(usual[p] / scale), unit) for p, v in own.items()]
         else:
             rows.append((name, _digits(own / scale), _digits(usual / scale), unit))
-    return "\n".join(f"  {line}" for line in aligned(rows, left=(0, 3)))
+    return indent(aligned(rows, left=(0, 3)), "  ")
 
 
 def _digits(number: float) -> str:

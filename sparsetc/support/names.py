@@ -20,8 +20,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from inspect import Parameter, isfunction, signature, unwrap
+from itertools import dropwhile
 from keyword import iskeyword, issoftkeyword
-from types import CodeType
+from traceback import walk_stack
 from typing import Any
 
 from sparsetc.errors import SparsetcError
@@ -153,21 +154,13 @@ def _likeness(known: str, name: str) -> float:
 
 def _called() -> Iterator[Callable[..., Any]]:
     """The public function that the keywords were given to, then those that it handed them to at once."""
-    public, frame, calls = _public(), sys._getframe(), []
-    while frame is not None:
-        calls.append(frame.f_code)
-        frame = frame.f_back  # type: ignore[assignment]
-    outermost = max((n for n, code in enumerate(calls) if code in public), default=-1)
-    for code in reversed(calls[: outermost + 1]):
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "sparsetc"]
+    named = [vars(m).get(name) for m in modules for name in getattr(m, "__all__", ())]
+    registered = sys.modules["sparsetc"].OPERATIONS.values()
+    public = {unwrap(f).__code__: f for f in (*named, *registered) if isfunction(f)}
+    calls = [frame.f_code for frame, _ in walk_stack(None)][::-1]
+    for code in dropwhile(lambda code: code not in public, calls):
         if code in public:
             yield public[code]
         elif code.co_argcount or code.co_kwonlyargcount:  # unlike a decorator's (*args, **kwargs)
             return
-
-
-def _public() -> dict[CodeType, Callable[..., Any]]:
-    """Functions that users call, operations that they registered among them."""
-    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "sparsetc"]
-    named = [vars(m).get(name) for m in modules for name in getattr(m, "__all__", ())]
-    registered = sys.modules["sparsetc"].OPERATIONS.values()
-    return {unwrap(f).__code__: f for f in (*named, *registered) if isfunction(f)}

@@ -1,6 +1,6 @@
 """Sparse tensors of torch and scipy that come again: their pattern is read, sorted and packed once.
 
-In: the index arrays of such a tensor. Out: `Reading`, which makes a SparseTensor of values, those of each call. A
+In: the index arrays of such a tensor. Out: `Reading`, a pattern, which takes the values of each call. A
 reading is found by the memory that holds the index arrays, also where the tensor around them was made anew, and goes
 with that memory. It serves only while the arrays hold what they held. On a GPU torch's count of changes tells, since to
 compare would wait for the device; elsewhere an ndarray may share the memory, so the arrays are compared at each call,
@@ -20,7 +20,6 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.inputs import Merge, check_dtype, coalesced
 from sparsetc.tensor.pattern import Pattern, lasting
-from sparsetc.tensor.sparse_tensor import SparseTensor
 
 READINGS = 64
 """Readings kept; each holds coordinates, and whatever is packed of them."""
@@ -28,7 +27,8 @@ READINGS = 64
 Numbered = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor | None]]
 """A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
 
-_readings: Lru[Any, Reading] = Lru(READINGS)
+readings: Lru[Any, Reading] = Lru(READINGS)
+"""Those of index arrays that live."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class Reading:
     pattern: Pattern
     merge: Merge | None
 
-    def tensor(self, values: torch.Tensor, merged: bool = False) -> SparseTensor:
-        """The SparseTensor of values as the library orders them, or `merged` to sorted and unique ones by itself."""
+    def values(self, values: torch.Tensor) -> torch.Tensor:
+        """Values on the pattern, of those that the library has in its own order."""
         check_dtype(values.dtype)
-        values = values if merged or self.merge is None else self.merge.values(values)
-        return SparseTensor._make(self.pattern, values)
+        return values if self.merge is None else self.merge.values(values)
 
     def serves(self, indices: Sequence[torch.Tensor]) -> bool:
         """Whether these arrays, which have the memory of those that were read, hold what those held."""
@@ -76,23 +75,13 @@ def reading(
     """
     places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
     key = (kind, shape, places, *map(id, memory))
-    found = _readings.get(key)
+    found = readings.get(key)
     if found is not None:
         if found.serves(indices):
             return found
-        _readings.pop(key)
+        readings.pop(key)
     with lasting():
-        return _readings.put(key, _read(indices, shape, numbered, blocks), memory)
-
-
-def count() -> int:
-    """How many readings are kept."""
-    return len(_readings)
-
-
-def clear() -> None:
-    """Forget all readings."""
-    _readings.clear()
+        return readings.put(key, _read(indices, shape, numbered, blocks), memory)
 
 
 def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:

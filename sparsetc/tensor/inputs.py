@@ -197,29 +197,26 @@ Read: TypeAlias = tuple[Pattern, torch.Tensor, bool]
 """A pattern, values on it, and whether these are nobody else's."""
 
 
-def nonzeros(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
-    """What the constructor of SparseTensor makes of its arguments."""
+def read(
+    coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool, in_blocks: bool = False
+) -> Read:
+    """The pattern and values of arguments of SparseTensor's constructor, or of `SparseTensor.from_blocks`."""
     vals = as_values(values)
     with lasting():
-        crds = as_coords(coords, vals)
-        sizes = as_shape(shape, crds, vals)[: crds.shape[0]]
+        raw = as_coords(coords, vals)
+        blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
+        sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if check:
-            crd.check_range(crds, sizes)
-        crds, merge = _sorted(crds, coords, sizes, coalesce)
-    return _read(Pattern(crds, sizes, coalesce), vals, values, merge)
-
-
-def in_blocks(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
-    """What SparseTensor.from_blocks makes of its arguments."""
-    vals = as_values(values)
-    with lasting():
-        crds = as_coords(coords, vals)
-        blocks = _as_blocks(shape, crds.shape[0], tuple(vals.shape[1:]))
-        if check:
-            crd.check_range(crds, blocks.grid, "block")
-            blocks.check_end(crds, vals)
-        crds, merge = _sorted(crds, coords, blocks.grid, coalesce)
-    return _read(Pattern(crds, blocks.grid, coalesce, blocks), vals, values, merge)
+            crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
+            if blocks is not None:
+                blocks.check_end(raw, vals)
+        crds, merge = coalesced(raw, sizes) if coalesce else (raw, None)
+        if crds is raw and shares_memory(raw, coords):
+            crds = raw.clone()
+    pattern = Pattern(crds, sizes, coalesce, blocks)
+    if merge is None:
+        return pattern, vals, not shares_memory(vals, values)
+    return pattern, merge.values(vals), True
 
 
 def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
@@ -235,20 +232,6 @@ def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
     if sizes[order:] != block[order:]:
         raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of blocks, {block[order:]}")
     return Blocks(block[:order], sizes[:order])
-
-
-def _sorted(
-    crds: torch.Tensor, coords: ArrayLike, sizes: tuple[int, ...], coalesce: bool
-) -> tuple[torch.Tensor, Merge | None]:
-    """Coordinates in memory of their own, sorted and unique if `coalesce`, and how values follow."""
-    found, merge = coalesced(crds, sizes) if coalesce else (crds, None)
-    return found.clone() if found is crds and shares_memory(found, coords) else found, merge
-
-
-def _read(pattern: Pattern, vals: torch.Tensor, values: ArrayLike, merge: Merge | None) -> Read:
-    if merge is None:
-        return pattern, vals, not shares_memory(vals, values)
-    return pattern, merge.values(vals), True
 
 
 @dataclass(frozen=True)
