@@ -39,15 +39,10 @@ WORDS = frozenset(
     first full has i0 i1 inside item items kernel lane length n0 n1 nonzeros number ok pair part passed pid place pos
     position programs result row run_products run_sums scaled skipped slot start step steps stop summed term tile
     tiles tl torch total triton within words
-    """.split()  # noqa: SIM905 (a list of 60 quoted words is no easier to read)
-)
-"""What generated programs call things that are no letter's."""
-STRUCTURE = frozenset(
-    """
     bits block_full block_ptr high_values item_ptr lane_len low_values most value_ptr values
-    """.split()  # noqa: SIM905
+    """.split()  # noqa: SIM905 (a list of 70 quoted words is no easier to read)
 )
-"""The arrays of a packed part that hold no coordinates."""
+"""What generated programs call things that are no letter's; last, the arrays of a packed part without coordinates."""
 _LETTERED = re.compile(
     rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
 )
@@ -94,7 +89,7 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
 def is_free(name: str) -> bool:
     """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
     own = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
-    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or own in WORDS | STRUCTURE
+    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or own in WORDS
     return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(own)
 
 

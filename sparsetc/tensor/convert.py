@@ -19,8 +19,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
-from sparsetc.tensor.foreign import reading
-from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain
+from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain, reading
 from sparsetc.tensor.pattern import Pattern, lasting
 
 if TYPE_CHECKING:

@@ -147,7 +147,7 @@ class Pattern:
         return _all.get(number)
 
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` makes of the coordinates, made once and kept with the pattern."""
+        """Make something of the coordinates once, and keep it with the pattern."""
         found = self.cache.get(key)
         if found is None:
             with lasting():

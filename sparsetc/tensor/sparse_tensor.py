@@ -18,7 +18,7 @@ from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert
-from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, read
+from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 
 Stored = TypeVar("Stored")
@@ -81,7 +81,7 @@ class SparseTensor:
         coalesce: bool = True,
         check: bool = True,
     ) -> None:
-        self._set(*read(coords, values, shape, coalesce, check))
+        self._set(*constructed(coords, values, shape, coalesce, check))
 
     def _set(self, pattern: Pattern, values: torch.Tensor, sole: bool = False) -> None:
         self._pattern, self._values, self._sole, self._stored = pattern, values, sole, None
@@ -328,7 +328,7 @@ class SparseTensor:
         Raises:
             FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
         """
-        return cls._make(*read(coords, blocks, shape, coalesce, check, in_blocks=True))
+        return cls._make(*constructed(coords, blocks, shape, coalesce, check, in_blocks=True))
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
