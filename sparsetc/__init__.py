@@ -127,10 +127,7 @@ _ON_DEMAND = {
     "calibrate": "device.calibrate",
     "plan_bcb": "pair.problem",
     "DeviceProfile": "device.profile",
-    "datasets": "",
-    "decomposition": "",
-    "distributed": "",
-    "testing": "",
+    **dict.fromkeys(("datasets", "decomposition", "distributed", "testing"), ""),
 }
 """Names that are imported when they are first asked for, each with its module; a module has none."""
 

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from math import prod
+from textwrap import indent
 from typing import NoReturn
 
 import torch
@@ -33,13 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
+    commands = {"explain": _explain, "info": _info, "pack": _pack, "blocking": _blocking, "calibrate": _calibrate}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="sparsetc: no GPU")  # each command says where it runs
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         try:
-            status = int(options.run(options))
+            commands[options.command](options)
             sys.stdout.flush()
-            return status
+            return 0
         except BrokenPipeError:  # who reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return CUT
@@ -80,7 +82,7 @@ def _similarity(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="sparsetc", description="A sparse tensor compiler for PyTorch.")
     parser.add_argument("--version", action="version", version=f"sparsetc {stc.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="command")
 
     explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
     explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
@@ -92,11 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--precision", choices=("highest", "high", "medium"))
     explain.add_argument("--backend", choices=("auto", "triton", "torch"), help="triton needs no GPU here")
     explain.add_argument("--source", action="store_true", help="print the generated program too")
-    explain.set_defaults(run=_explain)
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
     info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
-    info.set_defaults(run=_info)
 
     pack = commands.add_parser("pack", help="make a packed file of a file of any size, in bounded memory")
     pack.add_argument("source", help="a .tns, .mtx (either also .gz) or .npz file")
@@ -104,7 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("--memory", help="bytes to take, such as 2GB (default: a quarter of what is free)")
     pack.add_argument("--dtype", choices=NAMED, help="of the values (default: as sparsetc.read)")
     pack.add_argument("--fresh", action="store_true", help="start anew where an interrupted call could go on")
-    pack.set_defaults(run=_pack)
 
     blocking = commands.add_parser("blocking", help="group similar rows of a matrix from a file into dense blocks")
     blocking.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
@@ -114,14 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     blocking.add_argument("--mode", type=int, default=0, help="the mode whose slices are rows (default: 0)")
     blocking.add_argument("--png", help="a file to draw the curve of heights and densities into")
-    blocking.set_defaults(run=_blocking)
 
-    measure = commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
-    measure.set_defaults(run=_calibrate)
+    commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
     return parser
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(options: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = stc.read(options.file).to(device)
     dense = _operands(options.equation, x, options.rank)
@@ -131,7 +128,6 @@ def _explain(options: argparse.Namespace) -> int:
     print(kernel.explain())
     if options.source:
         print(f"\n{kernel.source}")
-    return 0
 
 
 def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tensor]:
@@ -143,24 +139,20 @@ def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tenso
         )
     sizes = dict(zip(first, x.shape, strict=True))
     shapes = [tuple(sizes.get(c, rank) for c in term) for term in terms]
-    _check_memory(shapes, x.dtype, x.device)
+    nbytes, limit = x.dtype.itemsize * sum(map(prod, shapes)), current().memory_on(x.device)
+    if nbytes > limit:
+        written = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
+        raise stc.OutOfMemoryError(
+            f"dense operands of {written} would take {nbytes:,} bytes, the limit on {x.device} is {limit:,}; give a "
+            "smaller --rank, or contract fewer large modes"
+        )
     return [torch.zeros(shape, dtype=x.dtype, device=x.device) for shape in shapes]
 
 
-def _check_memory(shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise `OutOfMemoryError` where dense operands of these shapes would not fit."""
-    nbytes, limit = dtype.itemsize * sum(map(prod, shapes)), current().memory_on(device)
-    if nbytes > limit:
-        sizes = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
-        raise stc.OutOfMemoryError(
-            f"dense operands of {sizes} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; give a "
-            "smaller --rank, or contract fewer large modes"
-        )
-
-
-def _info(options: argparse.Namespace) -> int:
+def _info(options: argparse.Namespace) -> None:
     if options.file.lower().endswith(".stc"):
-        return _info_packed(options.file)
+        _info_packed(options.file)
+        return
     x = stc.read(options.file)
     dtype = dtype_name(x.dtype)
     unit = "block" if x.blocksize else "nonzero"
@@ -173,12 +165,11 @@ def _info(options: argparse.Namespace) -> int:
         fibers = counts.distinct(tuple(m for m in range(x.sparse_order) if m != mode))
         mean = f"{x.nnz / fibers:.1f}" if fibers else "-"
         rows.append((str(mode), f"{x.shape[mode]:,}", f"{counts.distinct((mode,)):,}", f"{fibers:,}", mean))
-    print("\n".join(f"  {line}" for line in aligned(rows)))
+    print(indent(aligned(rows), "  "))
     print(f"slices and fibers are those that hold a {unit}; a fiber of a mode runs along it")
-    return 0
 
 
-def _info_packed(path: str) -> int:
+def _info_packed(path: str) -> None:
     """What the header of a packed file says; the file may be larger than memory."""
     with stc.open_packed(path) as file:
         layout, dtype = file.layout, dtype_name(file.dtype)
@@ -186,12 +177,11 @@ def _info_packed(path: str) -> int:
         rows = [("array", "size", "bytes an element", "offset")]
         for array, size in zip(layout.arrays, (*map("{:,}".format, file.shape), "-"), strict=True):
             rows.append((array.name, size, str(array.dtype.itemsize), f"{array.offset:,}"))
-    print("\n".join(f"  {line}" for line in aligned(rows)))
+    print(indent(aligned(rows), "  "))
     print(f"a checksum covers {layout.block:,} nonzeros of an array; the header was checked, the arrays were not read")
-    return 0
 
 
-def _pack(options: argparse.Namespace) -> int:
+def _pack(options: argparse.Namespace) -> None:
     dtype = NAMED[options.dtype] if options.dtype else None
     try:
         stc.pack(options.source, options.target, dtype=dtype, memory_limit=options.memory, fresh=options.fresh)
@@ -202,10 +192,9 @@ def _pack(options: argparse.Namespace) -> int:
         print(
             f"{options.target}: {' x '.join(map(str, file.shape))}, {file.nnz:,} nonzeros, {file.layout.size:,} bytes"
         )
-    return 0
 
 
-def _blocking(options: argparse.Namespace) -> int:
+def _blocking(options: argparse.Namespace) -> None:
     x = stc.read(options.file).to("cuda" if torch.cuda.is_available() else "cpu")
     wanted = {} if options.tau is None else {"taus": options.tau}
     curve = stc.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
@@ -213,15 +202,13 @@ def _blocking(options: argparse.Namespace) -> int:
     if options.png:
         curve.plot(options.png)
         print(f"drawn into {options.png}")
-    return 0
 
 
-def _calibrate(_: argparse.Namespace) -> int:
+def _calibrate(_: argparse.Namespace) -> None:
     found = calibrate.measure()
     print(f"{found.name}, beside the default, an {default_gpu().name}'s\n{calibrate.table(found)}")
     path = calibrate.keep(found)
     print(f"plans on this GPU are made by this profile from now on; remove the record to go back\n  {path}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from sparsetc.options import of_call
 from sparsetc.packing.base import Packed
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
-from sparsetc.tensor import foreign
+from sparsetc.tensor import inputs
 from sparsetc.tensor.pattern import clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -147,11 +147,8 @@ def compile_many(
     workload = _workload(equations, x, operands)
     made = compiled_together(workload, of_call(settings), output)
     shared: Shared = {}
-    kernels = []
-    for one, (_, (own, *_)) in zip(made, workload, strict=True):
-        assert isinstance(own, SparseTensor)
-        kernels.append(Kernel(one, [own], drop_zeros, shared))
-    return tuple(kernels)
+    sparse = [[o for o in prepared if isinstance(o, SparseTensor)] for _, prepared in workload]
+    return tuple([Kernel(one, own, drop_zeros, shared) for one, own in zip(made, sparse, strict=True)])
 
 
 @entry_point
@@ -207,21 +204,18 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
     return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
 
-def _taken(operand: Any, number: int) -> SparseTensor | torch.Tensor:
-    """An operand as a SparseTensor or a dense tensor."""
-    found = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
-    if not isinstance(found, SparseTensor | torch.Tensor):
-        said = f"operand {number} must be a torch tensor or sparse, found {type(found).__name__}"
-        raise DtypeError(f"{said}; use torch.as_tensor")
-    if isinstance(found, SparseTensor) and found.device.type == "meta":
-        raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
-    return found
-
-
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
-    operands = [_taken(operand, n) for n, operand in enumerate(given, 1)]
+    operands = []
+    for number, operand in enumerate(given, 1):
+        taken = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
+        if not isinstance(taken, SparseTensor | torch.Tensor):
+            said = f"operand {number} must be a torch tensor or sparse, found {type(taken).__name__}"
+            raise DtypeError(f"{said}; use torch.as_tensor")
+        if isinstance(taken, SparseTensor) and taken.device.type == "meta":
+            raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
+        operands.append(taken)
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
@@ -286,7 +280,7 @@ def cache_info() -> CacheInfo:
         kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
         storages=len(stored),
         nbytes=sum(p.nbytes for p in stored),
-        foreign=foreign.count(),
+        foreign=len(inputs.readings),
         modules=cache.count(),
     )
 
@@ -297,5 +291,5 @@ def clear_cache() -> None:
     Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
     """
     clear_patterns()
-    foreign.clear()
+    inputs.readings.clear()
     cache.clear()

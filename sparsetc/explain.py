@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class OperandReport(StepReport):
         return [
             f"launches {self.launches}",
             "",
-            *aligned(rows, left=range(len(COLUMNS)), ruled=True),
+            aligned(rows, left=range(len(COLUMNS)), ruled=True),
             *(["", "tiles by nonzeros:"] if self.tiles else []),
             *(
                 f"  {least:>5} or more  {count:>10,} tiles  {nnz:>13,} nonzeros  {'#' * round(40 * nnz / most)}"
@@ -183,8 +184,9 @@ class Explanation:
         else:
             lines.append(f"result   {self.nnz:,} nonzeros")
             for number, s in enumerate(self.steps):
-                lines += ["", f"step {number}   {s.equation}   {s.plan}, {s.reason}", *_indented(_step_lines(s))]
-        return "\n".join([f'"{self.equation}"', *_indented(lines)])
+                lines += ["", f"step {number}   {s.equation}   {s.plan}, {s.reason}"]
+                lines.append(indent("\n".join(_step_lines(s)), "  "))
+        return "\n".join([f'"{self.equation}"', indent("\n".join(lines), "  ")])
 
 
 REPORTED = (*OperandReport.__dataclass_fields__, "predicted_us")
@@ -207,8 +209,8 @@ def _step_lines(step: StepReport) -> list[str]:
     return lines
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), ruled: bool = False) -> list[str]:
-    """The lines of a table, its columns two spaces apart.
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), ruled: bool = False) -> str:
+    """The text of a table, its columns two spaces apart.
 
     Args:
         rows: cells of each row, the names of the columns first.
@@ -220,11 +222,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), ruled: boo
         width = max(map(len, column))
         names = [column[0], "-" * width] if ruled else [column[0]]
         columns.append([cell.ljust(width) if n in left else cell.rjust(width) for cell in (*names, *column[1:])])
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" if line else "" for line in lines]
+    return "\n".join(["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)])
 
 
 def device_name(device: torch.device) -> str:

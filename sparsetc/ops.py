@@ -113,12 +113,7 @@ def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
         (`dense_order` 1) when `mode` is the last one, and is spelled out in coordinates otherwise, since dense modes
         of a SparseTensor come last.
     """
-    sparse = _sparse(x, "ttm")
-    mode = _mode(sparse, mode, "ttm")
-    matrix = _table(matrix, sparse, (sparse.shape[mode], "rank"), f"ttm: the matrix of mode {mode}")
-    letters, rank = letters_of(sparse.order, 1, "ttm")
-    kept = "".join(rank if m == mode else c for m, c in enumerate(letters))
-    return einsum(equation(letters, [letters[mode] + rank], kept), sparse, matrix, **settings)
+    return _of_one_mode(x, matrix, mode, "ttm", "matrix", ("rank",), settings)
 
 
 @register_op
@@ -134,12 +129,19 @@ def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
     Returns:
         Of order one less, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense.
     """
-    sparse = _sparse(x, "ttv")
-    mode = _mode(sparse, mode, "ttv")
-    vector = _table(vector, sparse, (sparse.shape[mode],), f"ttv: the vector of mode {mode}")
-    letters, _ = letters_of(sparse.order, 0, "ttv")
-    kept = letters[:mode] + letters[mode + 1 :]
-    return einsum(equation(letters, [letters[mode]], kept), sparse, vector, **settings)
+    return _of_one_mode(x, vector, mode, "ttv", "vector", (), settings)
+
+
+def _of_one_mode(
+    x: Any, other: Result, mode: int, name: str, what: str, ranks: tuple[str, ...], settings: dict[str, Any]
+) -> Result:
+    """A tensor times a matrix or a vector of one mode, in whose place the result has the ranks."""
+    sparse = _sparse(x, name)
+    mode = _mode(sparse, mode, name)
+    table = _table(other, sparse, (sparse.shape[mode], *ranks), f"{name}: the {what} of mode {mode}")
+    letters, rank = letters_of(sparse.order, len(ranks), name)
+    kept = letters[:mode] + rank + letters[mode + 1 :]
+    return einsum(equation(letters, [letters[mode] + rank], kept), sparse, table, **settings)
 
 
 @register_op
@@ -228,15 +230,13 @@ def contract(
     check_scalars(sparse.dtype, alpha=alpha, beta=beta)
     if beta != 0 and out is None:
         raise EquationError(f"contract: beta is {beta}, and there is no out for it to be times")
-    if out is not None:
-        own = [size for m, size in enumerate(sparse.shape) if m not in left]
-        check_accumulation(
-            out, (*own, *(s for n, s in enumerate(second.shape) if n not in right)), sparse.dtype, sparse.device
-        )
     letters, others = letters_of(sparse.order, order - len(right), "contract")
     paired, rest = dict(zip(right, left, strict=True)), iter(others)
     term = "".join(letters[paired[n]] if n in paired else next(rest) for n in range(order))
     kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
+    if out is not None:
+        sizes = dict(zip(letters + term, (*sparse.shape, *second.shape), strict=True))
+        check_accumulation(out, tuple(sizes[c] for c in kept), sparse.dtype, sparse.device)
     drop_zeros = settings.pop("drop_zeros", False)
     scaled = alpha != 1 or beta != 0
     wide = summed_dtype(sparse.dtype) if scaled else sparse.dtype  # of integers only the sum need fit

@@ -81,7 +81,10 @@ def current() -> Options:
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put these options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
-    latest.number = _numbered(chosen)
+    try:
+        latest.number = _number(chosen)
+    except TypeError:  # a plan that cannot be hashed
+        latest.number = next(_numbers)
     try:
         yield chosen
     finally:
@@ -102,15 +105,8 @@ latest = Latest()
 
 
 @lru_cache(maxsize=1024)
-def _number_of(chosen: Options) -> int:
+def _number(chosen: Options) -> int:
     return next(_numbers)
-
-
-def _numbered(chosen: Options) -> int:
-    try:
-        return _number_of(chosen)
-    except TypeError:  # a plan that cannot be hashed
-        return next(_numbers)
 
 
 _numbers = itertools.count(1)

@@ -8,7 +8,6 @@ In: tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,20 +76,6 @@ def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple
     return Pattern(found.coords, found.shape, coalesced, blocks)
 
 
-def _operands(spelled: Spelled, sparse: Sequence[SparseTensor]) -> tuple[Bound, list[SparseTensor | torch.Tensor]]:
-    """The einsum, and its operands; dense ones as stand-ins of their shapes. Kernels read what these say, so both are
-    checked.
-    """
-    inputs, output, positions, text, sizes = spelled
-    einsum = Einsum(inputs, output, positions)
-    bound = Bound(replace(einsum, text=text if text.isprintable() else str(einsum)), sizes)
-    verify(bound)
-    shapes = [bound.shape(p) for p in positions]
-    if [o.shape for o in sparse] != shapes:
-        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
-    return bound, stand_ins(bound, sparse, torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device))
-
-
 @saved
 def kernel(
     equation: Spelled,
@@ -99,14 +84,24 @@ def kernel(
     form: str,
     drop_zeros: bool = False,
 ) -> Kernel:
-    """A kernel of one sparse operand or several, compiled here; the form of its output is auto, dense or sparse."""
+    """A kernel of one sparse operand or several, compiled here; the form of its output is auto, dense or sparse.
+
+    Kernels read what einsum and operands say, so both are checked. Dense operands are stand-ins of their shapes.
+    """
     if set(settings) - set(SAVED):
         raise FormatError(f"a saved kernel has options {', '.join(SAVED)}, found {quoted(settings)}; it is damaged")
     if fault := misfit(Options(**settings)):
         raise FormatError(f"a saved kernel has other options: {fault}; it is damaged")
-    own = with_settings(replace(Options(), cache_dir=current().cache_dir), settings)
-    compiled = contraction(*_operands(equation, sparse), own, form)
-    return Kernel(compiled, sparse, drop_zeros)
+    inputs, output, positions, text, sizes = equation
+    einsum = Einsum(inputs, output, positions)
+    bound = Bound(replace(einsum, text=text if text.isprintable() else str(einsum)), sizes)
+    verify(bound)
+    shapes = [bound.shape(p) for p in positions]
+    if [o.shape for o in sparse] != shapes:
+        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
+    operands = stand_ins(bound, sparse, torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device))
+    options = with_settings(Options(cache_dir=current().cache_dir), settings)
+    return Kernel(contraction(bound, operands, options, form), sparse, drop_zeros)
 
 
 @saved

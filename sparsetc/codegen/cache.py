@@ -162,7 +162,7 @@ def _kept(source: str, folder: Path, name: str) -> Path:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    files.claim_cache(path.parent)
+    files.claim(path.parent)
     if not _intact(path, data):
         files.write_private(path, data)
         # After one file in `WRITES_AN_EVICTION`: its digest is as good as a random number.

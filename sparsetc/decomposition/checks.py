@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, ShapeError
-from sparsetc.tensor.convert import coerce
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -33,7 +32,7 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
         DtypeError, ShapeError, DeviceError, FormatError: it is none. To look at the values waits for a GPU once.
     """
     check_plain(x, f"{name}: x")
-    sparse = coerce(x)
+    sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"{name}: x must be sparse, found {type(x).__name__}; see SparseTensor.from_dense")
     kind(sparse.dtype, sparse.device, sparse.shape, name)

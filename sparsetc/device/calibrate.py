@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -315,7 +316,7 @@ def table(found: DeviceProfile) -> str:
             name, numbers, usual = "", {name: numbers}, {name: usual}
         each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)
         rows += [(field, f"{measured:.4g}", f"{default:.4g}", unit) for field, measured, default in each]
-    return "\n".join(f"  {line}" for line in aligned(rows, left=(0, 3)))
+    return indent(aligned(rows, left=(0, 3)), "  ")
 
 
 def _seconds(launches: Sequence[Callable[[], object]]) -> float:

@@ -235,7 +235,7 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
         raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     entries = _entries({n: getattr(profile, n) for n in MEASURED}, profile.calibrated)
     document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
-    files.claim_cache(path.parent.parent)
+    files.claim(path.parent.parent)
     files.claim(path.parent, tighten=True)
     files.write_private(path, (json.dumps(document, indent=1) + "\n").encode())
     _read.cache_clear()

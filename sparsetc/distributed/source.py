@@ -20,7 +20,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor.convert import coerce
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered
             return _of_file(file, Path(x), ranks, device)
     if isinstance(x, PackedFile):
         return _of_file(x, None, ranks, device)
-    sparse = coerce(x)
+    sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"shard: x must be sparse, a PackedFile or a path, found {type(x).__name__}")
     sparse = (sparse.expand_dense() if sparse.blocksize else sparse).coalesce()

@@ -231,16 +231,16 @@ class Join:
     @classmethod
     def of(cls, x: JoinOperand, y: JoinOperand, roles: Roles) -> Join:
         """The join of two operands, after two or three waits for the device."""
-        joint = joint_keys(x.rows(roles.shared), y.rows(roles.shared), x.extents(roles.shared), x.like, (x.n, y.n))
-        x_key, y_key = joint.left, joint.right
-        x_each, y_each = histogram(x_key, joint.count), histogram(y_key, joint.count)
+        rows = x.rows(roles.shared), y.rows(roles.shared)
+        x_key, y_key, count = joint_keys(*rows, x.extents(roles.shared), x.like, (x.n, y.n))
+        x_each, y_each = histogram(x_key, count), histogram(y_key, count)
         each = x_each * y_each  # tasks of each key
         matched = each > 0
         tasks, x_n, y_n, shared = torch.stack([each, x_each * matched, y_each * matched, matched]).sum(1).tolist()
         x_matched = None if x_n == x.n else torch.nonzero(matched.index_select(0, x_key)).flatten()
         y_matched = None if y_n == y.n else torch.nonzero(matched.index_select(0, y_key)).flatten()
         x_key = x_key if x_matched is None else x_key[x_matched]
-        rows = x.rows(roles.kept_x, x_matched), x.extents(roles.kept_x), x_n
+        kept = x.rows(roles.kept_x, x_matched), x.extents(roles.kept_x), x_n
         columns = y.rows(roles.free_y, y_matched), y.extents(roles.free_y), y_n
         return cls(
             roles,
@@ -252,7 +252,7 @@ class Join:
             y_key if y_matched is None else y_key[y_matched],
             y_each,
             y_each.index_select(0, x_key),
-            numbered(*rows, x.like, ascending=x.ordered and x.letters == roles.x),
+            numbered(*kept, x.like, ascending=x.ordered and x.letters == roles.x),
             numbered(*columns, x.like, ascending=y.ordered and y.letters == roles.free_y),
             tasks,
             shared,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isclose, prod
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class BlockingCurve:
     def table(self) -> str:
         """A line a similarity, below the names of the columns."""
         rows = [tuple(COLUMNS), *(tuple(show(p) for show in COLUMNS.values()) for p in self.points)]
-        return "\n".join(f"  {line}" for line in aligned(rows))
+        return indent(aligned(rows), "  ")
 
     def __str__(self) -> str:
         sizes = " x ".join(map(str, self.shape))

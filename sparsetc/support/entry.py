@@ -42,7 +42,11 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            raise OutOfMemoryError(_lack(error)) from error
+            said = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise OutOfMemoryError(
+                f"memory ran out ({said}); free some, take fewer columns of the dense operands at a time, or cut the "
+                "sparse operand in parts and add up their results"
+            ) from error
         except Exception as error:
             if type(error).__name__ != "OutOfResources":  # Triton's, which need not be installed
                 raise
@@ -68,14 +72,6 @@ def lacks_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether it is an allocation's error, and not our own: torch's are RuntimeErrors, told by their text alone."""
     return not isinstance(error, SparsetcError) and (
         isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
-    )
-
-
-def _lack(error: MemoryError | RuntimeError) -> str:
-    said = str(error).strip().splitlines()
-    return (
-        f"memory ran out ({said[0] if said else type(error).__name__}); free some, take fewer columns of the dense "
-        "operands at a time, or cut the sparse operand in parts and add up their results"
     )
 
 

@@ -66,15 +66,6 @@ def cache_folder(directory: Path | None) -> Path | None:
         return None
 
 
-def claim_cache(folder: Path) -> None:
-    """Make the folder where it is absent; raise `OSError` where others may write to it.
-
-    The standard one is the package's, so its mode is mended. One that was named may hold more than a cache: it is left
-    as it is, and refused.
-    """
-    claim(folder, tighten=folder == _standard())
-
-
 def _standard() -> Path | None:
     """The place that the XDG base directory specification gives; a relative ``$XDG_CACHE_HOME`` is invalid there."""
     base = os.environ.get("XDG_CACHE_HOME")
@@ -89,13 +80,16 @@ def _standard() -> Path | None:
 # -- what is private ---------------------------------------------------------------------------------------------------
 
 
-def claim(folder: Path, *, tighten: bool = False) -> None:
+def claim(folder: Path, *, tighten: bool | None = None) -> None:
     """Make the folder, and those above it, where they are absent; raise `OSError` unless it is the user's alone.
 
     Args:
         folder: an absolute path. A link to a folder is followed if the link, too, is the user's or root's.
         tighten: take the right to write from others in place of refusing a folder of the user's that they have it to.
+            By default that of the standard folder, which is the package's. One that was named may hold more than a
+            cache: it is left as it is.
     """
+    tighten = folder == _standard() if tighten is None else tighten
     absent = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
     for missing in reversed(absent):
         with suppress(FileExistsError):  # another process was first

@@ -20,8 +20,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from inspect import Parameter, isfunction, signature, unwrap
+from itertools import dropwhile
 from keyword import iskeyword, issoftkeyword
-from types import CodeType
+from traceback import walk_stack
 from typing import Any
 
 from sparsetc.errors import SparsetcError
@@ -38,15 +39,10 @@ WORDS = frozenset(
     first full has i0 i1 inside item items kernel lane length n0 n1 nonzeros number ok pair part passed pid place pos
     position programs result row run_products run_sums scaled skipped slot start step steps stop summed term tile
     tiles tl torch total triton within words
-    """.split()  # noqa: SIM905 (a list of 60 quoted words is no easier to read)
-)
-"""What generated programs call things that are no letter's."""
-STRUCTURE = frozenset(
-    """
     bits block_full block_ptr high_values item_ptr lane_len low_values most value_ptr values
-    """.split()  # noqa: SIM905
+    """.split()  # noqa: SIM905 (a list of 70 quoted words is no easier to read)
 )
-"""The arrays of a packed part that hold no coordinates."""
+"""What generated programs call things that are no letter's; last, the arrays of a packed part without coordinates."""
 _LETTERED = re.compile(
     rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
 )
@@ -93,7 +89,7 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
 def is_free(name: str) -> bool:
     """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
     own = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
-    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or own in WORDS | STRUCTURE
+    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or own in WORDS
     return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(own)
 
 
@@ -153,21 +149,13 @@ def _likeness(known: str, name: str) -> float:
 
 def _called() -> Iterator[Callable[..., Any]]:
     """The public function that the keywords were given to, then those that it handed them to at once."""
-    public, frame, calls = _public(), sys._getframe(), []
-    while frame is not None:
-        calls.append(frame.f_code)
-        frame = frame.f_back  # type: ignore[assignment]
-    outermost = max((n for n, code in enumerate(calls) if code in public), default=-1)
-    for code in reversed(calls[: outermost + 1]):
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "sparsetc"]
+    named = [vars(m).get(name) for m in modules for name in getattr(m, "__all__", ())]
+    registered = sys.modules["sparsetc"].OPERATIONS.values()
+    public = {unwrap(f).__code__: f for f in (*named, *registered) if isfunction(f)}
+    calls = [frame.f_code for frame, _ in walk_stack(None)][::-1]
+    for code in dropwhile(lambda code: code not in public, calls):
         if code in public:
             yield public[code]
         elif code.co_argcount or code.co_kwonlyargcount:  # unlike a decorator's (*args, **kwargs)
             return
-
-
-def _public() -> dict[CodeType, Callable[..., Any]]:
-    """Functions that users call, operations that they registered among them."""
-    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "sparsetc"]
-    named = [vars(m).get(name) for m in modules for name in getattr(m, "__all__", ())]
-    registered = sys.modules["sparsetc"].OPERATIONS.values()
-    return {unwrap(f).__code__: f for f in (*named, *registered) if isfunction(f)}

@@ -46,19 +46,17 @@ class Blocks:
         apart = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
         return joined(apart, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
 
-    def inside(self, coords: torch.Tensor, mode: int) -> torch.Tensor:
-        """(n, side) bool: the positions of each block along a mode that are not past its end."""
-        side = self.sides[mode]
-        at = torch.arange(side, device=coords.device)
-        return coords[mode].unsqueeze(1) * side + at < self.shape[mode]
-
     def masks(self, coords: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`inside` of every ragged mode, each with as many dimensions as (n, *sides)."""
+        """Bool, of every ragged mode: the positions of each block that are not past its end.
+
+        Each has as many dimensions as (n, *sides).
+        """
         found = []
         for mode in self.ragged:
             shape = [1] * len(self.sides)
-            shape[mode] = self.sides[mode]
-            found.append(self.inside(coords, mode).reshape(-1, *shape))
+            shape[mode] = side = self.sides[mode]
+            position = coords[mode].unsqueeze(1) * side + torch.arange(side, device=coords.device)
+            found.append((position < self.shape[mode]).reshape(-1, *shape))
         return tuple(found)
 
     def check_end(self, coords: torch.Tensor, values: torch.Tensor) -> None:

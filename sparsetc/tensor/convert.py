@@ -19,8 +19,8 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
-from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain
-from sparsetc.tensor.pattern import lasting
+from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain, reading
+from sparsetc.tensor.pattern import Pattern, lasting
 
 if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -40,16 +40,21 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
     x = x.coalesce()  # so that float16 duplicates are summed in float32
     sizes, values = x.pattern.shape, x.values
-    key = crd.linear_key(x.coords, sizes)
-    assert key is not None  # the number of bytes is below 2**63
+    key = crd.sort_keys(x.coords, sizes)[0]  # the only one: the number of bytes is below 2**63
     flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
     with without_autocast(x.device):
         found = flat.index_add(0, key, values).reshape(*sizes, *values.shape[1:])
     return found if x.pattern.blocks is None else x.pattern.blocks.laid_out(found)
 
 
-def to_torch(x: SparseTensor, layout: torch.layout | None, blocksize: tuple[int, int] | None) -> torch.Tensor:
-    """See SparseTensor.to_torch."""
+def to_torch(
+    x: SparseTensor, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """A torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR, BSC of order 2.
+
+    By default BSR of a matrix in blocks that divide its shape, else COO. BSR and BSC keep blocks, of their size if
+    ``blocksize`` names no other; the other layouts have them expanded.
+    """
     blocks = x.pattern.blocks
     if layout is None:
         whole = x.order == 2 and blocks is not None and not blocks.ragged and blocksize is None
@@ -71,13 +76,9 @@ def to_torch(x: SparseTensor, layout: torch.layout | None, blocksize: tuple[int,
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if layout != torch.sparse_coo:
         x = x.coalesce()
-    if (
-        blocks is not None
-        and blocksize is not None
-        and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True))
-    ):
-        return _compressed_blocks(x, layout, blocksize)
     if blocks is not None:
+        if blocksize is not None and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True)):
+            return _compressed_blocks(x, layout, blocksize)
         x = x.expand_dense()
     coo = torch.sparse_coo_tensor(
         x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
@@ -101,7 +102,7 @@ def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[i
 
 
 def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """See SparseTensor.to_numpy."""
+    """``(coords, values, shape)``, copied from the GPU if need be; DtypeError for bfloat16, which numpy lacks."""
     x = x.expand_dense() if x.blocksize else x
     if x.dtype == torch.bfloat16:
         raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
@@ -115,7 +116,10 @@ def _not_a_matrix(x: SparseTensor) -> str:
 
 
 def to_scipy(x: SparseTensor) -> Any:
-    """See SparseTensor.to_scipy."""
+    """A ``scipy.sparse.coo_array``, or a ``bsr_array`` of blocks that divide the shape; of order 2, on the CPU.
+
+    DtypeError for float16 and bfloat16, which scipy lacks.
+    """
     if x.order != 2 or x.dense_order:
         raise ShapeError(f"scipy.sparse takes matrices; {_not_a_matrix(x)}")
     if x.dtype in (torch.float16, torch.bfloat16):
@@ -133,7 +137,7 @@ def to_scipy(x: SparseTensor) -> Any:
 
 
 def to_pydata(x: SparseTensor) -> Any:
-    """See SparseTensor.to_pydata."""
+    """A ``sparse.COO`` of pydata/sparse."""
     try:
         import sparse
     except ImportError as error:
@@ -142,39 +146,36 @@ def to_pydata(x: SparseTensor) -> Any:
     return sparse.COO(coords, values, shape=shape, has_duplicates=not x.is_coalesced, sorted=x.is_coalesced)
 
 
-def from_torch(tensor: torch.Tensor) -> SparseTensor:
-    """See SparseTensor.from_torch."""
+def from_torch(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
+    """From torch.sparse_coo (hybrid too), csr, csc, bsr, bsc, or a strided tensor (see from_dense).
+
+    BSR and BSC are taken in their blocks. Batches of compressed layouts are taken too: batch modes come first.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
     check_plain(tensor, "the tensor")
     if tensor.layout == torch.strided:
-        return from_dense(tensor)
+        return from_dense(cls, tensor)
     if tensor.layout in _COMPRESSED:
-        return _from_compressed(tensor)
+        return _from_compressed(cls, tensor)
     if tensor.layout != torch.sparse_coo:
         raise FormatError(f"from_torch cannot read layout {tensor.layout}")
     if tensor.sparse_dim() == 0:
         raise FormatError("a tensor with no sparse mode is not sparse; use its values")
-    return _from_coo(tensor)
+    return _from_coo(cls, tensor)
 
 
-def _from_coo(tensor: torch.Tensor) -> SparseTensor:
-    from sparsetc.tensor.foreign import reading
-
+def _from_coo(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
     shape, indices = tuple(tensor.shape), tensor._indices()
-    found = reading(torch.sparse_coo, shape, [indices], [indices.untyped_storage()], _as_they_are)
+    found = reading(
+        torch.sparse_coo, shape, [indices], [indices.untyped_storage()], lambda own: (own[0].contiguous(), None)
+    )
     if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
-        return found.tensor(tensor.coalesce().values(), merged=True)
-    return found.tensor(tensor._values())
+        return cls._make(found.pattern, tensor.coalesce().values())
+    return cls._make(found.pattern, found.values(tensor._values()))
 
 
-def _as_they_are(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
-    return own[0].contiguous(), None
-
-
-def _from_compressed(tensor: torch.Tensor) -> SparseTensor:
-    from sparsetc.tensor.foreign import reading
-
+def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
@@ -190,7 +191,7 @@ def _from_compressed(tensor: torch.Tensor) -> SparseTensor:
 
     memory = [outer.untyped_storage(), inner.untyped_storage()]
     found = reading((tensor.layout, blocks), shape, [outer, inner], memory, numbered, blocks)
-    return found.tensor(values.flatten(0, batch))
+    return cls._make(found.pattern, found.values(values.flatten(0, batch)))
 
 
 def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> torch.Tensor:
@@ -209,10 +210,8 @@ def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> tor
     return torch.stack(rows)
 
 
-def from_dense(tensor: Any) -> SparseTensor:
-    """See SparseTensor.from_dense."""
-    from sparsetc.tensor.sparse_tensor import SparseTensor
-
+def from_dense(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
+    """The nonzeros (NaN included) of a strided tensor or ndarray of order >= 1; differentiable."""
     check_plain(tensor, "the tensor")
     strided = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
     if strided.layout != torch.strided:
@@ -222,29 +221,25 @@ def from_dense(tensor: Any) -> SparseTensor:
     check_dtype(strided.dtype)
     with lasting():
         coords = torch.nonzero(strided.detach()).T.contiguous()
-    return SparseTensor._of(coords, strided[tuple(coords)], tuple(strided.shape), True)._own()
+    return cls._make(Pattern(coords, tuple(strided.shape), True), strided[tuple(coords)], sole=True)
 
 
-def from_scipy(matrix: Any) -> SparseTensor:
-    """See SparseTensor.from_scipy."""
-    from sparsetc.tensor.sparse_tensor import SparseTensor
-
+def from_scipy(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
+    """From any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
     if not _is_scipy(matrix):
         raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
     if matrix.format not in ("csr", "csc", "bsr", "coo"):
         coo = matrix.tocoo()
-        return SparseTensor(np.stack(_coordinates(coo)), coo.data, tuple(coo.shape))
-    return _from_arrays(matrix)
+        return cls(np.stack(_coordinates(coo)), coo.data, tuple(coo.shape))
+    return _from_arrays(cls, matrix)
 
 
 def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
     return tuple(coo.coords) if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
 
 
-def _from_arrays(matrix: Any) -> SparseTensor:
+def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
     """A scipy tensor whose values are one array beside those of its indices."""
-    from sparsetc.tensor.foreign import reading
-
     memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
     blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
@@ -260,35 +255,32 @@ def _from_arrays(matrix: Any) -> SparseTensor:
 
     kind = (matrix.format, blocks, str(values.device))
     indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
-    return reading(kind, shape, indices, memory, numbered, blocks).tensor(values)
+    found = reading(kind, shape, indices, memory, numbered, blocks)
+    return cls._make(found.pattern, found.values(values))
 
 
-def from_pydata(array: Any) -> SparseTensor:
-    """See SparseTensor.from_pydata."""
-    from sparsetc.tensor.sparse_tensor import SparseTensor
-
+def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
+    """From a pydata/sparse COO, GCXS or DOK whose fill value is 0; FormatError otherwise."""
     if not _is_pydata(array):
         raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
     if array.fill_value != 0:
         raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
     coo = array if hasattr(array, "coords") else array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
-    return SparseTensor(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
+    return cls(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
 
 
-def coerce(obj: object) -> SparseTensor | None:
-    """See SparseTensor.coerce."""
-    from sparsetc.tensor.sparse_tensor import SparseTensor
-
-    if isinstance(obj, SparseTensor):
+def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
+    """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
+    if isinstance(obj, cls):
         return obj
     if isinstance(obj, torch.Tensor):
         if not_plain(obj):
             return None  # its layout may say anything
-        return None if obj.layout == torch.strided else from_torch(obj)
+        return None if obj.layout == torch.strided else from_torch(cls, obj)
     if _is_scipy(obj):
-        return from_scipy(obj)
+        return from_scipy(cls, obj)
     if _is_pydata(obj):
-        return from_pydata(obj)
+        return from_pydata(cls, obj)
     return None
 
 
@@ -305,8 +297,12 @@ def _is_pydata(obj: object) -> bool:
     return _comes_from(obj, "sparse") and hasattr(obj, "fill_value")
 
 
-def permuted(x: SparseTensor, modes: tuple[Any, ...]) -> SparseTensor:
-    """See SparseTensor.permute."""
+def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
+    """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
+
+    Blocks are permuted with their modes. Dense modes may change places among themselves only; call
+    ``expand_dense()`` first to move them further. Tensors of one pattern have one permuted pattern, sorted once.
+    """
     raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
     try:
         wanted = tuple(m + x.order if m < 0 else m for m in map(index, raw))
@@ -329,12 +325,17 @@ def permuted(x: SparseTensor, modes: tuple[Any, ...]) -> SparseTensor:
     return type(x)._make(pattern, values if order is None else values.index_select(0, order))
 
 
-def expanded(x: SparseTensor) -> SparseTensor:
-    """See SparseTensor.expand_dense."""
+def expand_dense(x: SparseTensor) -> SparseTensor:
+    """Dense modes, and blocks, turned into coordinates: a nonzero a stored value, zeros kept; differentiable.
+
+    Values that blocks hold past the end of the shape are left out.
+
+    Tensors of one pattern have one expanded pattern, made once.
+    """
     if x.blocksize:
         pattern, cut = x._pattern.cut((1,) * x.sparse_order)
         found = cut.values(x._values)
-        return expanded(type(x)._make(pattern, found.reshape(pattern.nnz, *found.shape[1 + x.sparse_order :])))
+        return expand_dense(type(x)._make(pattern, found.reshape(pattern.nnz, *found.shape[1 + x.sparse_order :])))
     if not x.dense_order:
         return x
     return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))

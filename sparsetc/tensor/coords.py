@@ -38,18 +38,11 @@ def checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
     return tuple(checked)
 
 
-def max_coords(coords: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Smallest and largest coordinate of each mode, for nnz >= 1; a single transfer from the device."""
-    low, high = torch.aminmax(coords, dim=1)
-    both = torch.stack((low, high)).tolist()
-    return both[0], both[1]
-
-
 def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero") -> None:
     """CoordinateError naming mode, `what`, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
     if coords.shape[1] == 0:
         return
-    lows, highs = max_coords(coords)
+    lows, highs = torch.stack(torch.aminmax(coords, dim=1)).tolist()  # one transfer from the device
     for mode, (low, high, size) in enumerate(zip(lows, highs, shape, strict=True)):
         if low < 0 or high >= size:
             row = coords[mode]

@@ -2,11 +2,17 @@
 
 In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: a pattern, a values tensor, and whether
 anybody else has these; or an error that says which of them is wrong and how.
+
+Sparse tensors of torch and scipy may come again: their pattern is read, sorted and packed once. A reading is found by
+the memory that holds the index arrays, also where the tensor around them was made anew, and goes with that memory. It
+serves only while the arrays hold what they held. On a GPU torch's count of changes tells, since to compare would wait
+for the device; elsewhere an ndarray may share the memory, so the arrays are compared at each call, which takes a
+hundredth of the time of reading them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +21,7 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support.entry import without_autocast
+from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -193,33 +200,26 @@ def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[in
     return sizes
 
 
-Read: TypeAlias = tuple[Pattern, torch.Tensor, bool]
-"""A pattern, values on it, and whether these are nobody else's."""
-
-
-def nonzeros(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
-    """What the constructor of SparseTensor makes of its arguments."""
+def constructed(
+    coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool, in_blocks: bool = False
+) -> tuple[Pattern, torch.Tensor, bool]:
+    """Return a pattern, values on it, and if these are nobody else's, of arguments of SparseTensor or `from_blocks`."""
     vals = as_values(values)
     with lasting():
-        crds = as_coords(coords, vals)
-        sizes = as_shape(shape, crds, vals)[: crds.shape[0]]
+        raw = as_coords(coords, vals)
+        blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
+        sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if check:
-            crd.check_range(crds, sizes)
-        crds, merge = _sorted(crds, coords, sizes, coalesce)
-    return _read(Pattern(crds, sizes, coalesce), vals, values, merge)
-
-
-def in_blocks(coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool) -> Read:
-    """What SparseTensor.from_blocks makes of its arguments."""
-    vals = as_values(values)
-    with lasting():
-        crds = as_coords(coords, vals)
-        blocks = _as_blocks(shape, crds.shape[0], tuple(vals.shape[1:]))
-        if check:
-            crd.check_range(crds, blocks.grid, "block")
-            blocks.check_end(crds, vals)
-        crds, merge = _sorted(crds, coords, blocks.grid, coalesce)
-    return _read(Pattern(crds, blocks.grid, coalesce, blocks), vals, values, merge)
+            crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
+            if blocks is not None:
+                blocks.check_end(raw, vals)
+        crds, merge = coalesced(raw, sizes) if coalesce else (raw, None)
+        if crds is raw and shares_memory(raw, coords):
+            crds = raw.clone()
+    pattern = Pattern(crds, sizes, coalesce, blocks)
+    if merge is None:
+        return pattern, vals, not shares_memory(vals, values)
+    return pattern, merge.values(vals), True
 
 
 def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
@@ -235,20 +235,6 @@ def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
     if sizes[order:] != block[order:]:
         raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of blocks, {block[order:]}")
     return Blocks(block[:order], sizes[:order])
-
-
-def _sorted(
-    crds: torch.Tensor, coords: ArrayLike, sizes: tuple[int, ...], coalesce: bool
-) -> tuple[torch.Tensor, Merge | None]:
-    """Coordinates in memory of their own, sorted and unique if `coalesce`, and how values follow."""
-    found, merge = coalesced(crds, sizes) if coalesce else (crds, None)
-    return found.clone() if found is crds and shares_memory(found, coords) else found, merge
-
-
-def _read(pattern: Pattern, vals: torch.Tensor, values: ArrayLike, merge: Merge | None) -> Read:
-    if merge is None:
-        return pattern, vals, not shares_memory(vals, values)
-    return pattern, merge.values(vals), True
 
 
 @dataclass(frozen=True)
@@ -285,3 +271,85 @@ def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tenso
         return coords.index_select(1, order), Merge(order, None, order.shape[0])
     run = torch.cumsum(fresh, 0) - 1
     return coords.index_select(1, order[kept]), Merge(order, run, kept.shape[0])
+
+
+# -- tensors of torch and scipy that come again -----------------------------------------------------------------------
+READINGS = 64
+"""Readings kept; each holds coordinates, and whatever is packed of them."""
+
+Numbered = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor | None]]
+"""A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
+
+readings: Lru[Any, Reading] = Lru(READINGS)
+"""Those of index arrays that live."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A pattern, and how the library's values become values on it."""
+
+    indices: tuple[torch.Tensor, ...]
+    """The index arrays as they were when they were read."""
+    versions: tuple[int | None, ...]
+    """Torch's counts of changes of the arrays at that time, where they are believed."""
+    pattern: Pattern
+    merge: Merge | None
+
+    def values(self, values: torch.Tensor) -> torch.Tensor:
+        """Values on the pattern, of those that the library has in its own order."""
+        check_dtype(values.dtype)
+        return values if self.merge is None else self.merge.values(values)
+
+    def serves(self, indices: Sequence[torch.Tensor]) -> bool:
+        """Whether these arrays, which have the memory of those that were read, hold what those held."""
+        versions = _versions(indices)
+        if None not in versions and versions == self.versions:
+            return True
+        return all(torch.equal(now, then) for now, then in zip(indices, self.indices, strict=True))
+
+
+def reading(
+    kind: object,
+    shape: tuple[int, ...],
+    indices: Sequence[torch.Tensor],
+    memory: Sequence[object],
+    numbered: Numbered,
+    blocks: Blocks | None = None,
+) -> Reading:
+    """The reading of these index arrays, known or new.
+
+    Args:
+        kind: what else the pattern depends on, as the layout.
+        shape: sizes of all modes, the dense ones last.
+        indices: the index arrays.
+        memory: the objects that own their memory; a reading lives no longer than these.
+        numbered: reads copies of the arrays.
+        blocks: those that the coordinates are of, which `kind` must tell apart.
+    """
+    places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
+    key = (kind, shape, places, *map(id, memory))
+    found = readings.get(key)
+    if found is not None:
+        if found.serves(indices):
+            return found
+        readings.pop(key)
+    with lasting():
+        return readings.put(key, _read(indices, shape, numbered, blocks), memory)
+
+
+def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
+    return tuple(i._version if i.is_cuda and not i.is_inference() else None for i in indices)
+
+
+def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbered, blocks: Blocks | None) -> Reading:
+    versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
+    coords, number = numbered(indices)
+    sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
+    crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
+    coords, merge = coalesced(coords, sizes)
+    if number is not None:
+        order = number if merge is None else number.index_select(0, merge.order)
+        same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
+        run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
+        merge = None if same else Merge(order, run, count)
+    return Reading(indices, versions, Pattern(coords, sizes, True, blocks), merge)

@@ -179,25 +179,20 @@ def sorted_keys(keys: torch.Tensor, spread: int) -> tuple[torch.Tensor, torch.Te
     return found, table.index_select(0, found).sub_(1)
 
 
-def joint_keys(left: Rows, right: Rows, sizes: Sequence[int], like: torch.Tensor, n: tuple[int, int]) -> Joint:
-    """Keys of two sets of `n` tuples; equal, and ordered, across both as the tuples are."""
+def joint_keys(
+    left: Rows, right: Rows, sizes: Sequence[int], like: torch.Tensor, n: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Keys of two sets of `n` tuples; equal, and ordered, across both as the tuples are.
+
+    Returns:
+        The keys of both; how many keys are possible, no more than a few a tuple.
+    """
     if not left:
-        return Joint(like.new_zeros(n[0]), like.new_zeros(n[1]), 1)
+        return like.new_zeros(n[0]), like.new_zeros(n[1]), 1
     if markable(prod(sizes), sum(n)):
-        return Joint(crd.sort_keys(left, sizes)[0], crd.sort_keys(right, sizes)[0], prod(sizes))
-    both = [torch.cat(pair) for pair in zip(left, right, strict=True)]
-    found = numbered(both, sizes, sum(n), like)
-    return Joint(found.rank[: n[0]], found.rank[n[0] :], found.count)
-
-
-@dataclass(frozen=True)
-class Joint:
-    """Keys of two sets of tuples."""
-
-    left: torch.Tensor
-    right: torch.Tensor
-    count: int
-    """Possible keys: no more than a few a tuple."""
+        return crd.sort_keys(left, sizes)[0], crd.sort_keys(right, sizes)[0], prod(sizes)
+    both = numbered([torch.cat(pair) for pair in zip(left, right, strict=True)], sizes, sum(n), like)
+    return both.rank[: n[0]], both.rank[n[0] :], both.count
 
 
 def _decoded(keys: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:

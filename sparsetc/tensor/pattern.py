@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from sparsetc.support import pickles
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, Cut
+
+Made = TypeVar("Made")
 
 KEPT = 128
 """Things kept for one pattern: kernels, packed storages, patterns derived from it. Not measured: four modes, each with
@@ -28,15 +30,9 @@ its kernel and those of two gradients, their storages, and as much again for som
 @contextmanager
 def lasting() -> Iterator[None]:
     """A block that makes tensors which outlive a call: they serve under any mode, and nothing follows them."""
-    with torch.inference_mode(False), torch.no_grad(), _plain():
-        yield
-
-
-@contextmanager
-def _plain() -> Iterator[None]:
-    """A block whose tensors no transform of `torch.func` wraps; it must end before other guards that hold its state."""
-    guard = torch._C._DisableFuncTorch() if transforming() else nullcontext()
-    with guard:
+    # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
+    no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
+    with torch.inference_mode(False), torch.no_grad(), no_transform():
         yield
 
 
@@ -56,15 +52,12 @@ class Pattern:
     """
 
     __slots__ = (
-        *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_counts", "_derived", "_shape"),
-        *("number", "results"),
+        *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_derived", "_shape"),
+        *("counts", "number", "results"),
     )
 
-    _blocks: Blocks | None
-    _coords: torch.Tensor
-    _shape: tuple[int, ...]
-    _coalesced: bool
-    _counts: dict[Any, Any]
+    counts: dict[Any, Any]
+    """Distinct coordinates and the like, for the planner: a few numbers for each set of modes."""
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
     number: int
@@ -84,7 +77,7 @@ class Pattern:
             with lasting():
                 coords = coords.clone()
         self._coords, self._shape, self._coalesced, self._blocks = coords, shape, coalesced, blocks
-        self._counts, self._cache, self.number = {}, None, next(_numbers)
+        self.counts, self._cache, self.number = {}, None, next(_numbers)
         self.results, self._derived = {}, Lru(KEPT)
         _all[self.number] = self
 
@@ -135,11 +128,6 @@ class Pattern:
     # -- what is kept -----------------------------------------------------------------------------------------------
 
     @property
-    def counts(self) -> dict[Any, Any]:
-        """Distinct coordinates and the like, for the planner: a few numbers for each set of modes."""
-        return self._counts
-
-    @property
     def cache(self) -> Lru[Hashable, Any]:
         """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
         if self._cache is None:
@@ -149,7 +137,7 @@ class Pattern:
 
     def clear(self) -> None:
         """Forget everything that was made of the pattern; kernels that are held go on."""
-        self._counts, self._cache = {}, None
+        self.counts, self._cache = {}, None
         self._derived.clear()
         used.discard(self)
 
@@ -158,15 +146,19 @@ class Pattern:
         """The live pattern of a number."""
         return _all.get(number)
 
+    def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Make something of the coordinates once, and keep it with the pattern."""
+        found = self.cache.get(key)
+        if found is None:
+            with lasting():
+                found = self.cache.put(key, make())
+        return found  # type: ignore[no-any-return]
+
     def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
         """The pattern of modes in another order, made once, and which entry each is; None as they are."""
         if modes == tuple(range(self.order)):
             return self, None
-        found = self.cache.get(("permuted", modes))
-        if found is None:
-            with lasting():
-                found = self.cache.put(("permuted", modes), self._permuted(modes))
-        return found  # type: ignore[no-any-return]
+        return self._once(("permuted", modes), lambda: self._permuted(modes))
 
     def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
         coords, shape, order = self._coords[list(modes)], tuple(self._shape[m] for m in modes), None
@@ -180,33 +172,27 @@ class Pattern:
         """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
         if not sizes:
             return self
-        found = self.cache.get(("expanded", sizes))
-        if found is None:
-            with lasting():
-                coords = crd.with_dense_modes(self._coords, sizes)
-                found = self.cache.put(("expanded", sizes), Pattern(coords, self._shape + sizes, self._coalesced))
-        return found  # type: ignore[no-any-return]
+
+        def made() -> Pattern:
+            return Pattern(crd.with_dense_modes(self._coords, sizes), self._shape + sizes, self._coalesced)
+
+        return self._once(("expanded", sizes), made)
 
     def cut(self, sides: tuple[int, ...]) -> tuple[Pattern, Cut]:
         """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
-        found = self.cache.get(("cut", sides))
-        if found is None:
+
+        def made() -> tuple[Pattern, Cut]:
             assert self._blocks is not None
-            with lasting():
-                cut = Cut.of(self._blocks, self._coords, self._coalesced, sides)
-                made = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
-                found = self.cache.put(("cut", sides), (made, cut))
-        return found  # type: ignore[no-any-return]
+            cut = Cut.of(self._blocks, self._coords, self._coalesced, sides)
+            return Pattern(cut.coords, cut.blocks.grid, self._coalesced), cut
+
+        return self._once(("cut", sides), made)
 
     def divided(self, sides: tuple[int, ...]) -> Pattern:
         """The pattern with two modes for each that has a side: coordinates of blocks and those within; made once."""
         if not any(sides):
             return self
-        found = self.cache.get(("divided", sides))
-        if found is None:
-            with lasting():
-                found = self.cache.put(("divided", sides), self._divided(sides))
-        return found  # type: ignore[no-any-return]
+        return self._once(("divided", sides), lambda: self._divided(sides))
 
     def _divided(self, sides: tuple[int, ...]) -> Pattern:
         rows: list[torch.Tensor] = []

@@ -18,7 +18,7 @@ from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert
-from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, in_blocks, nonzeros
+from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 
 Stored = TypeVar("Stored")
@@ -81,18 +81,16 @@ class SparseTensor:
         coalesce: bool = True,
         check: bool = True,
     ) -> None:
-        pattern, own, sole = nonzeros(coords, values, shape, coalesce, check)
-        self._set(pattern, own)
-        self._sole = sole
+        self._set(*constructed(coords, values, shape, coalesce, check))
 
-    def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
-        self._pattern, self._values, self._sole, self._stored = pattern, values, False, None
+    def _set(self, pattern: Pattern, values: torch.Tensor, sole: bool = False) -> None:
+        self._pattern, self._values, self._sole, self._stored = pattern, values, sole, None
 
     @classmethod
-    def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    def _make(cls, pattern: Pattern, values: torch.Tensor, sole: bool = False) -> SparseTensor:
         """The constructor without any check: (nnz, *dense sizes) values on a pattern that is believed."""
         self = cls.__new__(cls)
-        self._set(pattern, values)
+        self._set(pattern, values, sole)
         return self
 
     @classmethod
@@ -309,22 +307,8 @@ class SparseTensor:
         """In the memory of the host."""
         return self.to("cpu")
 
-    def permute(self, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
-        """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
-
-        Blocks are permuted with their modes. Dense modes may change places among themselves only; call
-        ``expand_dense()`` first to move them further. Tensors of one pattern have one permuted pattern, sorted once.
-        """
-        return convert.permuted(self, modes)
-
-    def expand_dense(self) -> SparseTensor:
-        """Dense modes, and blocks, turned into coordinates: a nonzero a stored value, zeros kept; differentiable.
-
-        Values that blocks hold past the end of the shape are left out.
-
-        Tensors of one pattern have one expanded pattern, made once.
-        """
-        return convert.expanded(self)
+    permute = convert.permute
+    expand_dense = convert.expand_dense
 
     @classmethod
     def from_blocks(
@@ -344,10 +328,7 @@ class SparseTensor:
         Raises:
             FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
         """
-        pattern, own, sole = in_blocks(coords, blocks, shape, coalesce, check)
-        self = cls._make(pattern, own)
-        self._sole = sole
-        return self
+        return cls._make(*constructed(coords, blocks, shape, coalesce, check, in_blocks=True))
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
@@ -356,70 +337,26 @@ class SparseTensor:
 
         The limit is a number or text like ``"8GB"``; without one, the memory available now on the tensor's device.
         """
-        if torch.compiler.is_compiling():
-            return convert.to_dense(self, memory_limit)
-        return _to_dense(self, memory_limit)
+        return (convert.to_dense if torch.compiler.is_compiling() else _to_dense)(self, memory_limit)
 
-    def to_torch(self, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> torch.Tensor:
-        """A torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR, BSC of order 2.
-
-        By default BSR of a matrix in blocks that divide its shape, else COO. BSR and BSC keep blocks, of their size if
-        ``blocksize`` names no other; the other layouts have them expanded.
-        """
-        return convert.to_torch(self, layout, blocksize)
-
-    def to_scipy(self) -> Any:
-        """A ``scipy.sparse.coo_array``, or a ``bsr_array`` of blocks that divide the shape; of order 2, on the CPU.
-
-        DtypeError for float16 and bfloat16, which scipy lacks.
-        """
-        return convert.to_scipy(self)
-
-    def to_numpy(self) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-        """``(coords, values, shape)``, copied from the GPU if need be; DtypeError for bfloat16, which numpy lacks."""
-        return convert.to_numpy(self)
-
-    def to_pydata(self) -> Any:
-        """A ``sparse.COO`` of pydata/sparse."""
-        return convert.to_pydata(self)
-
-    @classmethod
-    def from_torch(cls, tensor: torch.Tensor) -> SparseTensor:
-        """From torch.sparse_coo (hybrid too), csr, csc, bsr, bsc, or a strided tensor (see from_dense).
-
-        BSR and BSC are taken in their blocks. Batches of compressed layouts are taken too: batch modes come first.
-        """
-        return convert.from_torch(tensor)
-
-    @classmethod
-    def from_dense(cls, tensor: ArrayLike) -> SparseTensor:
-        """The nonzeros (NaN included) of a strided tensor or ndarray of order >= 1; differentiable."""
-        return convert.from_dense(tensor)
-
-    @classmethod
-    def from_scipy(cls, matrix: Any) -> SparseTensor:
-        """From any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
-        return convert.from_scipy(matrix)
-
-    @classmethod
-    def from_pydata(cls, array: Any) -> SparseTensor:
-        """From a pydata/sparse COO, GCXS or DOK whose fill value is 0; FormatError otherwise."""
-        return convert.from_pydata(array)
+    to_torch = convert.to_torch
+    to_scipy = convert.to_scipy
+    to_numpy = convert.to_numpy
+    to_pydata = convert.to_pydata
+    from_torch = classmethod(convert.from_torch)
+    from_dense = classmethod(convert.from_dense)
+    from_scipy = classmethod(convert.from_scipy)
+    from_pydata = classmethod(convert.from_pydata)
 
     @classmethod
     def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:
         """From ndarrays: coords (sparse_order, nnz), values (nnz, *dense sizes)."""
         return cls(np.asarray(coords), np.asarray(values), shape)
 
-    @staticmethod
-    def coerce(obj: object) -> SparseTensor | None:
-        """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
-        return convert.coerce(obj)
+    coerce = classmethod(convert.coerce)
 
 
-@entry_point
-def _to_dense(x: SparseTensor, memory_limit: int | str | None) -> torch.Tensor:
-    return convert.to_dense(x, memory_limit)
+_to_dense = entry_point(convert.to_dense)
 
 
 def counted_version(values: torch.Tensor) -> int | None:
