@@ -34,19 +34,16 @@ def _considered(name: str, longs: Longs, problem: Problem, counts: Counts) -> It
 
 
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
-    """The first of the hybrids."""
+    """The first of the hybrids, or what an einsum and a tensor lack of which there is none."""
     for hybrid in _hybrids(name, longs, problem, counts):
         return hybrid
-    raise PlanError(f"plan {name!r} needs {_lacking(problem, counts)}")
-
-
-def _lacking(problem: Problem, counts: Counts) -> str:
-    """What an einsum and a tensor lack of which there is no hybrid."""
     few, _ = counts.short_share(problem.kept, LONG_ROW)
     if 0 < few < counts.nnz:
-        return f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
-    rows = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
-    return f'{rows}; those of "{problem.equation}" on this tensor are all of one kind'
+        lacking = f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
+    else:
+        kinds = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
+        lacking = f'{kinds}; those of "{problem.equation}" on this tensor are all of one kind'
+    raise PlanError(f"plan {name!r} needs {lacking}")
 
 
 def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterator[Candidate]:
@@ -54,22 +51,18 @@ def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Itera
     few, short_rows = counts.short_share(problem.kept, LONG_ROW)
     if not few or few == counts.nnz:
         return
-    short = _short_rows(problem, counts)
+    short = rows(problem, counts).plan.parts[0]
+    short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {LONG_ROW}")
     side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
     side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
     long_rows = counts.distinct(problem.kept) - short_rows
     for long in longs(problem, counts):
-        yield _joined(name, long, _of_long_rows(long, problem, counts.nnz - few, long_rows), short, side)
-
-
-def _joined(name: str, long: Candidate, beside: Statistics, short: Part, side: Statistics) -> Candidate:
-    first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
-    # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
-    fused = beside.nnz + side.nnz < FUSE_BELOW
-    if fused:
-        short = _with_warps(short, first.schedule.warps)
-    plan = Plan(name, (first, short), fused, "run_length", (("threshold", LONG_ROW),))
-    return Candidate(plan, (beside, side))
+        first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
+        beside = _of_long_rows(long, problem, counts.nnz - few, long_rows)
+        # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
+        fused = beside.nnz + side.nnz < FUSE_BELOW
+        second = _with_warps(short, first.schedule.warps) if fused else short
+        yield Candidate(Plan(name, (first, second), fused, "run_length", (("threshold", LONG_ROW),)), (beside, side))
 
 
 def _with_warps(short: Part, warps: int) -> Part:
@@ -87,12 +80,6 @@ def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Sta
         return found
     items = min(found.items, items_of(nnz, rows, storage.max_item_nnz))
     return replace(found, items=items, fibers=items if whole.fibers == whole.items else found.fibers)
-
-
-def _short_rows(problem: Problem, counts: Counts) -> Part:
-    """The part of short rows, none of which is cut."""
-    part = rows(problem, counts).plan.parts[0]
-    return replace(part, storage=replace(part.storage, max_fiber_len=0), label=f"rows of fewer than {LONG_ROW}")
 
 
 @register_partition("run_length", whole_rows=True)

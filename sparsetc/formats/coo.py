@@ -23,13 +23,7 @@ from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.words import Nonzeros, Taken
-from sparsetc.planner.candidate import (
-    Candidate,
-    items_of,
-    max_item_nnz_of,
-    repeats,
-    single,
-)
+from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import schedule_of

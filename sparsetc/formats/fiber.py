@@ -25,7 +25,7 @@ with no item modes and the output's modes on the lanes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -50,47 +50,16 @@ of all, 192 with 4,096, which leaves lanes idle; `benchmarks/results/rows_stored
 fibers start late: 219 thousand fibers in windows of 65,536 took 1.2 times as long as in one (`ttv.json`)."""
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Fibers, or pieces of them, `lanes` of them a block; blocks never mix rows, those that share the item modes."""
+def _blocks(
+    nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool]:
+    """Put fibers side by side, `lanes` to a block; with several lanes, fibers of each `WINDOW` by falling length.
 
-    lanes: int
-    ptr: torch.Tensor
-    """(blocks + 1,) the first stored entry of each block, padding included."""
-    row: torch.Tensor
-    """(blocks,) the number of each block's row."""
-    lane_start: torch.Tensor
-    """(blocks * lanes,) the place of each lane's first nonzero; -1 for an unused one."""
-    lane_len: torch.Tensor
-    """(blocks * lanes,) int32 nonzeros of each lane."""
-    split: bool
-    """True if any fiber was cut, so that it has several lanes."""
-
-    @property
-    def stored(self) -> int:
-        """How many nonzeros are stored, padding included."""
-        return int(self.ptr[-1])
-
-    def sources(self) -> torch.Tensor:
-        """(stored,) the place of each stored nonzero; -1 for padding.
-
-        Step n of lane l of block b is stored at ``ptr[b] + n * lanes + l``.
-        """
-        stored, device = self.stored, self.ptr.device
-        if self.lanes == 1:  # lanes are pieces in order, one after the other
-            return torch.arange(stored, device=device)
-        blocks = torch.arange(self.row.numel(), dtype=self.ptr.dtype, device=device)
-        lane = torch.repeat_interleave(blocks, torch.diff(self.ptr), output_size=stored)
-        step = torch.arange(stored, dtype=self.ptr.dtype, device=device)
-        step -= self.ptr.index_select(0, lane)
-        lane.mul_(self.lanes).add_(step % self.lanes)
-        step = step.div_(self.lanes, rounding_mode="floor")
-        idle = step >= self.lane_len.index_select(0, lane)
-        return step.add_(self.lane_start.index_select(0, lane)).masked_fill_(idle, -1)
-
-
-def blocks_of(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> Blocks:
-    """Put fibers side by side, `lanes` to a block; with several lanes, fibers of each `WINDOW` by falling length."""
+    Returns:
+        (blocks + 1,) the first stored entry of each block, padding included; (blocks,) the number of the row of each,
+        since blocks never mix rows; (blocks * lanes,) the place of each lane's first nonzero, -1 for an unused lane,
+        and (blocks * lanes,) int32 how many nonzeros it has; whether any fiber is cut, so that it has several lanes.
+    """
     start, length, row, split = _pieces(nonzeros, shape, storage)
     lanes, device = storage.lanes, row.device
     if lanes > 1 and row.numel():
@@ -104,7 +73,25 @@ def blocks_of(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> B
     stored = int(steps.sum(dtype=torch.long)) * lanes
     ptr = torch.zeros(steps.numel() + 1, dtype=index_dtype(stored), device=device)
     torch.cumsum(steps, 0, out=ptr[1:])
-    return Blocks(lanes, ptr.mul_(lanes), row, start, length, split)
+    return ptr.mul_(lanes), row, start, length, split
+
+
+def _sources(ptr: torch.Tensor, lane_start: torch.Tensor, lane_len: torch.Tensor, lanes: int) -> torch.Tensor:
+    """(stored,) the place of each stored nonzero; -1 for padding.
+
+    Step n of lane l of block b is stored at ``ptr[b] + n * lanes + l``.
+    """
+    stored, device = int(ptr[-1]), ptr.device
+    if lanes == 1:  # lanes are pieces in order, one after the other
+        return torch.arange(stored, device=device)
+    blocks = torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=device)
+    lane = torch.repeat_interleave(blocks, torch.diff(ptr), output_size=stored)
+    step = torch.arange(stored, dtype=ptr.dtype, device=device)
+    step -= ptr.index_select(0, lane)
+    lane.mul_(lanes).add_(step % lanes)
+    step = step.div_(lanes, rounding_mode="floor")
+    idle = step >= lane_len.index_select(0, lane)
+    return step.add_(lane_start.index_select(0, lane)).masked_fill_(idle, -1)
 
 
 def _pieces(
@@ -187,44 +174,40 @@ class Fiber:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
         nnz = coords.shape[1]
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
-        blocks = blocks_of(nonzeros, shape, storage)
-        item_ptr, rows = _items(blocks, storage.max_item_nnz)
+        ptr, row, lane_start, lane_len, split = _blocks(nonzeros, shape, storage)
+        item_ptr, rows = _items(ptr, row, storage.max_item_nnz)
         view, lanes = self.view(shape, storage), storage.lanes
-        first = nonzeros.numbers(blocks.lane_start.index_select(0, item_ptr[:-1] * lanes))
-        lane, lane_len = nonzeros.numbers(blocks.lane_start), blocks.lane_len
+        first = nonzeros.numbers(lane_start.index_select(0, item_ptr[:-1] * lanes))
+        lane = nonzeros.numbers(lane_start)
         unused = bool((lane < 0).any())
+        # In 16 bits, where they fit and only kernels read them.
+        short = storage.narrow and lane_len.numel() and int(lane_len.max()) < 1 << 15
         items = dict.fromkeys(view.items.arrays, item_ptr.to(index_dtype(lane.numel())))
         arrays = {
             **items,
-            "block_ptr": blocks.ptr,
+            "block_ptr": ptr,
             "block_full": lane_len.view(-1, lanes).amin(1) if lanes > 1 else lane_len,
-            "lane_len": _lengths(lane_len, storage.narrow),
+            "lane_len": lane_len.short() if short else lane_len.clone(),
             **words.encode(Taken(coords, first), view.levels[0]),
             **words.encode(Taken(coords, lane), view.levels[1]),
         }
-        split_rows, split, stored = first.numel() > rows, blocks.split, blocks.stored
-        at = nonzeros.numbers(blocks.sources())
-        del blocks, nonzeros
+        at = nonzeros.numbers(_sources(ptr, lane_start, lane_len, lanes))
+        del row, lane_start, lane_len, nonzeros
         arrays |= words.encode(Taken(coords, at), view.levels[2], narrow=storage.narrow)
+        stored, split_rows = at.numel(), first.numel() > rows
         own = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
         return Packed(*own, (first, lane), split_rows, split, stored != nnz or unused)
 
 
-def _lengths(lane_len: torch.Tensor, narrow: bool) -> torch.Tensor:
-    """Nonzeros of each lane in 16 bits, where they fit and only kernels read them."""
-    fits = narrow and lane_len.numel() and int(lane_len.max()) < 1 << 15
-    return lane_len.short() if fits else lane_len.clone()
-
-
-def _items(blocks: Blocks, most: int) -> tuple[torch.Tensor, int]:
+def _items(ptr: torch.Tensor, row: torch.Tensor, most: int) -> tuple[torch.Tensor, int]:
     """Return (items + 1,) the first block of each work item, and the number of rows: no item mixes rows.
 
     A row is cut at the first block past each multiple of `most` stored entries; 0 cuts none.
     """
-    flags = crd.starts_of_runs([blocks.row]) if blocks.row.numel() else blocks.row.bool()
+    flags = crd.starts_of_runs([row])
     rows = torch.nonzero(flags).flatten()
-    if 0 < most < blocks.stored:
-        number = blocks.ptr[:-1] - blocks.ptr.index_select(0, rows).index_select(0, blocks.row)
+    if 0 < most < int(ptr[-1]):
+        number = ptr[:-1] - ptr.index_select(0, rows).index_select(0, row)
         number = number.div_(most, rounding_mode="floor")
         flags[1:] |= number[1:] != number[:-1]
     return runs(flags), rows.numel()

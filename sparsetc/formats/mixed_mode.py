@@ -20,7 +20,7 @@ import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.fiber import MAX_FIBER_LEN, expected_fibers
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import Part, Plan, Storage
 from sparsetc.packing.deal import register_partition
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.problem import Counts, Problem
@@ -41,17 +41,19 @@ so many, a tenth is padding at most, and with fewer a forest without a root take
 bytes a nonzero beside the values in place of 3.5, and 4.0 of values in place of 6.0)."""
 
 
-def _requested(problem: Problem, counts: Counts) -> Candidate:
-    """The candidate, or why there is none."""
-    if problem.order < 2:
-        why = "a vector has no fibers to choose from"
-        raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": {why}')
-    return mixed_mode(problem, counts)
+def _considered(problem: Problem, counts: Counts) -> tuple[Candidate, ...]:
+    """The candidate, where there are fibers to choose from."""
+    return (mixed_mode(problem, counts),) if problem.order > 1 else ()
 
 
 def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
     """A forest for each mode, of the nonzeros that the partition deals to it; one of all, where it has most of them."""
-    schedule, parts, expected = _schedule(problem), [], []
+    if problem.order < 2:
+        why = "a vector has no fibers to choose from"
+        raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": {why}')
+    schedule, parts, expected = schedule_of(problem, blocks=True), [], []
+    if not schedule.dot:  # blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles
+        schedule = replace(schedule, warps=max(schedule.warps, DOT_LANES // schedule.lanes))
     shares = dict(enumerate(counts.shares(PARTITION)))
     most = max(shares, key=lambda mode: shares[mode].nnz)
     alone = shares[most].nnz >= ALONE * counts.nnz
@@ -62,14 +64,6 @@ def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
     return Candidate(Plan(NAME, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
 
 
-def _schedule(problem: Problem) -> Schedule:
-    """The schedule for blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles."""
-    schedule = schedule_of(problem, blocks=True)
-    if schedule.dot:
-        return schedule
-    return replace(schedule, warps=max(schedule.warps, DOT_LANES // schedule.lanes))
-
-
 def forest(along: int, share: Counts, on_gpu: bool) -> Storage:
     """Fibers along a mode, those of a slice together; the slices are of the mode that has fewest of them.
 
@@ -78,17 +72,15 @@ def forest(along: int, share: Counts, on_gpu: bool) -> Storage:
     """
     others = [m for m in range(len(share.shape)) if m != along]
     root = min(others, key=lambda m: share.distinct((m,)))
-    apart = len(others) > 1 and (not on_gpu or _fills_blocks(share, tuple(others), root))
+    apart = len(others) > 1
+    if apart and on_gpu:
+        pieces = share.distinct(tuple(others)) + share.nnz // MAX_FIBER_LEN
+        apart = pieces >= ROOT_BLOCKS * DOT_LANES * share.distinct((root,))
     item = (root,) if apart else ()
     middle = tuple(m for m in others if m not in item)
     if on_gpu:
         return Storage(item, middle, (along,), DOT_LANES, MAX_FIBER_LEN, ITEM_NNZ, narrow=True)
     return Storage(item, middle, (along,), max_item_nnz=CPU_ITEM_NNZ)
-
-
-def _fills_blocks(share: Counts, others: tuple[int, ...], root: int) -> bool:
-    pieces = share.distinct(others) + share.nnz // MAX_FIBER_LEN
-    return pieces >= ROOT_BLOCKS * DOT_LANES * share.distinct((root,))
 
 
 @register_partition("mixed_mode")
@@ -112,73 +104,42 @@ def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Te
     Returns:
         For each mode the numbers of its nonzeros, rising.
     """
-    forests = _Forests(coords, shape)
-    best = forests.order[0]
-    share = forests.dealt()
-    if forests.taken >= forests.fibers[best]:  # one mode has no more of them: then its fibers are whole
-        nothing = torch.zeros(0, dtype=torch.long, device=coords.device)
-        return [None if mode == best else nothing for mode in range(len(shape))]
-    return [torch.nonzero(share == mode).flatten() for mode in range(len(shape))]
+    nnz, modes = coords.shape[1], range(len(shape))
+    number: list[torch.Tensor] = []  # (nnz,) for each mode the number of each nonzero's fiber along it
+    left: list[torch.Tensor] = []  # (fibers,) for each mode how many nonzeros of each fiber are left
 
+    def count(mode: int, fibers: torch.Tensor, change: int) -> None:
+        left[mode].index_add_(0, fibers, left[mode].new_full((1,), change).expand(fibers.numel()))
 
-class _Forests:
-    """The fibers along each mode, and which of their nonzeros are left."""
-
-    def __init__(self, coords: torch.Tensor, shape: tuple[int, ...]) -> None:
-        self.nnz, self.device, modes = coords.shape[1], coords.device, range(len(shape))
-        self.number: list[torch.Tensor] = []
-        """(nnz,) for each mode the number of each nonzero's fiber along it."""
-        self.left: list[torch.Tensor] = []
-        """(fibers,) for each mode how many nonzeros of each fiber are left."""
-        for along in modes:
-            others = [m for m in modes if m != along]
-            number, count = narrow_ranks([coords[m] for m in others], [shape[m] for m in others], coords[0])
-            self.number.append(number)
-            self.left.append(torch.zeros(count, dtype=number.dtype, device=self.device))
-            self._count(along, number, 1)
-        self.fibers = [left.numel() for left in self.left]
-        self.order = sorted(modes, key=lambda mode: (self.fibers[mode], mode))
-        """Modes, that of the fewest fibers, which are the longest on average, first."""
-        self.taken = 0
-        """How many fibers have taken nonzeros."""
-
-    def _count(self, mode: int, fibers: torch.Tensor, change: int) -> None:
-        own = self.left[mode]
-        own.index_add_(0, fibers, own.new_full((1,), change).expand(fibers.numel()))
-
-    def dealt(self) -> torch.Tensor:
-        """(nnz,) int8: the mode that each nonzero goes to. Takes all that is left."""
-        share = torch.zeros(self.nnz, dtype=torch.int8, device=self.device)
-        nonzeros = torch.arange(self.nnz, device=self.device)
-        longest = max((int(left.max()) for left in self.left if left.numel()), default=0)
-        for size, mode in product(reversed(range(longest.bit_length())), self.order):
-            if nonzeros.numel():
-                nonzeros = self._take(mode, 1 << size, nonzeros, share)
-        return share
-
-    def _take(self, mode: int, least: int, nonzeros: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """Deal to a mode what is left of its fibers of so many; the numbers of the nonzeros that are left then."""
-        long = self.left[mode] >= least
-        count = int(torch.count_nonzero(long))
-        if not count:
-            return nonzeros
-        self.taken += count
-        inside = long.index_select(0, self.number[mode].index_select(0, nonzeros))
-        own = nonzeros[inside]
-        share[own] = mode
-        self.left[mode].masked_fill_(long, 0)
-        for other in self.order:
+    for along in modes:
+        others = [m for m in modes if m != along]
+        of_fibers, fibers = narrow_ranks([coords[m] for m in others], [shape[m] for m in others], coords[0])
+        number.append(of_fibers)
+        left.append(torch.zeros(fibers, dtype=of_fibers.dtype, device=coords.device))
+        count(along, of_fibers, 1)
+    # Modes, that of the fewest fibers, which are the longest on average, first.
+    order = sorted(modes, key=lambda mode: (left[mode].numel(), mode))
+    share = torch.zeros(nnz, dtype=torch.int8, device=coords.device)  # the mode that each nonzero goes to
+    nonzeros = torch.arange(nnz, device=coords.device)  # that are left
+    longest = max((int(lengths.max()) for lengths in left if lengths.numel()), default=0)
+    taken = 0  # fibers that have taken nonzeros
+    for size, mode in product(reversed(range(longest.bit_length())), order):
+        long = left[mode] >= 1 << size
+        fibers = int(torch.count_nonzero(long)) if nonzeros.numel() else 0
+        if not fibers:
+            continue
+        taken += fibers
+        inside = long.index_select(0, number[mode].index_select(0, nonzeros))
+        dealt, nonzeros = nonzeros[inside], nonzeros[~inside]
+        share[dealt] = mode
+        left[mode].masked_fill_(long, 0)
+        for other in order:
             if other != mode:
-                self._count(other, self.number[other].index_select(0, own), -1)
-        return nonzeros[~inside]
+                count(other, number[other].index_select(0, dealt), -1)
+    if taken >= left[order[0]].numel():  # one mode has no more of them: then its fibers are whole
+        nothing = torch.zeros(0, dtype=torch.long, device=coords.device)
+        return [None if mode == order[0] else nothing for mode in modes]
+    return [torch.nonzero(share == mode).flatten() for mode in modes]
 
 
-add_plans(
-    Method(
-        NAME,
-        lambda problem, counts: (mixed_mode(problem, counts),) if problem.order > 1 else (),
-        _requested,
-        alone=False,
-        shared=True,
-    )
-)
+add_plans(Method(NAME, _considered, mixed_mode, alone=False, shared=True))

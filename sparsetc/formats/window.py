@@ -158,8 +158,8 @@ class Window:
             refuse_duplicates()
         del place, nonzeros
         of_items, split = items_of(crd.starts_of_runs([group]), storage, view)
-        arrays = {"item_ptr": torch.cat([of_items, of_items.new_full((1,), first.numel())])}
-        arrays["item_ptr"] = arrays["item_ptr"].to(index_dtype(first.numel()))
+        tiles_end = of_items.new_full((1,), first.numel())
+        arrays = {"item_ptr": torch.cat([of_items, tiles_end]).to(index_dtype(first.numel()))}
         for array, mode in _arrays("rows", s.rows):  # the last window is filled up
             lists = _filled(-(-rows // s.height) * s.height, rank, coords[mode], shape[mode])
             arrays[array] = lists.view(-1, s.height).index_select(0, group.index_select(0, of_items)).flatten()
@@ -170,20 +170,9 @@ class Window:
         else:
             strips = {m: coords[m].index_select(0, first) // view.values.sides[m] for m in s.columns}
             arrays |= words.encode(strips, view.levels[1])
-        return Packed(
-            format=self.name,
-            storage=storage,
-            shape=shape,
-            nnz=nnz,
-            view=view,
-            arrays=arrays,
-            positions=positions,
-            stored=positions.numel(),
-            items=of_items.numel(),
-            representatives=(first.index_select(0, of_items), first),
-            split_rows=split,
-            padded=positions.numel() != nnz,
-        )
+        stored, shared = positions.numel(), (first.index_select(0, of_items), first)
+        known = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
+        return Packed(*known, padded=stored != nnz)
 
 
 @register_format
@@ -476,18 +465,12 @@ def _beside_runs(
     """Windows, and what they leave as short rows a lane each, or as runs."""
     if expected.nnz == counts.nnz:
         return Candidate(Plan(name, (windows,)), (expected,))
-    rest = _leftovers(problem, counts)
+    # A row a lane where no sum may be cut since it must have one order.
+    rest = rows(problem, counts) if problem.ordered else next(short_rows(problem, counts), None) or coo(problem, counts)
     options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
-
-
-def _leftovers(problem: Problem, counts: Counts) -> Candidate:
-    """Runs, or a row a lane where rows are short, or where no sum may be cut since it must have one order."""
-    if problem.ordered:
-        return rows(problem, counts)
-    return next(short_rows(problem, counts), None) or coo(problem, counts)
 
 
 def schedule_of(problem: Problem, tiling: Tiling) -> Schedule:

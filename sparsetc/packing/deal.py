@@ -21,7 +21,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
 from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_label
-from sparsetc.tensor.numbering import linear_key, ranked
+from sparsetc.tensor.numbering import linear_key, narrow_ranks, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
 Deal = Callable[..., list[torch.Tensor | None]]
@@ -130,17 +130,9 @@ def deal(
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
-        sizes = [shape[m] for m in kept]
-        row = row_numbers((coords[m] for m in kept), sizes) if kept else torch.zeros_like(coords[0])
-        _check_whole_rows(name, parts, row)
+        row, _ = narrow_ranks((coords[m] for m in kept), [shape[m] for m in kept], coords[0])
+        _check_whole_rows(name, parts, row.long())
     return [None if nnz and part.numel() == nnz else part for part in parts]
-
-
-def shares(
-    plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]
-) -> list[torch.Tensor | None]:
-    """The nonzeros of each part of a plan, as `deal` gives them; `PlanError` where the plan has no part for some."""
-    return taken(plan, deal(plan.partition, coords, shape, kept, dict(plan.options)))
 
 
 def taken(plan: Plan, dealt: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -199,7 +191,7 @@ def _check_whole_rows(name: str, parts: Sequence[torch.Tensor], row: torch.Tenso
     owner = torch.empty_like(row)
     for n, part in enumerate(parts):
         owner[part] = n
-    of_row = torch.zeros(int(row.max()) + 1, dtype=row.dtype, device=row.device)
+    of_row = torch.zeros_like(row)
     of_row[row] = owner  # of a row that is cut, that of some nonzero
     apart = of_row[row] != owner
     if bool(apart.any()):

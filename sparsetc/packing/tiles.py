@@ -138,12 +138,6 @@ def refuse_duplicates() -> NoReturn:
     )
 
 
-def items_of_tiles(packed: Packed) -> torch.Tensor:
-    """(tiles,) the work item each tile belongs to."""
-    lengths = torch.diff(packed.arrays["item_ptr"].long())
-    return torch.repeat_interleave(torch.arange(packed.items, device=lengths.device), lengths)
-
-
 def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Tensor) -> torch.Tensor:
     """(items or tiles * kept positions,) the output slot of every kept position; -1 where it has no nonzero.
 
@@ -158,7 +152,7 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
     kept, sides = torch.zeros_like(place), view.read_along(range(view.order), modes)
     for mode in sides:
         kept = kept * view.values.sides[mode] + place // view.values.strides[mode] % view.values.sides[mode]
-    owner = items_of_tiles(packed)[tile] if level == ITEM else tile
+    owner = torch.repeat_interleave(torch.diff(packed.arrays["item_ptr"].long()))[tile] if level == ITEM else tile
     count = prod(view.values.sides[mode] for mode in sides)
     owners = packed.items if level == ITEM else tile_count(packed)
     table = torch.full((owners * count,), -1, dtype=torch.long, device=place.device)

@@ -27,7 +27,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import Operand, TileProgram
 from sparsetc.packing.base import pack
-from sparsetc.packing.deal import shares
+from sparsetc.packing.deal import deal, taken
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import reference
@@ -150,7 +150,7 @@ def run_plan(
         order = crd.lexsort(crd.sort_keys(coords, shape))
         coords, values = coords[:, order], values[order]
     kept = tuple(letters.index(c) for c in e.kept)
-    dealt = shares(plan, coords, shape, kept)
+    dealt = taken(plan, deal(plan.partition, coords, shape, kept, dict(plan.options)))
     result = values.new_zeros(bound.output_shape, dtype=reference.wide(*(o.dtype for o in (values, *dense))))
     for part, share in zip(plan.parts, dealt, strict=True):
         own = coords if share is None else coords[:, share]
