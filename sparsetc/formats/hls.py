@@ -275,7 +275,7 @@ def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> 
         return splits[0]
 
     def seconds(split: Candidate) -> float:
-        return sum(price(split, problem).seconds)
+        return sum(price(split, problem).seconds or ())
 
     return min(splits, key=lambda split: seconds(rounded(split, problem, seconds)))
 

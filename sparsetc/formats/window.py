@@ -486,7 +486,7 @@ def cheapest(problem: Problem, found: Iterable[Candidate]) -> Iterator[Candidate
     each = list(found)
 
     def seconds(split: Candidate) -> float:
-        return sum(in_order(split, problem).seconds)  # which shape is best depends on the order of the grid
+        return sum(in_order(split, problem).seconds or ())  # which shape is best depends on the order of the grid
 
     if each:
         yield min(each, key=lambda split: seconds(rounded(split, problem, seconds)))
