@@ -229,15 +229,17 @@ def test_half_the_bytes_and_a_call_more() -> None:
 
 def test_what_parts_share_is_rounded_once() -> None:
     from sparsetc.device.profile import of_backend
+    from sparsetc.planner.candidate import Choice
     from sparsetc.planner.pricing import seconds_of
-    from sparsetc.planner.report import _statistics
+    from sparsetc.planner.report import statistics_of
 
     def seconds(case: Case) -> float:
         kernel = case.compiled()
         costs = [copy(cost_of(p)) for p in kernel.programs]
         for cost in costs:
             cost.multiply = cost.output
-        own = [_statistics(p.packed, kernel.step.problem, None) for p in kernel.step.parts]
+        packed = [p.packed for p in kernel.step.parts]
+        own = statistics_of(Choice(kernel.plan), packed, kernel.step.filled, kernel.step.problem)
         profile = of_backend("triton")
         return sum(seconds_of(kernel.plan, costs, own, "triton", profile)) / profile.call
 

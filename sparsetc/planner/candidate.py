@@ -6,11 +6,11 @@ In: a `Problem` and counts of its pattern. Out: a `Candidate`, priced before it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import expm1
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.planner.problem import Counts, Problem
 
 APART = 1.05
@@ -33,6 +33,8 @@ class Candidate:
     """Seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel."""
     scalar: bool = False
     """True where the cost model tells the plan from others of its kind by `APART` only."""
+    costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
+    """Costs of the parts' programs, once they are priced."""
 
     @property
     def total(self) -> float | None:
@@ -67,12 +69,13 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     return order
 
 
-def choice_of(candidates: Sequence[Candidate], reason: str = "") -> Choice:
-    """The plan that is expected to be fastest; why, unless `reason` says it."""
+def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
+    """Return the choice of `best`, or of the candidate that is expected to be fastest; why, unless `reason` says it."""
     order = ranked(candidates)
+    best = best or order[0]
     counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
-    plan = replace(order[0].plan, reason="; ".join(filter(None, (reason or counted, order[0].plan.reason))))
-    return Choice(plan, tuple((c.name, c.total) for c in order), order[0].expected, order[0].seconds or ())
+    plan = replace(best.plan, reason="; ".join(filter(None, (reason or counted, best.plan.reason))))
+    return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
 
 
 PROGRAMS = 1 << 16

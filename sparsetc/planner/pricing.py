@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
-from sparsetc.ir.plan import ROUNDED, Part, Plan, Schedule, in_bf16
+from sparsetc.ir.plan import ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
@@ -60,20 +60,11 @@ LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
 
 
-class Priced(NamedTuple):
-    """The parts of a candidate, and what they are expected to take."""
-
-    parts: tuple[Part, ...]
-    costs: tuple[Cost, ...]
-    seconds: tuple[float, ...]
-    """Of one call: see `seconds_of`."""
-
-
-def price(candidate: Candidate, problem: Problem) -> Priced:
-    """What a candidate is expected to take."""
-    found, profile = costs(candidate, problem), of_backend(problem.backend)
+def price(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the candidate with the costs of its parts, and the seconds that they are expected to take."""
+    found, profile = tuple(costs(candidate, problem)), of_backend(problem.backend)
     seconds = seconds_of(candidate.plan, found, candidate.expected, problem.backend, profile)
-    return Priced(candidate.plan.parts, tuple(found), seconds)
+    return replace(candidate, costs=found, seconds=seconds)
 
 
 def seconds_of(
@@ -161,35 +152,38 @@ Option = Callable[[Schedule, Problem], Schedule]
 
 def priced(candidate: Candidate, problem: Problem) -> Candidate:
     """Return a candidate with its price, the grid's order and copies of the output decided."""
-    candidate = replace(candidate, plan=suited(candidate.plan, problem))
-    best = in_order(candidate, problem)
+    best = in_order(replace(candidate, plan=suited(candidate.plan, problem)), problem)
     adds = problem.backend == "triton" and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
-        best = tried(_in_copies, best, candidate, problem)
-    parts = zip(best.parts, best.costs, strict=True)  # with the trees that were lowered
-    whole = tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts])
-    candidate = replace(candidate, plan=replace(candidate.plan, parts=whole))
+        best = tried(_in_copies, best, problem)
+    parts = zip(best.plan.parts, best.costs, strict=True)  # with the trees that were lowered
+    plan = replace(best.plan, parts=tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts]))
     scalar = not any(cost.p.view.values.sides for cost in best.costs)
-    return replace(candidate, name=describe(candidate.plan, problem), seconds=best.seconds, scalar=scalar)
+    return replace(best, plan=plan, name=describe(plan, problem), scalar=scalar)
 
 
-def in_order(candidate: Candidate, problem: Problem) -> Priced:
-    """Return the parts, each with its grid in slabs (`Schedule.slabs`) if the cost model expects that to be faster."""
-    return tried(_in_slabs, price(candidate, problem), candidate, problem, by_part=True)
+def in_order(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the candidate priced, each part with its grid in slabs (`Schedule.slabs`) if that is expected to gain."""
+    return tried(_in_slabs, price(candidate, problem), problem, by_part=True)
 
 
-def tried(option: Option, own: Priced, candidate: Candidate, problem: Problem, by_part: bool = False) -> Priced:
-    """Return the parts with an option if their prices say that it gains: each part for itself, or all together."""
-    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in own.parts])
-    if parts == own.parts:
-        return own
-    other = price(replace(candidate, plan=replace(candidate.plan, parts=parts)), problem)
+def tried(option: Option, priced: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
+    """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
+    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in priced.plan.parts])
+    if parts == priced.plan.parts:
+        return priced
+    other = price(replace(priced, plan=replace(priced.plan, parts=parts)), problem)
     least_gain = of_backend(problem.backend).laws["least_gain"]
-    together = [(sum(own.seconds), sum(other.seconds))] * len(parts)
-    seconds = zip(own.seconds, other.seconds, strict=True) if by_part else together
-    each: Any = zip(zip(*own, strict=True), zip(*other, strict=True), seconds, strict=True)  # (part, cost, seconds)
-    kept = [new if least_gain * after < before else old for old, new, (before, after) in each]
-    return Priced(*zip(*kept, strict=True))
+    seconds = list(zip(priced.seconds or (), other.seconds or (), strict=True))
+    together = [tuple(map(sum, zip(*seconds, strict=True)))] * len(parts)
+    gains = [least_gain * after < before for before, after in (seconds if by_part else together)]
+
+    def better(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([after if gain else before for before, after, gain in zip(old, new, gains, strict=True)])
+
+    plan = replace(priced.plan, parts=better(priced.plan.parts, parts))
+    taken = [better(priced.costs, other.costs), better(priced.seconds or (), other.seconds or ())]
+    return replace(priced, plan=plan, costs=taken[0], seconds=taken[1])
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
@@ -269,12 +263,12 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
 
 
 def cheapest(
-    candidates: Sequence[Candidate], problem: Problem, priced: Callable[[Candidate, Problem], Priced]
+    candidates: Sequence[Candidate], problem: Problem, price: Callable[[Candidate, Problem], Candidate]
 ) -> Candidate:
     """Return the candidate that a price says is fastest, with operands rounded where that saves time."""
 
     def seconds(candidate: Candidate) -> float:
-        return sum(priced(candidate, problem).seconds)
+        return sum(price(candidate, problem).seconds or ())
 
     return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
 

@@ -40,6 +40,7 @@ class Counts:
         shape: tuple[int, ...],
         memory: dict[Any, Any] | None = None,
         cache: Lru[Any, Any] | None = None,
+        share: tuple[int, Callable[[], torch.Tensor | None]] | None = None,
     ) -> None:
         """Nothing is counted yet.
 
@@ -49,9 +50,10 @@ class Counts:
             memory: of a pattern, where counts outlive the object.
             cache: of a pattern, where the shares that partitions deal, and groups of rows, are found when they are
                 packed.
+            share: how many of the nonzeros are counted, and a function that gives their numbers, None for all.
         """
         self._coords, self.shape = coords, shape
-        self.nnz = coords.shape[1]
+        self.nnz, self._share = share or (coords.shape[1], lambda: None)
         self._memory = {} if memory is None else memory
         own: Lru[Any, Any] = Lru(OWN)
         # Kernels that are kept there have counts.
@@ -60,20 +62,26 @@ class Counts:
     def __reduce__(self) -> tuple[Any, ...]:
         return Counts, (self.coords, self.shape, self._memory)
 
+    @cached_property
+    def _numbers(self) -> torch.Tensor | None:
+        """(nnz,) the numbers of the nonzeros; None for all of them."""
+        return self._share()
+
     @property
     def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, in lexicographic order."""
-        return self._coords
+        """(order, nnz) int64, in lexicographic order; those of a share are taken out of all when they are asked for."""
+        return self._coords if self._numbers is None else self._coords[:, self._numbers]
 
     @property
     def cache(self) -> Lru[Any, Any]:
-        """What is kept with the pattern; nothing where that has forgotten it."""
+        """Caches kept with the pattern; empty where that has forgotten them."""
         found = self._cache()
         return Lru(1) if found is None else found
 
     def row(self, mode: int) -> torch.Tensor:
         """(nnz,) int64 coordinates of a mode."""
-        return self._coords[mode]
+        row = self._coords[mode]
+        return row if self._numbers is None else row.index_select(0, self._numbers)
 
     def distinct(self, modes: tuple[int, ...]) -> int:
         """How many different coordinates the nonzeros have in these modes."""
@@ -145,76 +153,43 @@ class Counts:
         """
         dealing = Dealing.of(partition, options.items(), kept)
 
+        def dealt() -> list[torch.Tensor | None]:
+            return dealing.shares(self.coords, self.shape, self.cache)
+
         def count() -> list[tuple[int, dict[Any, Any]]]:
-            return [(self.nnz if own is None else own.numel(), {}) for own in self.dealt(dealing)]
+            return [(self.nnz if numbers is None else numbers.numel(), {}) for numbers in dealt()]
 
-        return tuple(Share(self, dealing, n, *held) for n, held in enumerate(self.once(dealing, count)))
-
-    def dealt(self, dealing: Dealing) -> list[torch.Tensor | None]:
-        """The numbers of each share's nonzeros; None for all of them."""
-        return dealing.shares(self.coords, self.shape, self.cache)
-
-
-class Share(Counts):
-    """Counts of the nonzeros that a partition deals to one part."""
-
-    def __init__(self, whole: Counts, dealing: Dealing, number: int, nnz: int, memory: dict[Any, Any]) -> None:
-        self._whole, self._dealing, self._number = whole, dealing, number
-        self.shape, self.nnz, self._memory, self._cache = whole.shape, nnz, memory, lambda: None
-
-    @cached_property
-    def _own(self) -> torch.Tensor | None:
-        """(nnz,) the numbers of the nonzeros; None for all of them."""
-        return self._whole.dealt(self._dealing)[self._number]
-
-    @property
-    def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, in lexicographic order; taken out of all when they are asked for."""
-        own = self._own
-        return self._whole.coords if own is None else self._whole.coords[:, own]
-
-    def row(self, mode: int) -> torch.Tensor:
-        """(nnz,) int64 coordinates of a mode, taken out of all."""
-        own = self._own
-        return self._whole.row(mode) if own is None else self._whole.row(mode).index_select(0, own)
+        held = self.once(dealing, count)
+        return tuple(
+            Counts(self.coords, self.shape, memory, share=(nnz, lambda n=n: dealt()[n]))  # type: ignore[misc]
+            for n, (nnz, memory) in enumerate(held)
+        )
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan is made for."""
+    """The facts that a plan is made by: a canonical einsum, its sparse operand's type and pattern, and options."""
 
     bound: Bound
-    kept: tuple[int, ...]
-    """Modes of the sparse operand that the output has."""
-    order: int
-    """How many modes the sparse operand has."""
     backend: str
-    precision: str
-    """The precision of dots."""
-    deterministic: bool
-    itemsize: int
+    dtype: torch.dtype
+    precisions: tuple[str, ...]
+    """The precision of dots that is asked for, then more exact ones, which are allowed therefore."""
     counts: Counts = field(compare=False, repr=False)
     """Counts of the sparse operand's pattern."""
-    floating: bool = True
-    """Whether a GPU has a matrix instruction for the type."""
-    memory_limit: int | None = None
+    deterministic: bool
+    memory_limit: int | None
     """Bytes that stored tiles may take; None for what is free."""
-    coalesced: bool = True
-    """Whether no coordinate occurs twice: tiles hold one value a position."""
-    rows: int = 1
+    halves: bool
+    """True if float32 may be multiplied in halves of 16 bits, where dots are to be as exact as float32."""
+    coalesced: bool
+    """True if no coordinate occurs twice: tiles hold one value a position."""
+    rows: int
     """Rows of the output."""
-    distinct: bool = True
-    """Whether no two nonzeros have the same coordinates, or each has an output row of its own."""
-    finer: tuple[str, ...] = ()
-    """Precisions of dots that are more exact than the one asked for, and allowed therefore."""
-    products: bool = True
-    """Whether the type has a matrix product at all: integers have none."""
-    sparse_output: bool = False
-    """Whether output rows are those of a pattern."""
+    sparse_output: bool
+    """True if output rows are those of a pattern."""
     adding: bool = False
-    """Whether the nonzeros are some of a larger tensor's, as those of a stream's chunk are."""
-    halves: bool = False
-    """Whether float32 may be multiplied in halves of 16 bits, where dots are to be as exact as float32."""
+    """True if the nonzeros are some of a larger tensor's, as those of a stream's chunk are."""
 
     @classmethod
     def of(
@@ -227,31 +202,46 @@ class Problem:
         backend: str,
         settings: Options,
     ) -> Problem:
-        """The facts of a canonical einsum with so many output rows.
+        """Return the facts of a canonical einsum with so many output rows.
 
         Values of its sparse operand `x` are only looked at for their dtype.
         """
-        letters = bound.einsum.sparse_indices
-        precision, *finer = _dot_precisions(settings.effective_precision(), x)
-        return cls(
-            bound=bound,
-            kept=tuple(letters.index(c) for c in bound.einsum.kept),
-            order=len(letters),
-            backend=backend,
-            precision=precision,
-            deterministic=settings.deterministic,
-            itemsize=x.dtype.itemsize,
-            counts=counts,
-            floating=x.dtype.is_floating_point,
-            memory_limit=settings.memory_limit,
-            coalesced=x.is_coalesced,
-            rows=max(1, rows),
-            distinct=x.is_coalesced or (sparse_output and rows == counts.nnz),
-            finer=tuple(finer),
-            products=x.dtype.is_floating_point or x.dtype.is_complex,
-            sparse_output=sparse_output,
-            halves=backend == "triton" and x.dtype == torch.float32 and has_halves(machine_of(x.device)),
-        )
+        machine = machine_of(x.device)
+        if x.dtype in (torch.float16, torch.bfloat16):
+            dots = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
+        elif x.dtype != torch.float32:
+            dots = ["ieee"]
+        else:
+            dots = list(DOTS.values())[list(DOTS).index(settings.effective_precision()) :: -1]
+        precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
+        halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
+        limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
+        return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output)
+
+    @cached_property
+    def precision(self) -> str:
+        """The precision of dots."""
+        return self.precisions[0]
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return self.dtype.itemsize
+
+    @cached_property
+    def floating(self) -> bool:
+        """True if a GPU has a matrix instruction for the type."""
+        return self.dtype.is_floating_point
+
+    @cached_property
+    def products(self) -> bool:
+        """True if the type has a matrix product at all: integers have none."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @cached_property
+    def distinct(self) -> bool:
+        """True if no two nonzeros have the same coordinates, or each has an output row of its own."""
+        return self.coalesced or (self.sparse_output and self.rows == max(1, self.counts.nnz))
 
     @cached_property
     def memory(self) -> int:
@@ -263,9 +253,9 @@ class Problem:
         """The einsum as it was written."""
         return self.bound.einsum.text or str(self.bound.einsum)
 
-    @property
+    @cached_property
     def ordered(self) -> bool:
-        """Whether sums that programs add by atomics have to be put in an order: torch has one, integers need none."""
+        """True if sums that programs add by atomics have to be put in an order: torch has one, integers need none."""
         return self.deterministic and self.backend == "triton" and self.floating
 
     @cached_property
@@ -274,22 +264,21 @@ class Problem:
         return self.bound.einsum.sparse_indices
 
     @cached_property
+    def order(self) -> int:
+        """How many modes the sparse operand has."""
+        return len(self.letters)
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The sparse operand's sizes, by mode."""
         return self.bound.extents(self.letters)
 
-    @property
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Modes of the sparse operand that the output has."""
+        return tuple([self.letters.index(c) for c in self.bound.einsum.kept])
+
+    @cached_property
     def rest(self) -> tuple[int, ...]:
         """Modes that are summed away."""
         return tuple([m for m in range(self.order) if m not in self.kept])
-
-
-def _dot_precisions(precision: str, x: SparseTensor) -> list[str]:
-    """What a setting stands for in dots of this type on this machine, then what is more exact."""
-    if x.dtype in (torch.float16, torch.bfloat16):
-        found = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
-    elif x.dtype != torch.float32:
-        found = ["ieee"]
-    else:
-        found = list(DOTS.values())[list(DOTS).index(precision) :: -1]
-    return list(dict.fromkeys(portable(one, machine_of(x.device)) for one in found))

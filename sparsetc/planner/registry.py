@@ -52,8 +52,8 @@ class Method:
         A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
         """
         found: dict[Plan, list[Candidate]] = {}
-        for precision in (problem.precision, *problem.finer):
-            own = changed(problem, precision=precision)
+        for n in range(len(problem.precisions)):
+            own = changed(problem, precisions=problem.precisions[n:]) if n else problem
             for candidate in self.candidates(own, problem.counts):
                 # Precisions tell only those plans apart whose dots have them.
                 key = candidate.plan.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
@@ -80,10 +80,10 @@ def add_plans(*methods: Method) -> None:
 
 
 def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
-    """The method of a function that a format offers or a user registers."""
+    """Return the method of a function that a format offers or a user registers."""
 
     def candidate(problem: Problem, counts: Counts) -> Candidate | None:
-        """The function's plan, where it has one, by its registered name; `PlanError` where it is malformed."""
+        """Return the function's plan, if it has one, by its registered name; `PlanError` where it is malformed."""
         found = make(problem, counts)
         if found is None:
             return None
@@ -96,7 +96,6 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
         return changed(found, plan=plan)
 
     def candidates(problem: Problem, counts: Counts) -> Iterable[Candidate]:
-        """The function's plan, where it has one and its sums need not be in an order that it cannot keep."""
         found = candidate(problem, counts)
         return () if found is None or (problem.ordered and not orderly(found, problem)) else (found,)
 
@@ -172,23 +171,32 @@ def _holders(name: str) -> list[object]:
 
 
 def plan_preferring(name: str) -> Plan:
-    """The plan of this name where it applies, and elsewhere the one that is expected to be fastest."""
+    """Return a request for the plan of this name where it applies, elsewhere for the one expected to be fastest."""
     return Plan("auto", options=((PREFERRED, name),))
 
 
+def is_shared(name: str) -> bool:
+    """Return True if the plan of this name stores nonzeros alike for every einsum."""
+    return name in PLANS and PLANS[name].shared
+
+
 def plan_of_derived(wanted: str | Plan) -> str | Plan:
-    """The request for einsums that follow from one by this plan, as its gradients do: "auto", or a shared plan first.
+    """Return the request for einsums that follow from one by this plan, as gradients do: "auto", or a shared plan.
 
     A plan that was chosen for one einsum does not serve another, unless it says so.
     """
     plan = requested(wanted)
     name = plan.preferred or plan.name
-    return plan_preferring(name) if name in PLANS and PLANS[name].shared else "auto"
+    return plan_preferring(name) if is_shared(name) else "auto"
 
 
 # -- the plan that an einsum takes ------------------------------------------------------------------------------------
 def choose(wanted: str | Plan, problem: Problem) -> Choice:
-    """The plan of one sparse operand: as given, as a request names it, or the one expected to be fastest."""
+    """Return the choice for one sparse operand: a plan as given, or what a request stands for.
+
+    That is the plan of its name, or for ``"auto"`` the cheapest that any method estimates; a method that the request
+    prefers comes before all others where it applies.
+    """
     plan = requested(wanted)
     if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
         raise PlanError(
@@ -204,7 +212,12 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(changed(suited(plan, problem), reason="given by the caller"))
     check_request(plan)
-    return _chosen(problem, plan)
+    if plan.name in PLANS:
+        return choice_of([PLANS[plan.name].requested(problem, plan)], "asked for by name")
+    first = PLANS.get(plan.preferred)
+    if first and (found := list(first.estimates(problem))):
+        return choice_of(found, "preferred where it applies")
+    return choice_of(considered(problem))
 
 
 def check_request(wanted: str | Plan) -> None:
@@ -219,19 +232,6 @@ def check_request(wanted: str | Plan) -> None:
     unknown = [name for name, _ in plan.options if name not in options]
     if unknown:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
-
-
-def _chosen(problem: Problem, request: Plan) -> Choice:
-    """What a request stands for: the method of its name, or for ``"auto"`` the cheapest that any method estimates.
-
-    A method that the request prefers comes before all others where it applies.
-    """
-    if request.name in PLANS:
-        return choice_of([PLANS[request.name].requested(problem, request)], "asked for by name")
-    first = PLANS.get(request.preferred)
-    if first and (found := list(first.estimates(problem))):
-        return choice_of(found, "preferred where it applies")
-    return choice_of(considered(problem))
 
 
 def considered(problem: Problem) -> list[Candidate]:

@@ -6,14 +6,13 @@ In: a `Choice`, and the parts that it was bound to. Out: an `OperandReport`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from sparsetc.device.profile import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.nest.nest import LANE
-from sparsetc.ir.plan import Part, Plan, in_bf16
+from sparsetc.ir.plan import Plan, in_bf16
 from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import LANES, Product, TileProgram
 from sparsetc.packing.base import FORMATS, Packed
@@ -22,9 +21,6 @@ from sparsetc.packing.tiles import tiles_of_nonzeros
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem
-
-Timed = tuple[float, tuple[str, float]]
-"""A part's expected seconds, and what bounds it and its seconds by that alone."""
 
 
 def report(
@@ -56,52 +52,35 @@ def report(
         seconds = [choice.seconds[n] for n in filled]
     else:  # a plan that the caller gave
         seconds = list(seconds_of(plan, costs, statistics, problem.backend, profile))
-    floors = [found.roofline(own, profile) for found, own in zip(costs, statistics, strict=True)]
-    nnz, timed = sum(p.nnz for p in packed), zip(seconds, floors, strict=True)
-    return OperandReport(
-        equation=equation,
-        plan=plan.name,
-        reason=plan.reason,
-        path=path,
-        considered=in_microseconds(choice.considered),
-        launches=1 if plan.fused and problem.backend == "triton" else len(packed),
-        parts=tuple(
-            _part(n, part, program, part.nnz / max(1, nnz), problem.backend, own)
-            for n, (part, program, own) in enumerate(zip(plan.parts, programs, timed, strict=True))
-        ),
-        tiles=_tiles(_populations(packed, problem)),
-    )
-
-
-def _part(number: int, part: Part, program: TileProgram, share: float, backend: str, timed: Timed) -> PartReport:
-    seconds, (resource, floor) = timed
-    instruction = "multiply-add"
-    if program.dots:
-        by_torch = backend == "torch" or program.whole
-        instruction = "matrix product" if by_torch else f"tensor core, {program.schedule.precision}"
-    if part.schedule.rounded:
-        instruction += f", {in_bf16(part.schedule.rounded)}"
-    named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
-    held = (part.nnz, share, part.nbytes)
-    times = (1e6 * seconds, 1e6 * floor, resource)
-    return PartReport(number, part.format, named, *held, tile_einsum(program), instruction, *times, part.label)
+    nnz, parts = max(1, sum(p.nnz for p in packed)), []
+    for n, (part, program) in enumerate(zip(plan.parts, programs, strict=True)):
+        resource, floor = costs[n].roofline(statistics[n], profile)
+        instruction = "multiply-add"
+        if program.dots:
+            by_torch = problem.backend == "torch" or program.whole
+            instruction = "matrix product" if by_torch else f"tensor core, {program.schedule.precision}"
+        if part.schedule.rounded:
+            instruction += f", {in_bf16(part.schedule.rounded)}"
+        named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
+        held, times = (part.nnz, part.nnz / nnz, part.nbytes), (1e6 * seconds[n], 1e6 * floor, resource)
+        parts.append(PartReport(n, part.format, named, *held, tile_einsum(program), instruction, *times, part.label))
+    launches = 1 if plan.fused and problem.backend == "triton" else len(packed)
+    considered, tiles = in_microseconds(choice.considered), _tiles(_populations(packed, problem))
+    return OperandReport(equation, plan.name, plan.reason, path, considered, launches, tuple(parts), tiles)
 
 
 def statistics_of(
     choice: Choice, packed: Sequence[Packed], filled: Sequence[int], problem: Problem
 ) -> list[Statistics]:
-    """What there is of each part as it was packed, with what only the planner counted."""
-    expected = [choice.expected[n] if choice.expected else None for n in filled]
-    return [_statistics(own, problem, planned) for own, planned in zip(packed, expected, strict=True)]
-
-
-def _statistics(packed: Packed, problem: Problem, planned: Statistics | None) -> Statistics:
-    """What there is of a part as it was packed, with what only the planner counted."""
-    number = counts(packed.view, packed.arrays, packed.items, packed.stored)
-    fibers = number.get(packed.view.positions[LANE], packed.items)
-    split = (packed.split_rows, packed.split_fibers)
-    found = Statistics(packed.items, fibers, packed.stored, packed.nnz, problem.itemsize, (), 0, *split)
-    return found if planned is None else replace(found, runs=planned.runs, chain=planned.chain)
+    """Return the sizes of each part as it was packed, with what only the planner counted."""
+    found = []
+    for n, part in zip(filled, packed, strict=True):
+        number = counts(part.view, part.arrays, part.items, part.stored)
+        fibers = number.get(part.view.positions[LANE], part.items)
+        runs, chain = (choice.expected[n].runs, choice.expected[n].chain) if choice.expected else ((), 0)
+        sizes, split = (part.items, fibers, part.stored, part.nnz), (part.split_rows, part.split_fibers)
+        found.append(Statistics(*sizes, problem.itemsize, runs, chain, *split))
+    return found
 
 
 def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ from sparsetc.device.profile import NUMBERS, DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.program.cost import Cost, Statistics, cost_of
+from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
 from sparsetc.planner.pricing import seconds_of
 
@@ -25,43 +25,38 @@ COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": 
 """The numbers of a part's `Statistics` that expressions have symbols for, and what these are called."""
 
 
-class Traced:
+class Traced(float):
     """A number and the expression that it is the value of; comparisons are those of the numbers."""
 
-    def __init__(self, value: float, expression: Any) -> None:
-        self.value, self.expression = value, expression
+    expression: Any
+
+    def __new__(cls, value: float, expression: Any) -> Traced:
+        traced = super().__new__(cls, value)
+        traced.expression = expression
+        return traced
 
     def __hash__(self) -> int:
-        return hash((self.value, self.expression))  # so that no cache takes it for the number alone
+        return hash((float(self), self.expression))  # so that no cache takes it for the number alone
 
     def __neg__(self) -> Traced:
-        return Traced(-self.value, -self.expression)
-
-    def __mod__(self, other: int) -> float:
-        return self.value % other
+        return Traced(-float(self), -self.expression)
 
 
-def _both(own: Any) -> tuple[Any, Any]:
-    return (own.value, own.expression) if isinstance(own, Traced) else (own, own)
+def _expression(number: Any) -> Any:
+    return number.expression if isinstance(number, Traced) else number
 
 
 def _arithmetic(apply: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Traced, Any], Traced]:
     def method(self: Traced, other: Any) -> Traced:
-        pairs = zip(_both(self), _both(other), strict=True)
-        return Traced(*(apply(b, a) if reflected else apply(a, b) for a, b in pairs))
+        left, right = (other, self) if reflected else (self, other)
+        return Traced(apply(float(left), float(right)), apply(_expression(left), _expression(right)))
 
     return method
-
-
-def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Traced, Any], bool]:
-    return lambda self, other: compare(self.value, _both(other)[0])
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "pow"):
     setattr(Traced, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
     setattr(Traced, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Traced, f"__{_name}__", _comparison(getattr(operator, _name)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +130,7 @@ def symbolic_cost(
     found = {
         "bytes": sum(cost.work(own, rates)[0] for cost, own in each),
         "gathered rows": sum(g.rows.at(own.symbols) for cost, own in each for g in cost.gathers),
-        "atomics": sum(_added(cost, own) for cost, own in each),
+        "atomics": sum(cost.added_bytes.at(own.symbols) / own.itemsize for cost, own in each if not cost.owned),
         "products": sum(cost.work(own, rates)[2] for cost, own in each),
         "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
     }
@@ -161,7 +156,7 @@ class _Symbols:
     def expression(self, number: Any) -> Any:
         """What a number was made of, rounded up where that is how it was."""
         floor, ceiling = self.sympy.floor, self.sympy.ceiling
-        found = self.sympy.sympify(_both(number)[1])
+        found = self.sympy.sympify(_expression(number))
         return found.replace(floor, lambda of: -ceiling(-of) if of.could_extract_minus_sign() else floor(of))
 
 
@@ -190,22 +185,16 @@ def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> T
 
 def _counted(statistics: Statistics, traced: _Symbols, number: str) -> Statistics:
     """The statistics with traced numbers."""
-    named = {field: traced(name + number, getattr(statistics, field)) for field, name in COUNTED.items()}
+    named: dict[str, Any] = {
+        field: traced(name + number, getattr(statistics, field)) for field, name in COUNTED.items()
+    }
     named["itemsize"] = traced("itemsize", statistics.itemsize)
-    runs = tuple((c, traced(f"runs_{c}{number}", count)) for c, count in statistics.runs)
-    own = {f.name: getattr(statistics, f.name) for f in fields(statistics)}
-    return Statistics(**own | named | {"runs": runs})  # type: ignore[arg-type]
+    named["runs"] = tuple((c, traced(f"runs_{c}{number}", count)) for c, count in statistics.runs)
+    return replace(statistics, **named)
 
 
 def _rate(name: str, value: Any, traced: _Symbols) -> Any:
     """A number of a profile, or a table of them, traced."""
-    return (
-        {key: traced(f"{name}_{key}", v) for key, v in value.items()}
-        if isinstance(value, Mapping)
-        else traced(name, value)
-    )
-
-
-def _added(cost: Cost, statistics: Statistics) -> Any:
-    """Elements that a part adds by atomics."""
-    return 0 if cost.owned else cost.added_bytes.at(statistics.symbols) / statistics.itemsize
+    if isinstance(value, Mapping):
+        return {key: traced(f"{name}_{key}", v) for key, v in value.items()}
+    return traced(name, value)

@@ -15,10 +15,10 @@ from math import inf
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.packing.deal import storage_keys
-from sparsetc.planner.candidate import Candidate, Choice, ranked
+from sparsetc.planner.candidate import Candidate, Choice, choice_of, ranked
 from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import PLANS, choose, considered
+from sparsetc.planner.registry import PLANS, choose, considered, is_shared
 
 BLOCK = 8
 """Bytes of ``block_ptr`` and ``block_full`` for a block of fibers."""
@@ -34,7 +34,7 @@ class Option:
     copies: dict[Hashable, int]
     """Bytes of what each part stores, its values included, by what its arrays depend on."""
     other: bool
-    """Whether another plan was asked for."""
+    """True if another plan was asked for."""
     seconds: float
     """Seconds of a call; infinitely many where the plan does not fit."""
 
@@ -62,16 +62,23 @@ def choose_together(
         None where there is nothing to weigh: a plan was given with its parts, or the shared one is asked for.
     """
     request = requested(wanted)
-    if not request.is_request or _is_shared(request) or request.preferred or len(problems) < 2:
+    if not request.is_request or is_shared(request.name) or request.preferred or len(problems) < 2:
         return None
     options = [_options(request, problem) for problem in problems]
     most = max(2, int(MOST_SETS ** (1 / len(options))))
     few = [_worth_trying(own, most) for own in options]
-    sets = product(*few) if most ** len(options) <= MOST_SETS else _uniform(few)
+    nth = range(max(map(len, few)))
+    uniform = (tuple(own[min(n, len(own) - 1)] for own in few) for n in nth)  # the n-th option of every einsum
+    sets = product(*few) if most ** len(options) <= MOST_SETS else uniform
     best = min(sets, key=lambda chosen: _order(chosen, limit))
     fastest = [min(own, key=lambda o: (o.other, o.seconds)) for own in few]
     reason = _reason(best, fastest, limit, request.name)
-    return [(_choice(one, own, reason), _again(one, own, wanted)) for one, own in zip(best, options, strict=True)]
+    found: list[tuple[Choice, str | Plan]] = []
+    for one, own in zip(best, options, strict=True):
+        plan = one.candidate.plan
+        again = wanted if one is own[0] else Plan(plan.name) if is_shared(plan.name) else plan
+        found.append((choice_of([o.candidate for o in own], reason, one.candidate), again))
+    return found
 
 
 def _options(request: Plan, problem: Problem) -> list[Option]:
@@ -104,7 +111,7 @@ def _stored(cost: Cost, sizes: Statistics) -> int:
 
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
     """The first, the shared ones, the smallest, and of the others the fastest."""
-    shared = [o for o in options if _is_shared(o.candidate.plan)]
+    shared = [o for o in options if is_shared(o.candidate.plan.name)]
     own = [o for o in options if o not in shared]
     first = [*own[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
     found: list[Option] = []
@@ -112,11 +119,6 @@ def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
         if option not in found and len(found) < most:
             found.append(option)
     return found
-
-
-def _uniform(options: Sequence[Sequence[Option]]) -> list[tuple[Option, ...]]:
-    """The sets of the n-th option of every einsum."""
-    return [tuple(own[min(n, len(own) - 1)] for own in options) for n in range(max(map(len, options)))]
 
 
 def copied(chosen: Sequence[Option]) -> int:
@@ -157,22 +159,3 @@ def _in_common(chosen: Sequence[Option]) -> int:
     """How many of the einsums store nothing that no other one reads."""
     uses = Counter(key for option in chosen for key, nbytes in option.copies.items() if nbytes)
     return sum(all(uses[key] > 1 for key, nbytes in option.copies.items() if nbytes) for option in chosen)
-
-
-def _choice(option: Option, options: Sequence[Option], reason: str) -> Choice:
-    own = option.candidate
-    plan = replace(own.plan, reason="; ".join(filter(None, (reason, own.plan.reason))))
-    timed = sorted(options, key=lambda o: o.candidate.total or inf)
-    return Choice(plan, tuple((o.candidate.name, o.candidate.total) for o in timed), own.expected, own.seconds or ())
-
-
-def _again(option: Option, options: Sequence[Option], wanted: str | Plan) -> str | Plan:
-    if option is options[0]:
-        return wanted
-    own = option.candidate.plan
-    return Plan(own.name) if _is_shared(own) else own
-
-
-def _is_shared(plan: Plan) -> bool:
-    """Whether a plan stores nonzeros alike for every einsum."""
-    return plan.name in PLANS and PLANS[plan.name].shared

@@ -21,12 +21,11 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options, of_call, with_settings
 from sparsetc.planner.registry import check_request
-from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams, sizes_of
+from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut, cut
-from sparsetc.streaming.description import Recipe
+from sparsetc.streaming.description import Recipe, cut_of, finish
 from sparsetc.streaming.file import Chunks, Writer
-from sparsetc.streaming.saving import cut_of, finish
 from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import Memory
 from sparsetc.streaming.stream import ORDERS, Stream
@@ -161,17 +160,22 @@ def stream_kernel(
         _check_order(own, whole)
         check_request(own.plan)  # of which chunks ask, where there are any
         lanes = lanes if target.type == "cuda" else 1
-        made = _budgeted(whole, given, own, target, lanes, most, drop_zeros)
-        recipe = _recipe(bound, whole, output, made.numbered, drop_zeros)
-        compiler = whole if not made.numbered else Compiler(bound, given.dtype, own, "sparse", target)
-        compiler.copies = made.copies
-        where = _packing_device(packed_on, target, own)
-        source = source_of(given, _kept(compiler) if made.numbered else None)
+        form, sizes = whole.template.output, Sizes.of(whole, lanes, drop_zeros)
+        budget = Budget.of(sizes, form, given.nnz, own.memory_on(target), lanes, most, target, bound.einsum.text)
+        numbered = form.sparse or not budget.resident
+        shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
+        about = bound.einsum.text, shapes, given.dtype, own.effective_precision(), whole.backend
+        recipe = Recipe(*about, output, numbered, drop_zeros)
+        compiler = Compiler(bound, given.dtype, own, "sparse", target) if numbered else whole
+        compiler.copies = 1 if numbered else budget.copies(sizes, form.rows, lanes)
+        where = target if own.memory_limit is None else torch.device("cpu")
+        if packed_on is not None:
+            where = device_of(packed_on, (), None)
+        source = source_of(given, _kept(compiler) if numbered else None)
         with notices.bar(source.nnz, f"packing {equation}", progress, "nonzeros") as at:
-            found, store = _packed(source, compiler, made.budget, recipe, file, where, at)
-        budget = made.budget
-        if whole.template.output.sparse:
-            budget = budget.known(made.sizes, found.rows + found.window, found.largest, lanes)
+            found, store = _packed(source, compiler, budget, recipe, file, where, at)
+        if form.sparse:
+            budget = budget.known(sizes, found.rows + found.window, found.largest, lanes)
     again: Callable[[], Stream] | None = None
     if any(v.reads_zeros for v in found.variants):
 
@@ -191,7 +195,7 @@ def stream_kernel(
                 **{**settings, "plan": "coo"},
             )
 
-    return Stream(recipe, compiler, found, store, budget, made.sizes, lanes, order, progress, again)
+    return Stream(recipe, compiler, found, store, budget, sizes, lanes, order, progress, again)
 
 
 @entry_point
@@ -239,32 +243,14 @@ def open_stream(
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
         _check_order(own, compiler)
         found = cut_of(file, compiler)
-        sizes = sizes_of(compiler, lanes, recipe.drop_zeros)
+        sizes = Sizes.of(compiler, lanes, recipe.drop_zeros)
         rows = found.rows if recipe.numbered else compiler.template.output.rows
-        copies = max((v.copies for v in found.variants), default=1)
         limit, window = own.memory_on(target), found.window if recipe.numbered else None
-        budget = Budget.opened(sizes, rows, copies, found.largest, window, limit, lanes, target, recipe.equation)
+        budget = Budget.opened(sizes, rows, found.copies, found.largest, window, limit, lanes, target, recipe.equation)
         return Stream(recipe, compiler, found, file, budget, sizes, lanes, order, progress)
     except BaseException:
         file.close()
         raise
-
-
-class _Budgeted:
-    """A budget, and what follows from it for packing."""
-
-    def __init__(self, budget: Budget, sizes: Sizes, numbered: bool, copies: int) -> None:
-        self.budget, self.sizes, self.numbered, self.copies = budget, sizes, numbered, copies
-
-
-def _budgeted(
-    whole: Compiler, x: Any, settings: Options, target: torch.device, lanes: int, most: int | None, drop_zeros: bool
-) -> _Budgeted:
-    """What fits of an einsum, known before any nonzero is seen."""
-    output, sizes = whole.template.output, sizes_of(whole, lanes, drop_zeros)
-    budget = Budget.of(sizes, output, x.nnz, settings.memory_on(target), lanes, most, target, whole.bound.einsum.text)
-    numbered = output.sparse or not budget.resident
-    return _Budgeted(budget, sizes, numbered, 1 if numbered else budget.copies(sizes, output.rows, lanes))
 
 
 def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
@@ -295,12 +281,6 @@ def _kept(compiler: Compiler) -> list[int]:
     return [modes.index(letters[m]) for m in compiler.canonical.kept]
 
 
-def _recipe(bound: Bound, compiler: Compiler, output: str, numbered: bool, drop_zeros: bool) -> Recipe:
-    shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
-    precision, text = compiler.settings.effective_precision(), bound.einsum.text
-    return Recipe(text, shapes, compiler.dtype, precision, compiler.backend, output, numbered, drop_zeros)
-
-
 def _described(file: Chunks, settings: Options, target: torch.device) -> tuple[Recipe, Options, Compiler]:
     """The einsum that a file is of."""
     try:
@@ -313,12 +293,6 @@ def _described(file: Chunks, settings: Options, target: torch.device) -> tuple[R
     except (KeyError, TypeError, ValueError) as error:
         raise file.fault(f"its description has no einsum ({error})") from None
     return recipe, own, compiler
-
-
-def _packing_device(packed_on: Any, target: torch.device, settings: Options) -> torch.device:
-    if packed_on is not None:
-        return device_of(packed_on, (), None)
-    return torch.device("cpu") if settings.memory_limit is not None else target
 
 
 def _packed(

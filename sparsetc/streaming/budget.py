@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sparsetc.codegen.launch import accumulator
-from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.output import Output
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.support.memory import as_bytes
@@ -55,30 +52,11 @@ class Sizes:
     """What a tensor larger than this may take more than its bytes; 0 where it takes none."""
 
     @classmethod
-    def of(
-        cls,
-        canonical: Canonical,
-        output: Output,
-        dtype: torch.dtype,
-        *,
-        widened: bool,
-        rounded: int,
-        drop_zeros: bool,
-        beside: int,
-        block: int,
-    ) -> Sizes:
-        """The sizes of an einsum.
-
-        Args:
-            canonical: the einsum.
-            output: what it returns.
-            dtype: of the operands.
-            widened: whether tables are made in the type of sums.
-            rounded: how many launches may round tables at once; 0 where dense operands are read as they are.
-            drop_zeros: whether zeros are left out of the result.
-            beside: bytes of what else is there.
-            block: what a tensor larger than this may take more than its bytes.
-        """
+    def of(cls, compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
+        """Return the sizes of an einsum whose zeros are left out of the result or not."""
+        canonical, output, dtype = compiler.canonical, compiler.template.output, compiler.dtype
+        widened, gpu = compiler.backend == "torch", compiler.target.type == "cuda"
+        beside, block = (ROUNDED, BLOCK) if gpu else (0, 0)
         e, wide = canonical.written.einsum, accumulator(dtype).itemsize
         lie = [prod(canonical.written.shape(p)) * dtype.itemsize for p in e.dense]
         given = sum(lie) + 2 * block * sum(n > block for n in lie)  # of each there may be a table
@@ -95,7 +73,8 @@ class Sizes:
             finished += output.width
         if drop_zeros and output.sparse:  # a copy of what is left, and its numbers
             finished, coordinates = finished + output.width * (dtype.itemsize + 1), 2 * coordinates + 8
-        beside += own * 2 * rounded
+        if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
+            beside += own * 2 * streams  # as many launches may round tables at once
         return cls(given + tables + beside, output.width * wide, finished, coordinates if output.sparse else 0, block)
 
     def result(self, rows: int, copies: int = 1) -> int:
@@ -258,18 +237,3 @@ def checked_streams(streams: Any) -> int:
     if not isinstance(streams, int) or isinstance(streams, bool) or not 1 <= streams <= MOST_STREAMS:
         raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {streams!r:.80}")
     return streams
-
-
-def sizes_of(compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
-    """The bytes that an einsum takes beside its chunks."""
-    rounds = compiler.settings.effective_precision() == "medium" and compiler.backend == "triton"
-    return Sizes.of(
-        compiler.canonical,
-        compiler.template.output,
-        compiler.dtype,
-        widened=compiler.backend == "torch",
-        rounded=streams if rounds else 0,
-        drop_zeros=drop_zeros,
-        beside=ROUNDED if compiler.target.type == "cuda" else 0,
-        block=BLOCK if compiler.target.type == "cuda" else 0,
-    )

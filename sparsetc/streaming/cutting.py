@@ -10,15 +10,15 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.streaming.budget import Budget
 from sparsetc.streaming.compiler import Compiler, Variant
+from sparsetc.streaming.file import Writer
 from sparsetc.streaming.sources import Source
-from sparsetc.streaming.store import Chunk, fill, placed
+from sparsetc.streaming.store import Chunk, Memory, fill, placed
 from sparsetc.support.notices import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -27,16 +27,6 @@ FULL = 0.97
 
 SAMPLES = 16
 """Ranges that are looked at for a plan that does not apply to the first chunk."""
-
-
-class Sink(Protocol):
-    """Takes the bytes of chunks, in order."""
-
-    def buffer(self, nbytes: int) -> torch.Tensor:
-        """(nbytes,) uint8 in host memory to be filled."""
-
-    def put(self, buffer: torch.Tensor) -> None:
-        """Keep what was filled in."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +49,11 @@ class Cut:
     def largest(self) -> int:
         """Bytes of the largest chunk."""
         return max((c.nbytes for c in self.chunks), default=0)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the result programs add to."""
+        return max((v.copies for v in self.variants), default=1)
 
     @property
     def window(self) -> int:
@@ -86,14 +81,14 @@ class _Rows:
         return first
 
 
-def cut(source: Source, compiler: Compiler, budget: Budget, sink: Sink, where: torch.device, at: At) -> Cut:
+def cut(source: Source, compiler: Compiler, budget: Budget, sink: Memory | Writer, where: torch.device, at: At) -> Cut:
     """Cut, pack and store all nonzeros.
 
     Args:
         source: of the nonzeros, in the order of the result's rows where chunks number these.
         compiler: which packs.
         budget: of a chunk.
-        sink: takes the chunks.
+        sink: takes the bytes of chunks, in order.
         where: the device on which chunks are packed.
         at: told how many nonzeros are packed.
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Call, Programs
-from sparsetc.streaming.store import Chunk, Feed, Store
+from sparsetc.streaming.file import Ahead, Chunks
+from sparsetc.streaming.store import Chunk, Kept, Memory
 from sparsetc.support.notices import At, unseen
 
 
@@ -106,7 +107,7 @@ class Engine:
         self._bound.clear()
         self._marks.clear()
 
-    def run(self, store: Store, tables: Sequence[torch.Tensor], target: Target, at: At) -> None:
+    def run(self, store: Memory | Chunks, tables: Sequence[torch.Tensor], target: Target, at: At) -> None:
         """Run all chunks; on a GPU what is enqueued on the current stream afterwards comes after them.
 
         Args:
@@ -134,7 +135,7 @@ class Engine:
                 raise
 
     # -- GPU --------------------------------------------------------------------------------------------------------
-    def _enqueue(self, feed: Feed, tables: Sequence[torch.Tensor], target: Target, here: Any) -> None:
+    def _enqueue(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: Target, here: Any) -> None:
         for lane in self.lanes:
             lane.stream.wait_stream(here)
         copied = None
@@ -170,7 +171,7 @@ class Engine:
             at(done)
 
     # -- CPU --------------------------------------------------------------------------------------------------------
-    def _on_cpu(self, feed: Feed, tables: Sequence[torch.Tensor], target: Target, at: At) -> None:
+    def _on_cpu(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: Target, at: At) -> None:
         done = 0
         for position, number in enumerate(self.order):
             chunk, times = self.chunks[number], [time.perf_counter()]
@@ -183,7 +184,7 @@ class Engine:
             if target.whole is None:
                 self._back(position, chunk, out, target)
                 times.append(time.perf_counter())
-            feed.release(position, nothing)
+            feed.release(position, lambda: None)
             self._marks.append(times)
             done += chunk.nbytes
             at(done)
@@ -245,7 +246,3 @@ class Engine:
             return [(t - begin) * 1e3 for t in marks]
         marks[-1].synchronize()
         return [begin.elapsed_time(event) for event in marks]
-
-
-def nothing() -> None:
-    """Nothing need be waited for."""

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError
-from sparsetc.streaming.store import Chunk, Feed, Release, host_bytes
+from sparsetc.streaming.store import Chunk, Release, host_bytes
 
 MAGIC = b"\x89STCS\r\n\x1a"
 VERSION = 1
@@ -187,14 +187,14 @@ class Chunks:
             raise self.fault(f"chunk {number}: damaged, a checksum is another")
 
     @contextmanager
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Feed]:
+    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Ahead]:
         """Chunks, read ahead by threads into a ring of buffers."""
         largest, ring = max((c.nbytes for c in chunks), default=0), min(len(order), streams + 2)
         if len(self._ring) < ring:  # kept, since programs are bound to them, and pinned memory is slow to get
             self._ring = [host_bytes(largest, self.pinned) for _ in range(ring)]
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="sparsetc-read")
         try:
-            yield _Ahead(self, order, self._ring[:ring], pool)
+            yield Ahead(self, order, self._ring[:ring], pool)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)  # none may write to a buffer that is freed
 
@@ -208,7 +208,7 @@ def nothing(number: int, buffer: torch.Tensor) -> None:
     """Nothing is checked of chunks that were packed here."""
 
 
-class _Ahead:
+class Ahead:
     """Chunks of a file, a ring of buffers ahead of the one that is asked for."""
 
     passing = True

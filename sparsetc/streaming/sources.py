@@ -46,25 +46,11 @@ class TensorSource:
     def __init__(self, x: SparseTensor, kept: Sequence[int] | None) -> None:
         """Args: a coalesced tensor without dense modes; the modes by which nonzeros are to be sorted, None for any."""
         self.x = x.with_values(resolved(x.values.detach()))
+        self.shape, self.nnz, self.dtype = x.shape, x.nnz, x.dtype
         self._order: torch.Tensor | None = None
         if kept is not None and not leading(kept):
             rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
             self._order = crd.lexsort(crd.sort_keys(rows, sizes))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of all modes."""
-        return self.x.shape
-
-    @property
-    def nnz(self) -> int:
-        """How many nonzeros there are."""
-        return self.x.nnz
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the values."""
-        return self.x.dtype
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Nonzeros by number, as of `Source`."""
@@ -80,21 +66,7 @@ class FileSource:
 
     def __init__(self, file: PackedFile) -> None:
         self.file = file
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of all modes."""
-        return self.file.shape
-
-    @property
-    def nnz(self) -> int:
-        """How many nonzeros there are."""
-        return self.file.nnz
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the values."""
-        return self.file.dtype
+        self.shape, self.nnz, self.dtype = file.shape, file.nnz, file.dtype
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Nonzeros by number, as of `Source`; `IOFormatError` where the file is damaged there."""

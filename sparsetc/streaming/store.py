@@ -1,17 +1,17 @@
 """Where packed chunks are kept on the host, and how they come from there in the order in which they are streamed.
 
-In: buffers that were filled. Out: a `Store`, of pinned memory here or of a file (`file.py`), and its `Feed`: the bytes
-of one chunk after the other, in memory from which the device copies.
+In: buffers that were filled. Out: `Memory` here, pinned where a GPU copies from it, or an open file (`file.Chunks`).
+Both have a lock, which the stream that is called holds, and a ``feed``: the bytes of one chunk after the other (`get`),
+in memory from which the device copies, and which may be overwritten once a wait is over (`release`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
-from typing import Protocol
 
 import torch
 
@@ -115,36 +115,6 @@ Release = Callable[[], None]
 """Waits until a buffer has been read."""
 
 
-class Feed(Protocol):
-    """Bytes of chunks, in order."""
-
-    passing: bool
-    """Whether the memory they are in goes when the feed ends."""
-
-    def get(self, position: int) -> torch.Tensor:
-        """(at least the chunk's bytes,) uint8 of the chunk at a position; it stays while it is not released."""
-
-    def release(self, position: int, wait: Release) -> None:
-        """The chunk's bytes are read once `wait` returns, and may be overwritten then."""
-
-
-class Store(Protocol):
-    """Packed chunks on the host."""
-
-    lock: Lock
-    """Held by the stream, of those that share the chunks, that is called: there is one feed at a time."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether they were given up."""
-
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> AbstractContextManager[Feed]:
-        """The bytes of these chunks in an order, for a device that may have so many of them at once."""
-
-    def close(self) -> None:
-        """Give up what is held."""
-
-
 class Memory:
     """Chunks in memory, pinned where a GPU copies from it. It is the sink of `cut`, too."""
 
@@ -162,9 +132,9 @@ class Memory:
         self.buffers.append(buffer)
 
     @contextmanager
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Feed]:
+    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Kept]:
         """The chunks, which nothing need be waited for."""
-        yield _Kept([self.buffers[n] for n in order])
+        yield Kept([self.buffers[n] for n in order])
 
     def close(self) -> None:
         """Free the memory."""
@@ -172,10 +142,11 @@ class Memory:
         self.buffers.clear()
 
 
-class _Kept:
-    """Chunks that are there."""
+class Kept:
+    """Chunks that are there, by their position in the order in which they are run."""
 
     passing = False
+    """True if the memory that chunks are in goes when the feed ends."""
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
         self._buffers = buffers
@@ -185,7 +156,7 @@ class _Kept:
         return self._buffers[position]
 
     def release(self, position: int, wait: Release) -> None:
-        """Nothing is overwritten."""
+        """Called where the chunk's bytes are read once `wait` returns; nothing overwrites them here."""
 
 
 def release_pinned() -> None:

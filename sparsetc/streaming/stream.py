@@ -25,10 +25,9 @@ from sparsetc.ir.plan import Plan
 from sparsetc.streaming.budget import Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import Cut
-from sparsetc.streaming.description import Recipe
+from sparsetc.streaming.description import Recipe, finish
 from sparsetc.streaming.engine import ChunkTimes, Engine, Target
 from sparsetc.streaming.file import Chunks, Writer
-from sparsetc.streaming.saving import finish
 from sparsetc.streaming.store import Memory, release_pinned
 from sparsetc.support import notices
 from sparsetc.support.entry import entry_point, without_autocast
@@ -68,7 +67,7 @@ class Stream:
         self._store, self._shown, self._make_other = store, shown, by_nonzeros
         self._lock = store.lock  # of all streams of these chunks, which come through the same buffers
         self.order, self._ordering = ordered(made, order), order
-        rows = self._rows_of_programs
+        rows = made.window if recipe.numbered else self._rows  # all, or as many as the chunk has that has most
         programs = [compiler.generate(v, rows) for v in made.variants]
         self._engine = Engine(made.chunks, self.order, programs, made.window, compiler.target, streams)
         self._output, self._arrangement = self._arranged()
@@ -118,8 +117,7 @@ class Stream:
         held = self._sizes.dense + self._lanes * self.cut.largest
         if not self.resident:
             return held + self._lanes * self.cut.window * self._sizes.row
-        copies = max((v.copies for v in self.cut.variants), default=1)
-        return held + self._sizes.result(self._rows + self.cut.window, copies)
+        return held + self._sizes.result(self._rows + self.cut.window, self.cut.copies)
 
     @property
     def source(self) -> str:
@@ -213,7 +211,7 @@ class Stream:
         exact = in_order(self.compiler.settings.deterministic and self.compiler.backend == "torch")
         with without_autocast(self.device), exact, notices.bar(self.nbytes, title, self._shown) as at:
             if self.resident:
-                copies = max((v.copies for v in self.cut.variants), default=1)
+                copies = self.cut.copies
                 room = rows + self.cut.window  # a chunk's programs see as many rows as the largest has
                 sums = torch.zeros((copies, room, *width), dtype=dtype, device=self.device)
                 engine.run(self._store, tables, Target(sums), at)
@@ -230,7 +228,7 @@ class Stream:
         """The result as it is returned."""
         output, order = self._output, self._arrangement
         rows = fitted(rows, self._result_dtype, f'the result of "{self.equation}"')
-        if output.pattern is not None and self._dense:
+        if output.pattern is not None and not self._sparse:  # a dense result that does not fit
             return self._expanded(rows, output)
         if output.pattern is None:
             return output.shaped(rows)
@@ -257,7 +255,7 @@ class Stream:
         return replace(output, pattern=None).shaped(whole)
 
     def _check_out(self, out: torch.Tensor) -> None:
-        if not self._dense_result:
+        if self._sparse:
             raise PlanError(f'"{self.equation}" has a sparse result, which out= cannot take; use output="dense"')
         shape = self.compiler.canonical.written.output_shape
         if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.dtype != self._result_dtype:
@@ -289,17 +287,12 @@ class Stream:
 
     # -- facts ------------------------------------------------------------------------------------------------------
     @property
-    def _dense(self) -> bool:
-        """Whether rows are numbered by chunks only because the dense result does not fit."""
-        return self.recipe.numbered and not self._sparse_asked
-
-    @property
-    def _sparse_asked(self) -> bool:
-        return asked_sparse(self.recipe, self.compiler)
-
-    @property
-    def _dense_result(self) -> bool:
-        return not self._sparse_asked
+    def _sparse(self) -> bool:
+        """True if the result that was asked for is sparse."""
+        kept, letters = self.compiler.canonical.kept, self.compiler.canonical.letters
+        if self.recipe.output != "auto":
+            return self.recipe.output == "sparse"
+        return bool(kept) and (len(kept) >= 2 or len(kept) == len(letters))
 
     @property
     def _result_dtype(self) -> torch.dtype:
@@ -311,11 +304,6 @@ class Stream:
         """Rows of the result, as they are summed."""
         return self.cut.rows if self.recipe.numbered else self.compiler.template.output.rows
 
-    @property
-    def _rows_of_programs(self) -> int:
-        """Rows that programs are generated for: all, or as many as the chunk has that has most."""
-        return self.cut.window if self.recipe.numbered else self.compiler.template.output.rows
-
     def _arranged(self) -> tuple[Output, torch.Tensor | None]:
         """The output with the pattern of all chunks; and which element of the rows each value of a result is."""
         output = self.compiler.template.output
@@ -326,7 +314,7 @@ class Stream:
             coords = torch.empty((len(output.kept_shape), 0), dtype=torch.long, device="cpu")
         with lasting():
             own = replace(output, pattern=Pattern(coords, output.kept_shape, True), own=False, slot=None)
-            if self._dense:
+            if not self._sparse:
                 return own, None
             pattern, order = arranged(own)
         return replace(own, pattern=pattern), order
@@ -348,10 +336,9 @@ class Stream:
         lanes = self._lanes if streams is None else checked_streams(streams)
         lanes = lanes if self.device.type == "cuda" else 1
         made, sizes, compiler = self.cut, self._sizes, self.compiler
-        copies = max((v.copies for v in made.variants), default=1)
         window = made.window if self.recipe.numbered else None
         about = made.largest, window, self.budget.limit, lanes, self.device, self.equation
-        budget = Budget.opened(sizes, self._rows, copies, *about)
+        budget = Budget.opened(sizes, self._rows, made.copies, *about)
         rest = budget, sizes, lanes, order or self._ordering, self._shown, self._make_other
         return Stream(self.recipe, compiler, made, self._store, *rest)
 
@@ -395,14 +382,6 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def asked_sparse(recipe: Recipe, compiler: Compiler) -> bool:
-    """Whether the result that was asked for is sparse."""
-    kept, letters = compiler.canonical.kept, compiler.canonical.letters
-    if recipe.output != "auto":
-        return recipe.output == "sparse"
-    return bool(kept) and (len(kept) >= 2 or len(kept) == len(letters))
 
 
 def ordered(made: Cut, order: str) -> tuple[int, ...]:
