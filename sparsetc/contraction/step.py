@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import At, Rule, apply, followed, transposed
+from sparsetc.contraction.autograd import At, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -105,7 +105,6 @@ class Step(Contraction):
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
         """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
-        self._gradients: dict[int, Rule] = {}
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
 
@@ -323,8 +322,8 @@ class Step(Contraction):
         return Einsum(inputs, (slot, *e.free), e.sparse, e.text)
 
     @cached_property
-    def slot_source(self) -> torch.Tensor | None:
-        """Which of the operand's nonzeros take part in a sparse result, sorted by slot; None for all, as they are."""
+    def taking_part(self) -> torch.Tensor | None:
+        """Which of the operand's nonzeros take part, of a sparse result sorted by slot; None for all, as they are."""
         slot, source = self.output.slot, self.canonical.source
         if slot is None:
             return source
@@ -335,7 +334,7 @@ class Step(Contraction):
     @cached_property
     def slotted(self) -> Pattern:
         """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
-        x, slot, source = self._x, self.output.slot, self.slot_source
+        x, slot, source = self._x, self.output.slot, self.taking_part
         with lasting():
             count = self.canonical.coords.shape[1]
             slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
@@ -375,12 +374,6 @@ class Step(Contraction):
         if number < 0:
             return gradient(number, pull(*operands)).reshape(values[0].shape)
         return transposed(pull, operands, number, gradient)
-
-    def rule(self, operand: int) -> Rule:
-        """How the gradient for an operand is computed."""
-        if operand not in self._gradients:
-            self._gradients[operand] = Rule.of(self, operand)
-        return self._gradients[operand]
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
