@@ -149,7 +149,7 @@ def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     step = kernel.step
     tables, run = step.canonical.arrange(dense), step.executable
     out = torch.zeros((run.copies, *run.shape), dtype=run.dtype, device=kernel.operand.device)
-    packed, call = step.pack(kernel.operand), run.programs.bind(step.arrays.parts)
+    packed, call = step.packed(kernel.operands), run.programs.bind(step.arrays.parts)
     assert packed is not None
     return microseconds(lambda: call(packed, tables, out))
 

@@ -14,6 +14,7 @@ from cases import Problem, assert_matches, poisoned, random_sparse
 
 import sparsetc as stc
 from sparsetc.codegen.launch import TorchPrograms
+from sparsetc.contraction.prepare import in_place
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.registry import PLANS
 from sparsetc.runtime.calls import multiply
@@ -123,7 +124,7 @@ def test_products_of_16_bits_have_sums_of_32() -> None:
 def test_an_output_is_overwritten_or_added_to() -> None:
     x, b = half_full(6, 5), torch.rand(5, 8)
     step = made("ij,jr->ir", x, b).step
-    packed, out = step.pack(x), torch.full((6, 8), 3.0)
+    packed, out = step.packed([x]), torch.full((6, 8), 3.0)
     expected = x.to_dense() @ b
     assert step.executable.run(step.arrays, packed, [b], out) is out
     torch.testing.assert_close(out, expected)
@@ -297,7 +298,7 @@ def test_no_nonzeros_are_summed_in_one_order(equation: str) -> None:
 def estimated(x: stc.SparseTensor, b: torch.Tensor, **settings: Any) -> tuple[stc.Kernel, list[float]]:
     """A kernel by ``"auto"``, and the microseconds that the dense tensor is expected to take where it is considered."""
     kernel = stc.compile("ij,jr->ir", x, b, backend="triton", **settings)
-    with kernel.step.in_place():
+    with in_place(kernel.step.settings, kernel.step.device):
         return kernel, [1e6 * sum(e.seconds) for e in PLANS["dense"].estimates(kernel.step.problem)]
 
 

@@ -51,12 +51,12 @@ class Multilinear(Protocol):
         What a tensor holds is not read for its own gradient.
         """
 
-    def batched(self, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
         """The results of a batch, differentiable, and their batch dimension, given that of each tensor.
 
         Where no other rule is known, they are made one after the other.
         """
-        return one_by_one(self.of_any(), tensors, dims)
+        return one_by_one(lambda *own: apply(self.of_any(), own), tensors, dims, size)
 
 
 def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
@@ -163,7 +163,7 @@ class _Transformed(_Rows):
     def vmap(
         info: Any, dims: tuple[Any, ...], function: Multilinear, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        return function.batched(tensors, dims[1:])
+        return function.batched(tensors, dims[1:], info.batch_size)
 
 
 def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
@@ -211,11 +211,12 @@ def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor
     return [torch._add_batch_dim(t.contiguous(), 0, level) for t in found]  # type: ignore[attr-defined]
 
 
-def one_by_one(function: Multilinear, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+def one_by_one(
+    call: Callable[..., torch.Tensor], arguments: Sequence[Any], dims: Sequence[Any], size: int
+) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
-    size = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
-    each = [[one_of_batch(n, *own) for own in zip(tensors, dims, strict=True)] for n in range(size or 1)]
-    return torch.stack([apply(function, given) for given in each])[:size], 0
+    each = [[one_of_batch(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(size or 1)]
+    return torch.stack([call(*own) for own in each])[:size], 0
 
 
 def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
@@ -228,28 +229,6 @@ def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
     if dim is None:
         return argument
     return argument.select(dim, n) if argument.shape[dim] else argument.sum(dim, dtype=argument.dtype)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How the gradient for one operand of a step's raw einsum is computed: by another einsum."""
-
-    einsum: Einsum
-    of_values: bool
-    dense: tuple[int, ...]
-    """Dense inputs of that einsum: dense operands of the step by number, or `UPSTREAM`."""
-    source: torch.Tensor | None
-    """Numbers of the operand's nonzeros that the gradient's values belong to; None for all, in order."""
-
-    @classmethod
-    def of(cls, step: Step, operand: int) -> Rule:
-        """The rule of a step."""
-        e = step.raw
-        einsum, sources = gradient(e, operand)
-        numbers = {p: n for n, p in enumerate(e.dense)} | {UPSTREAM: UPSTREAM}
-        dense = tuple(numbers[s] for s in sources if s in numbers)
-        source = step.slot_source if step.output.sparse else step.canonical.source
-        return cls(einsum, operand in e.sparse, dense, source)
 
 
 @dataclass(frozen=True)
@@ -276,13 +255,12 @@ class At(Multilinear):
         """The function without packed values."""
         return At(self.step, self.pattern, self.ones)
 
-    def batched(self, tensors: Tensors, dims: Sequence[int | None]) -> tuple[torch.Tensor, int]:
+    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
         """Batches of dense operands as one more letter of theirs; of values one after the other."""
         values, dense = self._split(tensors)
         if not self.ones and dims[0] is not None:
-            return super().batched(tensors, dims)
+            return super().batched(tensors, dims, size)
         own = dims if self.ones else dims[1:]
-        size = next(t.shape[d] for t, d in zip(dense, own, strict=True) if d is not None)
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, own, strict=True)]
         step = self.step.batched(size, [d is not None for d in own])
         return step(self.pattern, values, moved), 1
@@ -290,34 +268,34 @@ class At(Multilinear):
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
-        made = iter(run_all([job for job in jobs if job is not None]))
-        return [None if job is None else self._finished(job, next(made)) for job in jobs]
+        rows = iter(run_all([job for job in jobs if job is not None]))
+        return [
+            None if job is None else job.step.output.shaped(next(rows)) if n or self.ones else self._of_all(next(rows))
+            for n, job in enumerate(jobs)
+        ]
 
     def _job(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
-        step, e = self.step, self.step.raw
-        operand = e.sparse[0] if n == 0 and not self.ones else e.dense[n if self.ones else n - 1]
-        rule, output = step.rule(operand), step.output
-        upstream = upstream if output.sparse else output.letters_apart(upstream)
-        found = [upstream if d == UPSTREAM else dense[d] for d in rule.dense]
-        own = None if rule.of_values else values
-        if step.dtype.is_complex:
-            found = [t if d == UPSTREAM else torch.conj_physical(t) for t, d in zip(found, rule.dense, strict=True)]
-            own = None if own is None else torch.conj_physical(own)
-        if own is not None and output.sparse and rule.source is not None:
-            own = own.index_select(0, rule.source)
-        pattern = step.slotted if output.sparse else self.pattern
-        return Job(self._step_of(operand, rule, pattern, found), rule, pattern, own, found)
+        step, e, sparse = self.step, self.step.raw, self.step.output.sparse
+        operand = e.dense[n - 1 + self.ones] if n or self.ones else e.sparse[0]
+        einsum, sources = gradient(e, operand)
+        values = None if operand in e.sparse else values
+        conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
+        if values is not None:
+            numbers = step.taking_part if sparse else None
+            values = conjugate(values if numbers is None else values.index_select(0, numbers))
+        upstream = upstream if sparse else step.output.letters_apart(upstream)
+        others = [s for s in sources if s not in e.sparse]
+        operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
+        pattern = step.slotted if sparse else self.pattern
+        return Job(self._step_of(operand, einsum, pattern, operands), pattern, values, operands)
 
-    def _finished(self, job: Job, rows: torch.Tensor) -> torch.Tensor:
-        if not job.rule.of_values:
-            return job.step.output.shaped(rows)
-        if job.rule.source is None:
-            return rows
-        # Nonzeros off the diagonal of a repeated letter take no part; uncoalesced ones, and slots, were sorted.
-        return rows.new_zeros(self.step.nnz).index_copy(0, job.rule.source, rows)
+    def _of_all(self, values: torch.Tensor) -> torch.Tensor:
+        """The gradient for all values; nonzeros off the diagonal of a repeated letter take no part."""
+        source = self.step.taking_part
+        return values if source is None else values.new_zeros(self.step.nnz).index_copy(0, source, values)
 
-    def _step_of(self, operand: int, rule: Rule, pattern: Pattern, dense: Tensors) -> Step:
+    def _step_of(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
         found = pattern.cache.get(key)
@@ -327,9 +305,9 @@ class At(Multilinear):
             x = SparseTensor._make(
                 pattern, torch.zeros((), dtype=self.step.dtype, device=pattern.device).expand(pattern.nnz)
             )
-            given, e = iter(dense), rule.einsum
+            given = iter(dense)
             operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
-            form = "sparse" if rule.of_values else "dense"
+            form = "sparse" if operand in self.step.raw.sparse else "dense"
             (made,) = compiled(str(e), operands, self.step.derived, form).steps
             found = pattern.cache.put(key, made)
         return found  # type: ignore[no-any-return]
@@ -347,7 +325,6 @@ class Job:
     """A gradient to be computed: a step, and what it is called with."""
 
     step: Step
-    rule: Rule
     pattern: Pattern
     values: torch.Tensor | None
     dense: list[torch.Tensor]
@@ -390,16 +367,17 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
-    """Packed values for each job, gathered by one call where they are those of one operand."""
+    """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
     own = [job for job in jobs if job.values is not None]
-    gathered = [part for job in own for part in job.step.parts if not part.packed.in_order]
+    gathered = [part.packed for job in own for part in job.step.parts if not part.packed.in_order]
     values = own[0].values if own else None
-    if values is None or len(gathered) < 2 or not _shared(values, own):
+    together = all(job.values is values and job.step.dtype == job.values.dtype for job in own)  # type: ignore[union-attr]
+    if values is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
         return [job.step.packed_values(job.values) for job in jobs]
     key, cache = ("together", *(job.step.number for job in own)), own[0].pattern.cache
-    places = cache.once(key, lambda: Places.of([part.packed for part in gathered]))
+    places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
-    found = iter(places.gather(whole))
+    found = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split(sizes))
 
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(found) for part in step.parts]
@@ -407,31 +385,14 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     return [job.step.packed_values(None) if job.values is None else packed(job.step) for job in jobs]
 
 
-def _shared(values: torch.Tensor, jobs: Sequence[Job]) -> bool:
-    """Whether these are the values of all jobs, as their steps store them, and few enough."""
-    same = all(job.values is values and job.step.dtype == values.dtype for job in jobs)
-    return same and values.numel() <= MOST_TOGETHER
+@lasting()
+def _places(storages: Sequence[Packed]) -> tuple[torch.Tensor, list[int], bool]:
+    """Where the values of several storages stand among an operand's, one storage after the other, and their sizes.
 
-
-@dataclass(frozen=True)
-class Places:
-    """Where the values of several storages stand among an operand's, one storage after the other."""
-
-    at: torch.Tensor
-    sizes: list[int]
-    behind_zero: bool
-    """Whether they count from a zero that is put before the values, since some storage is padded with it."""
-
-    @classmethod
-    @lasting()
-    def of(cls, storages: Sequence[Packed]) -> Places:
-        """The places of all storages."""
-        zero = any(p.padded for p in storages)
-        moved = [p.gathered + 1 if zero and not p.padded else p.gathered for p in storages]
-        # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
-        aligned = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in moved]
-        return cls(torch.cat(aligned), [p.numel() for p in aligned], zero)
-
-    def gather(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The values of each storage."""
-        return (after_zero(values) if self.behind_zero else values).index_select(0, self.at).split(self.sizes)
+    Places count from a zero that is put before the values, where some storage is padded with it.
+    """
+    zero = any(p.padded for p in storages)
+    moved = [p.gathered + 1 if zero and not p.padded else p.gathered for p in storages]
+    # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
+    aligned = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in moved]
+    return torch.cat(aligned), [p.numel() for p in aligned], zero

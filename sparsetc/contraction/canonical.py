@@ -217,7 +217,7 @@ class Canonical:
     @property
     def kept(self) -> tuple[int, ...]:
         """Modes of the sparse operand that the output has, in the output's order."""
-        return tuple([self.letters.index(c) for c in self.bound.einsum.output if c in self.letters])
+        return tuple(map(self.letters.index, self.bound.einsum.kept))
 
     def settled(self, dense: Sequence[Any]) -> Tensors:
         """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
@@ -269,7 +269,7 @@ class Canonical:
 
 
 def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tuple[Canonical, Pattern]:
-    """Check dtypes and devices, reduce the dense operands' own expressions, take diagonals of the sparse one.
+    """Reduce the dense operands' own expressions, and take diagonals of the sparse one.
 
     Args:
         bound: the einsum as written.
@@ -283,9 +283,6 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tu
     (position,) = bound.einsum.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)
-    for other in bound.einsum.dense:
-        operand = operands[other]
-        check_operand(operand, other, x.dtype, x.device)
     dropped = broadcast_dims(bound, operands, repeated)
     narrowed = without(bound, dropped)
     reduction = dense_subexpressions(narrowed)

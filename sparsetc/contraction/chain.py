@@ -9,20 +9,19 @@ Every intermediate result that keeps coordinates of a sparse operand is sparse, 
 is compiled, so a call computes values only. Operands with dense modes, or in blocks, are contracted as they are, two at
 a time; dense operands join the last two. Otherwise dense modes become coordinates, of intermediate results too.
 
-The order is found through `opt_einsum.contract_path` by an optimiser of its own kind (`SparseOrder`), since its cost is
-not one of dense sizes: nonzeros are taken to lie anywhere with equal probability, so a contraction has as many tasks as
-pairs of nonzeros are expected to agree, and a result as many nonzeros as tasks are expected to hit different positions.
+The order is not one of dense sizes (`sparse_order`): nonzeros are taken to lie anywhere with equal probability, so a
+contraction has as many tasks as pairs of nonzeros are expected to agree, and a result as many nonzeros as tasks are
+expected to hit different positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
-from math import exp, inf, log, log1p
-from typing import Any
+from math import exp, log, log1p
 
-import opt_einsum
 import torch
 
 from sparsetc.codegen.launch import Values
@@ -34,6 +33,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.join import JoinOperand, prepared
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -41,100 +41,65 @@ MOST_EXHAUSTIVE = 9
 """Operands up to which every order is tried: 3**9 splits."""
 
 
+Members = tuple[int, ...]
+"""Numbers of operands, ascending."""
+
+
 @dataclass(frozen=True)
 class _Expected:
-    """An operand as it is expected to be; its count is a logarithm, since sizes and counts may pass any float."""
+    """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float."""
 
+    members: Members
     letters: frozenset[str]
     nonzeros: float
+    tasks: float = 0.0
+    cost: float = 0.0
+    pairs: tuple[tuple[Members, Members], ...] = ()
+    """The contractions that lead to it, in order; `tasks` are those of the last, `cost` is of all."""
 
 
-class SparseOrder(opt_einsum.paths.PathOptimizer):
-    """The order of the fewest expected tasks: the best of all for few operands, pair by pair for many."""
+def sparse_order(
+    inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The two operands of each contraction, by position in the list of those left, to whose end results are put.
 
-    def __init__(self, nonzeros: Sequence[int]) -> None:
-        self.nonzeros = tuple(nonzeros)
+    It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
+    """
+    letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
+    terms = [_Expected((n,), t, log(max(1, own))) for n, (t, own) in enumerate(zip(letters, nonzeros, strict=True))]
 
-    def __call__(
-        self,
-        inputs: list[Any],
-        output: Any,
-        size_dict: dict[str, int],
-        memory_limit: int | None = None,
-    ) -> list[tuple[int, ...]]:
-        """The order as a path of opt_einsum, whose memory limit is not followed: `Options` has one."""
-        self.sizes = {c: log(max(1, n)) for c, n in size_dict.items()}
-        self.inputs, self.output = [frozenset(t) for t in inputs], frozenset(output)
-        terms = [_Expected(t, log(max(1, n))) for t, n in zip(self.inputs, self.nonzeros, strict=True)]
-        ssa = self._exhaustive(terms) if len(terms) <= MOST_EXHAUSTIVE else self._greedy(terms)
-        return list(opt_einsum.paths.ssa_to_linear(ssa))
-
-    def _kept(self, members: frozenset[int]) -> frozenset[str]:
+    @cache
+    def kept(members: Members) -> frozenset[str]:
         """Letters of some operands that the output or another operand has too."""
-        inside = frozenset().union(*(self.inputs[n] for n in members))
-        outside = self.output.union(*(t for n, t in enumerate(self.inputs) if n not in members))
-        return inside & outside
+        outside = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
+        return outside & frozenset().union(*(letters[n] for n in members))
 
-    def _span(self, letters: frozenset[str]) -> float:
-        return sum(self.sizes[c] for c in letters)
-
-    def _contracted(self, a: _Expected, b: _Expected, kept: frozenset[str]) -> tuple[float, _Expected]:
-        """The logarithm of the expected tasks of a contraction, and its expected result."""
-        tasks = a.nonzeros + b.nonzeros - self._span(a.letters & b.letters)
-        span = self._span(kept)
+    def contracted(a: _Expected, b: _Expected) -> _Expected:
+        members = tuple(sorted(a.members + b.members))
+        tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
+        span = sum(logs[c] for c in kept(members))
         # positions * (1 - exp(-tasks / positions))
         found = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
-        return tasks, _Expected(kept, max(0.0, found))
+        cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
+        return _Expected(members, kept(members), max(0.0, found), tasks, cost, pairs)
 
-    def _exhaustive(self, terms: list[_Expected]) -> list[tuple[int, ...]]:
-        best: dict[frozenset[int], tuple[float, _Expected, tuple[frozenset[int], frozenset[int]] | None]] = {}
-        everyone = range(len(terms))
-        for n, t in enumerate(terms):
-            best[frozenset([n])] = (0.0, t, None)
-        for count in range(2, len(terms) + 1):
-            for chosen in combinations(everyone, count):
-                members = frozenset(chosen)
-                kept, found = self._kept(members), (inf, terms[0], None)
-                for left in _splits(chosen):
-                    right = members - left
-                    tasks, term = self._contracted(best[left][1], best[right][1], kept)
-                    cost = best[left][0] + best[right][0] + exp(min(tasks, 700.0))
-                    if cost < found[0]:
-                        found = (cost, term, (left, right))  # type: ignore[assignment]
-                best[members] = found
-        ssa: list[tuple[int, ...]] = []
+    @cache
+    def best(members: Members) -> _Expected:
+        first, *rest = members
+        if not rest:
+            return terms[first]
+        lefts = [(first, *some) for size in range(len(rest)) for some in combinations(rest, size)]
+        rights = [tuple(n for n in rest if n not in left) for left in lefts]
+        return min(map(contracted, map(best, lefts), map(best, rights)), key=lambda product: product.cost)
 
-        def emit(members: frozenset[int]) -> int:
-            split = best[members][2]
-            if split is None:
-                return min(members)
-            pair = (emit(split[0]), emit(split[1]))
-            ssa.append(pair)
-            return len(terms) + len(ssa) - 1
-
-        emit(frozenset(everyone))
-        return ssa
-
-    def _greedy(self, terms: list[_Expected]) -> list[tuple[int, ...]]:
-        left = {n: (frozenset([n]), t) for n, t in enumerate(terms)}
-        ssa: list[tuple[int, ...]] = []
-        while len(left) > 1:
-
-            def expense(pair: tuple[int, int]) -> float:
-                (m, a), (n, b) = left[pair[0]], left[pair[1]]
-                return self._contracted(a, b, self._kept(m | n))[0]
-
-            pair = min(combinations(sorted(left), 2), key=expense)
-            (m, a), (n, b) = left.pop(pair[0]), left.pop(pair[1])
-            ssa.append(pair)
-            left[len(terms) + len(ssa) - 1] = (m | n, self._contracted(a, b, self._kept(m | n))[1])
-        return ssa
-
-
-def _splits(chosen: Sequence[int]) -> list[frozenset[int]]:
-    """The first of both sets, for every way to split some operands in two."""
-    first, rest = chosen[0], chosen[1:]
-    return [frozenset((first, *some)) for size in range(len(rest)) for some in combinations(rest, size)]
+    left, path = terms, list[tuple[int, ...]]()
+    pairs = iter(best(tuple(range(len(terms)))).pairs) if len(terms) <= MOST_EXHAUSTIVE else None
+    while len(left) > 1:
+        every = combinations(left, 2)
+        a, b = map(best, next(pairs)) if pairs else min(every, key=lambda pair: contracted(*pair).tasks)
+        path.append(tuple(sorted((left.index(a), left.index(b)))))
+        left = [*(t for t in left if t not in (a, b)), contracted(a, b)]
+    return path
 
 
 Term = tuple[tuple[str, ...], "SparseTensor | torch.Tensor"]
@@ -150,17 +115,15 @@ class Link:
     equation: str
     contraction: Contraction | None
     """None for dense operands alone, which torch contracts."""
-    patterns: tuple[Pattern | None, ...]
-    """The pattern of each operand; None of a dense one."""
-    precision: str
+    patterns: Patterns
+    """The patterns of its sparse operands."""
 
-    def run(self, operands: Tensors) -> torch.Tensor:
+    def run(self, operands: Tensors, precision: str) -> torch.Tensor:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
         if self.contraction is None:
-            return einsum(self.equation, *operands, precision=self.precision)
-        values = [t for t, p in zip(operands, self.patterns, strict=True) if p is not None]
-        dense = [t for t, p in zip(operands, self.patterns, strict=True) if p is None]
-        return self.contraction.result([p for p in self.patterns if p is not None], values, dense)
+            return einsum(self.equation, *operands, precision=precision)
+        e = self.contraction.bound.einsum
+        return self.contraction.result(self.patterns, [operands[p] for p in e.sparse], [operands[p] for p in e.dense])
 
     def reports(self) -> list[StepReport]:
         """Return the reports of the contraction, for an explanation."""
@@ -209,12 +172,10 @@ class Chain(Joined):
         """The operands of each link, by position in the list of those that are left."""
         first = 0 if self._expanded else len(self.bound.einsum.dense)
         ordered, others = terms[first:], [c for letters, _ in terms[:first] for c in letters]
-        kept = distinct(c for c in (*self.bound.einsum.output, *others) if any(c in letters for letters, _ in ordered))
-        text = ",".join("".join(letters) for letters, _ in ordered) + "->" + "".join(kept)
-        shapes = [self.bound.extents(letters) for letters, _ in ordered]
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for _, o in ordered]
-        path, _ = opt_einsum.contract_path(text, *shapes, shapes=True, optimize=SparseOrder(entries))
-        order = [tuple(sorted(first + n for n in places)) for places in path]
+        kept = {*self.bound.einsum.output, *others}
+        path = sparse_order([letters for letters, _ in ordered], kept, self.bound.by_index, entries)
+        order = [tuple(first + n for n in places) for places in path]
         return [*order[:-1], (*range(first), *order[-1])]
 
     def _linked(self, places: tuple[int, ...], chosen: Sequence[Term], rest: Sequence[Term], plan: Plan) -> Term:
@@ -228,9 +189,9 @@ class Chain(Joined):
         output = (*(c for c in kept if c in rows), *(c for c in kept if c not in rows))
         output = output if rest else self.bound.einsum.output
         e = Einsum(inputs, output, sparse, ",".join(map("".join, inputs)) + "->" + "".join(output))
-        bound, precision = Bound.of(e, self.bound.by_index), self.settings.effective_precision()
+        bound = Bound.of(e, self.bound.by_index)
         if not sparse:
-            self.links.append(Link(places, e.text, None, (None,) * len(places), precision))
+            self.links.append(Link(places, e.text, None, ()))
             return output, self._like.expand(bound.output_shape)
         if self._expanded and plan.is_request:  # one for pairs, of letters that this one need not have
             sides = {SIDE + c for c in self.bound.einsum.indices if c not in e.indices}
@@ -239,9 +200,9 @@ class Chain(Joined):
         on_pattern = self.sparse if not rest else any(c in rows for c in output)
         settings = with_settings(self.settings, {"plan": plan})
         compiled = contraction(bound, operands, settings, "sparse" if on_pattern else "dense")
-        patterns = tuple(o.pattern if isinstance(o, SparseTensor) else None for o in operands)
-        self.links.append(Link(places, e.text, compiled, patterns, precision))
-        pattern = compiled.pattern_on([p for p in patterns if p is not None])
+        patterns = [o.pattern for o in operands if isinstance(o, SparseTensor)]
+        self.links.append(Link(places, e.text, compiled, patterns))
+        pattern = compiled.pattern_on(patterns)
         if pattern is None:
             return output, self._like.expand(compiled.shape)
         result = SparseTensor._make(pattern, self._like.expand(compiled.shape))
@@ -269,8 +230,9 @@ class Chain(Joined):
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         tensors |= {p: self._without_dropped(d, p) for p, d in zip(e.dense, dense, strict=True)}
         terms = [tensors[p].to(self._like.dtype) for p in self._positions]
+        precision = self.settings.effective_precision()
         for link in self.links:
-            result = link.run([terms[n] for n in link.places])
+            result = link.run([terms[n] for n in link.places], precision)
             if self._expanded and link.contraction is not None and link.contraction.sparse:
                 result = result.reshape(-1)
             terms = [*(t for n, t in enumerate(terms) if n not in link.places), result]
@@ -285,7 +247,7 @@ class Chain(Joined):
         return full.sum(dropped, dtype=full.dtype) if dropped else full
 
     # -- what a user may look at ------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands."""
         contractions = (link.contraction for link in self.links)

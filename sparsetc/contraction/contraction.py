@@ -1,7 +1,7 @@
 """Contraction: an einsum compiled for the patterns of its sparse operands, as a list of steps; it holds no values.
 
 In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. It is
-the base of all kinds, with what a kernel asks of them: `Single`, of one sparse operand and whatever dense ones there
+the base of all kinds, with what a kernel asks of them: `Step`, of one sparse operand and whatever dense ones there
 are; `Pair`, of two sparse operands; `Chain`, whose links are contractions; and `Rewritten`, a contraction of another
 einsum, of blocks or of entries with dense modes, with how operands and result are rewritten.
 """
@@ -22,9 +22,8 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import following
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
 from sparsetc.contraction.guard import IntegerSums
-from sparsetc.contraction.output import Output, Result, check_form, without_zeros
+from sparsetc.contraction.output import Result, check_form, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
-from sparsetc.contraction.step import Step
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
@@ -34,7 +33,7 @@ from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Listed
-from sparsetc.support.notices import warn_once
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
@@ -48,12 +47,12 @@ class Compiled(Listed):
         """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
         return tuple(step for one in self.inner for step in one.steps)
 
-    @property
+    @cached_property
     def backend(self) -> str:
         """The backend that programs are generated for: ``triton`` or ``torch``."""
         return self.inner[0].backend  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def plan(self) -> Any:
         """How it runs; given as ``plan=``, it makes the same of the same operands."""
         return self.inner[0].plan
@@ -105,7 +104,7 @@ class Contraction(Compiled, ABC):
 
     def reports(self) -> list[StepReport]:
         """Return the report of each step, for an explanation."""
-        return [step.report() for step in self.steps]
+        return [report for one in self.inner for report in one.reports()]
 
     def explain(self) -> Explanation:
         """Steps and their parts, costs, and why this plan."""
@@ -167,87 +166,6 @@ _numbers = itertools.count()
 T = TypeVar("T")
 
 
-class Single(Contraction):
-    """A contraction of one sparse operand: one step."""
-
-    def __init__(
-        self,
-        bound: Bound,
-        operands: Operands,
-        settings: Options,
-        form: str,
-        repeated: bool,
-        plain_sum: bool | None = None,
-        choice: Choice | None = None,
-    ) -> None:
-        super().__init__(bound, operands, settings, form)
-        x = operands[bound.einsum.sparse[0]]
-        assert isinstance(x, SparseTensor)
-        self._sizes = tuple(x._values.shape[1:])
-        expanded = [x.expand_dense() if o is x else o for o in operands]
-        self.step = Step(bound, expanded, settings, form, repeated, plain_sum, choice)
-        self.inner, self.result_dtype, output = (self.step,), self.step.result_dtype, self.step.output
-        self._pattern, self._order = arranged(output)
-        self.sparse, self.empty = output.sparse, not self.step.canonical.coords.shape[1]
-        rows = self.step.executable.shape if self._order is None else tuple(self._order.shape)
-        self.shape = rows if self.sparse else self.step.canonical.narrow.output_shape
-        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
-            warn_once("no GPU: running the generated torch programs on the CPU")
-
-    @property
-    def steps(self) -> tuple[Step]:
-        """The one step."""
-        return (self.step,)
-
-    def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The operand's own pattern where all of its modes are kept."""
-        return patterns[0].expanded(self._sizes) if self.step.output.own else self._pattern
-
-    def _of_step(self, patterns: Patterns, values: Tensors) -> tuple[Pattern, torch.Tensor | None]:
-        """The step's pattern, and its sparse operand's values; None of a pattern of ones."""
-        if not values:
-            return patterns[0], None
-        return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0]
-
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        rows = self.step(*self._of_step(patterns, values), dense, packed)
-        if not self.step.output.sparse:
-            return self.step.output.shaped(rows)
-        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
-
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient for values, or for a dense operand; outside autograd."""
-        permutation, shape = self.step.output.permutation, self.step.executable.shape
-        if self._order is not None:
-            upstream = upstream.new_empty(upstream.numel()).index_copy_(0, self._order, upstream).reshape(shape)
-        elif permutation is not None:
-            upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
-        operand += not values  # of the step, whose first is the sparse one
-        pattern, step_values = self._of_step(patterns, values)
-        gradient = self.step.gradient(pattern, operand, step_values, dense, upstream)
-        return gradient if operand else gradient.reshape(values[0].shape)
-
-    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
-        """Values as the step's parts store them."""
-        return self.step.pack(operands[0].expand_dense(), known)
-
-
-def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
-    """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
-
-    None for the order where they are so already, one row for each entry.
-    """
-    if output.pattern is None or output.permutation is None:
-        return output.pattern, None
-    elements = torch.arange(output.rows * output.width, device=output.pattern.device)
-    numbered = SparseTensor._make(output.pattern, elements.reshape(output.rows, *output.width_shape))
-    arranged_numbers = numbered.expand_dense().permute(*output.permutation)
-    return arranged_numbers.pattern, arranged_numbers._values
-
-
 def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
     """The result of a contraction on operands of these patterns, from its values."""
     pattern = made.pattern_on(patterns)
@@ -280,6 +198,7 @@ def contraction(
             made = Rewritten(bound, operands, settings, form, blocks, of_blocks)
         else:
             made = _of_entries(bound, operands, settings, form, repeated, choice)
+        made.pattern_on(made.bare)  # found here, and not while a CUDA graph is captured
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
@@ -302,6 +221,8 @@ def _of_entries(
     Raises:
         OutOfMemoryError: it has none, and `must` have one.
     """
+    from sparsetc.contraction.step import Step
+
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     if any(x.dense_order for x in sparse):
         from sparsetc.contraction.rewritten import Entries, Rewritten
@@ -309,8 +230,8 @@ def _of_entries(
         entries = Entries.of(bound, operands, settings, form)
         if entries is not None:
             ones = entries.stand_ins(operands)
-            single = Single(entries.bound, ones, settings, entries.form, repeated, entries.plain_sum)
-            return Rewritten(bound, operands, settings, form, entries, single)
+            step = Step(entries.bound, ones, settings, entries.form, repeated, entries.plain_sum)
+            return Rewritten(bound, operands, settings, form, entries, step)
     if must:
         raise OutOfMemoryError(
             f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
@@ -318,7 +239,7 @@ def _of_entries(
             "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
         )
     if len(sparse) == 1:
-        return Single(bound, operands, settings, form, repeated, choice=choice)
+        return Step(bound, operands, settings, form, repeated, choice=choice)
     if len(operands) == 2:
         from sparsetc.contraction.pair import Pair  # imported where an einsum has two sparse operands, which few have
 

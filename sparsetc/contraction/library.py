@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sparsetc.contraction.autograd import in_batches, one_of_batch
+from sparsetc.contraction.autograd import in_batches, one_by_one
 from sparsetc.contraction.canonical import Tensors, converted, promoted
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.output import Result
@@ -158,9 +158,7 @@ def _register_batches(name: str) -> None:
     operator = getattr(torch.ops.sparsetc, name)
 
     def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-        size = info.batch_size or 1
-        each = [[one_of_batch(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(size)]
-        return torch.stack([operator(*own) for own in each])[: info.batch_size], 0
+        return one_by_one(operator, arguments, dims, info.batch_size)
 
     def of_autograd(*arguments: Any) -> torch.Tensor:
         leaves, form = tree_flatten(list(arguments))

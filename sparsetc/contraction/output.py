@@ -97,12 +97,8 @@ def output_of(canonical: Canonical, x: SparseTensor, lowered: Pattern, form: str
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
-    check_form(form, e)
-    width_letters = tuple([c for c in e.output if c not in canonical.letters])
-    order = (*(canonical.letters[m] for m in kept), *width_letters)
-    permutation = tuple([order.index(c) for c in e.output])
-    shape, width = tuple([canonical.shape[m] for m in kept]), bound.extents(width_letters)
-    moved = None if permutation == tuple(range(len(order))) else permutation
+    order, shape, width = (*e.kept, *e.free), bound.extents(e.kept), bound.extents(e.free)
+    moved = None if order == e.output else tuple([order.index(c) for c in e.output])
     everything = len(kept) == len(canonical.letters)
     if not is_sparse(form, e, [canonical.letters]):
         return Output(shape, width, moved, None, False, None)
@@ -115,6 +111,19 @@ def output_of(canonical: Canonical, x: SparseTensor, lowered: Pattern, form: str
     numbering = numbered(rows.unbind(), shape, rows.shape[1], rows)
     pattern = lowered.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
     return Output(shape, width, moved, pattern, False, numbering.rank)
+
+
+def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
+    """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
+
+    None for the order where they are so already, one row for each entry.
+    """
+    if output.pattern is None or output.permutation is None:
+        return output.pattern, None
+    elements = torch.arange(output.rows * output.width, device=output.pattern.device)
+    numbered = SparseTensor._make(output.pattern, elements.reshape(output.rows, *output.width_shape))
+    arranged_numbers = numbered.expand_dense().permute(*output.permutation)
+    return arranged_numbers.pattern, arranged_numbers._values
 
 
 def without_zeros(z: SparseTensor) -> SparseTensor:

@@ -123,7 +123,7 @@ class Pair(Joined):
         """The contraction itself."""
         return (self,)
 
-    @property
+    @cached_property
     def backend(self) -> str:
         """The backend that programs are generated for."""
         return self.problem.backend
@@ -133,7 +133,7 @@ class Pair(Joined):
         """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
         return TaskSums(self.problem)
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
         sizes, width, parts = self.numeric.sizes, self._like.dtype.itemsize, []

@@ -1,14 +1,14 @@
 """A contraction of one sparse operand with dense ones, compiled for a pattern; it holds no values.
 
-In: a `Bound` einsum, the sparse operand's pattern, options. Out: `Step`: planned, packed and generated once, then a
-differentiable function from values and dense operands to the result's rows.
+In: a `Bound` einsum, the sparse operand's pattern, options. Out: `Step`, a contraction that is planned, packed and
+generated once, then a differentiable function from values and dense operands to the result.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,24 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import At, Rule, apply, followed, transposed
-from sparsetc.contraction.canonical import Operands, Tensors, resolved, stand_ins
+from sparsetc.contraction.autograd import At, apply, followed, transposed
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
+from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
+from sparsetc.contraction.output import arranged
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import gpu, has_halves, of_backend
 from sparsetc.errors import EquationError, PlanError
-from sparsetc.explain import OperandReport
+from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
-from sparsetc.runtime.executable import Listed
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
+from sparsetc.support.notices import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, in_order, summed_dtype
@@ -44,8 +46,8 @@ Changed = tuple[Bound, dict[str, object]]
 """An einsum and settings that differ."""
 
 
-class Step(Listed):
-    """``x,b,c->output``, compiled for the pattern of x."""
+class Step(Contraction):
+    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x."""
 
     def __init__(
         self,
@@ -69,26 +71,31 @@ class Step(Listed):
                 the einsum says.
             choice: of the plan, where it was chosen together with those of other einsums.
         """
+        super().__init__(bound, operands, settings, form)
         self.number = next(_numbers)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
+        self._sizes, expanded = tuple(x._values.shape[1:]), x.expand_dense()
+        operands = [expanded if o is x else o for o in operands]
         self.preparation = made = Preparation.of(bound, operands, settings, form, repeated)
         self.canonical, self.output, self.problem = made.canonical, made.output, made.problem
-        self.settings, self.form, self.dtype = settings, form, x.dtype
-        self._x, self.backend, self.nnz = x._bare(), self.problem.backend, x.nnz
-        with self.in_place():
+        self._x, self.backend, self.nnz = expanded._bare(), self.problem.backend, expanded.nnz
+        with in_place(settings, self.device):
             self.choice: Choice = choice or choose(settings.plan, self.problem)
         self.plan, self.filled, self.parts, self.executable, self.arrays = made.prepare(self.choice.plan)
-        self.inner = (self.executable.programs,)
+        self.inner, self.sparse = (self.executable.programs,), self.output.sparse
+        self.empty = not self.canonical.coords.shape[1]
+        rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
+        self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         e = self.canonical.written.einsum
         self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
-        self.result_dtype = summed_dtype(x.dtype) if self._plain_sum else x.dtype
+        self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
             (p.packed.token, made.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
         self.guard = self._guard()
         self._others = dict[object, Step]()
-        sizes = (x.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
+        sizes = (self.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         """Whether there is nothing to sum."""
         self.alone = (
@@ -98,7 +105,22 @@ class Step(Listed):
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
         """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
-        self._gradients: dict[int, Rule] = {}
+        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
+            warn_once("no GPU: running the generated torch programs on the CPU")
+
+    @property
+    def steps(self) -> tuple[Step]:
+        """The contraction itself."""
+        return (self,)
+
+    @cached_property
+    def _arranged(self) -> tuple[Pattern | None, torch.Tensor | None]:
+        with lasting():
+            return arranged(self.output)
+
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
+        """The operand's own pattern where all of its modes are kept."""
+        return patterns[0].expanded(self._sizes) if self.output.own else self._arranged[0]
 
     @cached_property
     def derived(self) -> Options:
@@ -119,23 +141,15 @@ class Step(Listed):
         read = [any(p.operands[n].split for p in self.programs) for n in operands]
         return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), "floats")
 
-    def in_place(self) -> AbstractContextManager[None]:
-        """A block under the step's own options, on its own GPU, whose rates are looked up there."""
-        return in_place(self.settings, self.canonical.device)
-
     # -- values -----------------------------------------------------------------------------------------------------
-    def pack(self, x: SparseTensor, known: dict[Any, Any] | None = None) -> Values | None:
-        """The values of a tensor of the pattern as the parts store them; packed before, where they have not changed.
+    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
+        """The values as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
-
-        Args:
-            x: the tensor.
-            known: its values as parts of other einsums store them, to which those of this one are added.
         """
         if transforming():
             return None
-        own = {} if known is None else known
+        x, own = operands[0].expand_dense(), {} if known is None else known
         found = [x._packed(key) if key not in own else own[key] for key in self._value_keys]
         if missing := [n for n, f in enumerate(found) if f is None]:
             for n, packed in zip(missing, self.packed_values(x._values, missing), strict=True):
@@ -172,9 +186,23 @@ class Step(Listed):
     def _ones(self) -> Values:
         """The values of the pattern itself: 1 at each nonzero."""
         with lasting():
-            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.canonical.device))
+            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.device))
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+        """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
+        rows = self(*self._flat(patterns, values), dense, packed)
+        if not self.sparse:
+            return self.output.shaped(rows)
+        order = self._arranged[1]
+        return rows if order is None else rows.reshape(-1).index_select(0, order)
+
+    def _flat(self, patterns: Patterns, values: Tensors) -> tuple[Pattern, torch.Tensor | None]:
+        """The pattern that was packed, and (nnz,) values; None of a pattern of ones."""
+        if not values:
+            return patterns[0], None
+        return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0]
+
     def __call__(
         self, pattern: Pattern, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None
     ) -> torch.Tensor:
@@ -217,7 +245,7 @@ class Step(Listed):
             packed: the values as `pack` makes them, where the caller has them.
             given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
         """
-        device, ordered = self.canonical.device, self.settings.deterministic and self.backend == "torch"
+        device, ordered = self.device, self.settings.deterministic and self.backend == "torch"
         if not ordered and not torch.is_autocast_enabled(device.type):
             return self._rows(values, dense, packed, given)
         with without_autocast(device), in_order(ordered):
@@ -228,7 +256,7 @@ class Step(Listed):
     ) -> torch.Tensor:
         run = self.executable
         if self._empty:
-            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.canonical.device)
+            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
         tables = self.canonical.arrange(dense, self.settings)
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
@@ -253,7 +281,7 @@ class Step(Listed):
             with lasting():
                 bound, changes = (changed or INSTEAD[why])(self)
                 settings = with_settings(self.settings, changes)
-                like = torch.empty((), dtype=self.dtype, device=self.canonical.device)
+                like = torch.empty((), dtype=self.dtype, device=self.device)
                 operands = stand_ins(bound, [self._x], like)
                 found = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = found
@@ -267,8 +295,7 @@ class Step(Listed):
             bound, letter = step.canonical.reduction.bound, step.spare("a batch")
             e, given = bound.einsum, iter(which)
             inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
-            kept, width = step._output_letters
-            einsum = Einsum(inputs, (*kept, letter, *width), e.sparse, e.text)
+            einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
             return Bound.of(einsum, {**bound.by_index, letter: size}), {"plan": step.derived.plan}
 
         return self.instead(("batch", size, tuple(which)), in_batches)
@@ -281,28 +308,22 @@ class Step(Listed):
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
         return found
 
-    @property
-    def _output_letters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The output's letters: those of the sparse operand, as rows have them, and the others."""
-        letters, output = self.canonical.letters, self.canonical.bound.einsum.output
-        return tuple(c for c in output if c in letters), tuple(c for c in output if c not in letters)
-
     @cached_property
     def raw(self) -> Einsum:
         """The einsum that gives the rows: of kept letters, or of the slot of a sparse output, and dense letters.
 
         The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
         """
-        e, (kept, width) = self.canonical.reduction.bound.einsum, self._output_letters
+        e = self.canonical.reduction.bound.einsum
         if not self.output.sparse:
-            return Einsum(e.inputs, (*kept, *width), e.sparse, e.text)
+            return Einsum(e.inputs, (*e.kept, *e.free), e.sparse, e.text)
         slot = self.spare("the gradient")
         inputs = tuple((slot, *t) if p in e.sparse else t for p, t in enumerate(e.inputs))
-        return Einsum(inputs, (slot, *width), e.sparse, e.text)
+        return Einsum(inputs, (slot, *e.free), e.sparse, e.text)
 
     @cached_property
-    def slot_source(self) -> torch.Tensor | None:
-        """Which of the operand's nonzeros take part in a sparse result, sorted by slot; None for all, as they are."""
+    def taking_part(self) -> torch.Tensor | None:
+        """Which of the operand's nonzeros take part, of a sparse result sorted by slot; None for all, as they are."""
         slot, source = self.output.slot, self.canonical.source
         if slot is None:
             return source
@@ -313,7 +334,7 @@ class Step(Listed):
     @cached_property
     def slotted(self) -> Pattern:
         """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
-        x, slot, source = self._x, self.output.slot, self.slot_source
+        x, slot, source = self._x, self.output.slot, self.taking_part
         with lasting():
             count = self.canonical.coords.shape[1]
             slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
@@ -321,36 +342,38 @@ class Step(Listed):
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
     def gradient(
-        self, pattern: Pattern, operand: int, values: torch.Tensor | None, dense: Tensors, upstream: torch.Tensor
+        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient for the values (`operand` 0), or for a dense operand as it was given; outside autograd."""
-        operands = list(self.canonical.settled(dense))
-        if operand:  # as it is followed: no longer one slice repeated
-            operands[operand - 1] = operands[operand - 1].detach().requires_grad_()
+        """The gradient for values, or for a dense operand as it was given; outside autograd."""
+        pattern, flat = self._flat(patterns, values)
+        operands, number = list(self.canonical.settled(dense)), operand - len(values)
+        if number >= 0:  # as it is followed: no longer one slice repeated
+            operands[number] = operands[number].detach().requires_grad_()
         if self.canonical.slices(operands) is None:
-            return self.instead("full").gradient(pattern, operand, values, operands, upstream)
+            whole = [] if flat is None else [flat]
+            found = self.instead("full").gradient([pattern], operand, whole, operands, upstream)
+            return found if number >= 0 else found.reshape(values[0].shape)
+        order, permutation = self._arranged[1] if self.sparse else None, self.output.permutation
+        if order is not None:
+            rows = upstream.new_empty(upstream.numel()).index_copy_(0, order, upstream)
+            upstream = rows.reshape(self.executable.shape)
+        elif permutation is not None:
+            upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
 
         def pull(*dense: torch.Tensor) -> Tensors:
             slices = self.canonical.slices(dense)
             assert slices is not None
             return self._expanded(self.canonical.reduced(slices, self.settings))
 
-        at = At(self, pattern, values is None)
-
         def gradient(n: int, dense: Tensors) -> torch.Tensor:
-            tensors = dense if values is None else [values, *dense]
-            wanted = [n == m for m in range(int(values is None), 1 + len(dense))]
-            return next(g for g in at.gradients(wanted, tensors, upstream) if g is not None)
+            tensors = dense if flat is None else [flat, *dense]
+            wanted = [n + len(values) == m for m in range(len(tensors))]
+            each = At(self, pattern, flat is None).gradients(wanted, tensors, upstream)
+            return next(g for g in each if g is not None)
 
-        if not operand:
-            return gradient(0, pull(*operands))
-        return transposed(pull, operands, operand - 1, lambda n, dense: gradient(n + 1, dense))
-
-    def rule(self, operand: int) -> Rule:
-        """How the gradient for an operand is computed."""
-        if operand not in self._gradients:
-            self._gradients[operand] = Rule.of(self, operand)
-        return self._gradients[operand]
+        if number < 0:
+            return gradient(number, pull(*operands)).reshape(values[0].shape)
+        return transposed(pull, operands, number, gradient)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
@@ -379,19 +402,19 @@ class Step(Listed):
         from sparsetc.planner.report import statistics_of
         from sparsetc.planner.symbolic import symbolic_cost
 
-        with self.in_place():
+        with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
             about = self.plan, self.programs, stored, self.backend, of_backend(self.backend)
             return symbolic_cost(self.canonical.bound, *about)
 
-    def report(self) -> OperandReport:
-        """What an explanation says of this einsum, alone or as a step of several."""
+    def reports(self) -> list[StepReport]:
+        """Return the report of the step, for an explanation."""
         from sparsetc.planner.report import report  # which a call does not need
 
-        with self.in_place():
+        with in_place(self.settings, self.device):
             programs, stored = list(self.programs), [p.packed for p in self.parts]
             about = self.filled, self.problem, str(self.path)
-            return report(self.equation, self.plan, self.choice, programs, stored, *about)
+            return [report(self.equation, self.plan, self.choice, programs, stored, *about)]
 
 
 INSTEAD: dict[Hashable, Callable[[Step], Changed]] = {

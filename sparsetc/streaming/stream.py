@@ -17,9 +17,8 @@ import torch
 from sparsetc.codegen.launch import accumulator
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import dense_of_call
-from sparsetc.contraction.contraction import arranged
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.output import Output, Result, without_zeros
+from sparsetc.contraction.output import Output, Result, arranged, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming.budget import Budget, Sizes, checked_streams

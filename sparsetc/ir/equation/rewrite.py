@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ It is read for each nonzero afterwards, and must not turn a few factors into the
 """
 
 
+@lru_cache(maxsize=1024)
 def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
     """Return the einsum that is the gradient of ``e`` for one operand, given that of the output, `g`.
 
