@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
-from sparsetc.pair.hybrid import Populations, estimates
+from sparsetc.pair.hybrid import estimates, splits
 from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import JoinOrder, composed
 
@@ -82,18 +82,15 @@ def test_populations_by_hand() -> None:
     x = stc.SparseTensor([[0, 0, 1, 1, 3], [0, 1, 0, 1, 3]], torch.ones(5), (4, 4))
     y = stc.SparseTensor([[0, 0, 1, 1, 3, 3], [0, 1, 0, 1, 0, 1]], torch.ones(6), (4, 2))
     step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(i=2, j=2, k=2, threshold=2)))
-    counts = Populations.of(step.problem.blocking)
-    assert counts.blocking.x.counts.tolist() == [4, 1]
-    assert counts.tasks.tolist() == [8, 2]
-    assert counts.entries(2).tolist() == [True] * 4 + [False]
-    split, four = counts.powers()
+    blocking = step.problem.blocking
+    assert blocking.x.counts.tolist() == [4, 1]
+    split, four = splits(blocking, [2, 4])
     assert (split.threshold, four.threshold) == (2, 4)
     assert replace(four, threshold=2) == split
     assert (split.blocks.pairs, sum(split.blocks.elements), split.blocks.nnz, split.tasks) == (1, 8, 8, 2)
     assert split.pure is None
-    assert [s.pure for s in counts.ends()] == ["bcb", "scalar"]
-    assert [s.pure for s in counts.splits([1, 2, 3, 5])] == ["bcb", None, None, "scalar"]
-    assert isinstance(counts, Populations)
+    assert [s.tasks for s in splits(blocking, [1, 2, 5])] == [0, 2, 10]
+    assert [s.pure for s in splits(blocking, [1, 2, 3, 5])] == ["bcb", None, None, "scalar"]
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -193,7 +190,9 @@ def test_the_model_finds_a_threshold() -> None:
     kernel = check_pair("ij,jk->ik", [x, y], plan="bcb+scalar")
     threshold = step_of(kernel).choice.plan.option("threshold", 0)
     assert kernel.plan.name == "bcb+scalar"
-    assert threshold in [s.threshold for s in Populations.of(step_of(kernel).problem.blocking).powers()]
+    (split,) = splits(step_of(kernel).problem.blocking, [threshold])
+    assert threshold.bit_count() == 1
+    assert split.pure is None
     considered = dict(kernel.explain().to_dict()["steps"][0]["considered"])
     assert set(considered) == {"scalar", "dense", "bcb", "bcb+scalar"}
     assert "nonzeros of x in blocks of" in str(kernel.explain())

@@ -25,7 +25,8 @@ from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
-from sparsetc.pair.hybrid import PATHS, HybridPath, choose, estimates
+from sparsetc.pair.dense import DensePath
+from sparsetc.pair.hybrid import PATHS, HybridPath, Path, choose, estimates
 from sparsetc.pair.join import Join, Roles, prepared
 from sparsetc.pair.problem import PairProblem, paired
 from sparsetc.pair.scalar import EINSUMS, TaskSums
@@ -108,7 +109,7 @@ class Pair(Joined):
         self.problem = PairProblem(self.join, e, wanted, dtype, backend, budget, swapped)
         self.choice: Choice = choose(self.problem)
         path = PATHS[self.choice.plan.name]
-        self.numeric = self.task_sums if path is TaskSums else path(self.problem, self.choice.plan)
+        self.numeric: Path = self.task_sums if path is TaskSums else path(self.problem, self.choice.plan)
         self.inner = (self.numeric,)
         with without_autocast(self.device):
             places = self.numeric.places()
@@ -180,17 +181,17 @@ class Pair(Joined):
         multiplied like any other value, and would carry it to entries that it has no part in. While a CUDA graph is
         captured nothing can be looked at.
         """
-        takes_all = self.choice.plan.name == "scalar" or not (x.dtype.is_floating_point or x.dtype.is_complex)
-        if takes_all or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return self.numeric.run(x, y)
-        halves = self.numeric.halves(x, y)
-        if halves is None:
-            verdict = EXACT if finite((x, y)) else INFINITE
-        else:
+        path, takes_all = self.numeric, not (x.dtype.is_floating_point or x.dtype.is_complex)
+        if takes_all or isinstance(path, TaskSums) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return path.run(x, y)
+        halves = None if isinstance(path, DensePath) else path.halves(x, y)
+        if halves is not None:
             verdict = int(halves.verdict.item())
+        else:
+            verdict = EXACT if finite((x, y)) else INFINITE
         if verdict == INFINITE:
             return self._over_tasks("z", x, y)
-        return self.numeric.run(x, y, halves if verdict == EXACT else None)
+        return path.run(x, y) if isinstance(path, DensePath) else path.run(x, y, halves if verdict == EXACT else None)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernels of every plan but ``"dense"``."""
@@ -200,7 +201,7 @@ class Pair(Joined):
 
     def reports(self) -> list[StepReport]:
         """Return the report of the contraction, for an explanation."""
-        m, sizes, plan = self.join, self.join.sizes, self.plan
+        m, plan = self.join, self.plan
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         report = PairReport(
@@ -213,7 +214,7 @@ class Pair(Joined):
             tasks=m.tasks,
             pairs=self.problem.blocking.pairs.tasks,
             block=self.problem.blocking.extents,
-            unfolded=(sizes.batch, sizes.free_x, sizes.contracted, sizes.free_y),
+            unfolded=m.sizes,
             nnz=self.nnz,
             nbytes=self.numeric.nbytes,
             threshold=split.threshold if split else 0,

@@ -26,8 +26,9 @@ from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
 from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
 from sparsetc.pair.join import add_up
-from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
@@ -41,7 +42,7 @@ Read = tuple[torch.Tensor, torch.Tensor | None]
 """(n,) positions in a buffer, and the entries of the result that stand there; None when they are all, in order."""
 
 
-class BlockPath(Path):
+class BlockPath(Listed):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
 
     name = "bcb"

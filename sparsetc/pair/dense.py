@@ -8,6 +8,7 @@ or NaN of one operand reaches every entry of its row or column.
 
 from __future__ import annotations
 
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
-from sparsetc.codegen.split_float16 import Halves
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import Roles
-from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import picked
 from sparsetc.runtime import calls
+from sparsetc.runtime.executable import Listed
 from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import numbered
@@ -56,7 +57,13 @@ DENSE_LAUNCHES = 7
 """Calls that the path takes: values scattered to zeros, the product, the result read."""
 
 
-class DensePath(Path):
+def unfolded_bytes(p: PairProblem) -> int:
+    """Return the bytes of both unfolded operands and of their product."""
+    batch, free_x, contracted, free_y = p.join.sizes
+    return batch * (free_x * contracted + contracted * free_y + free_x * free_y) * p.width
+
+
+class DensePath(Listed):
     """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied."""
 
     name = "dense"
@@ -64,10 +71,10 @@ class DensePath(Path):
     @classmethod
     def seconds(cls, p: PairProblem) -> float | None:
         """Time of the product, where the unfolded operands and product take half of the memory limit or less."""
-        sizes, profile = p.join.sizes, p.profile
-        if not _has_product(p) or sizes.elements * p.width > p.budget.limit // 2:
+        nbytes, profile = unfolded_bytes(p), p.profile
+        if not _has_product(p) or nbytes > p.budget.limit // 2:
             return None
-        multiplied, moved = sizes.flops / profile.product[p.rated], sizes.elements * p.width / profile.moved
+        multiplied, moved = 2 * prod(p.join.sizes) / profile.product[p.rated], nbytes / profile.moved
         return DENSE_LAUNCHES * profile.call + multiplied + moved
 
     @classmethod
@@ -77,12 +84,12 @@ class DensePath(Path):
 
     def __init__(self, p: PairProblem, plan: Plan) -> None:
         """Take a precision that is exact for values of 16 bits, and find the positions of all entries."""
-        self.join, self.budget, self.extents = p.join, p.budget, p.join.sizes
-        m, sizes, device, roles = p.join, p.join.sizes, p.budget.device, p.join.roles
+        self.join, self.budget = p.join, p.budget
+        m, device, roles = p.join, p.budget.device, p.join.roles
         if not _has_product(p):
             raise PlanError(f'plan "dense" needs a matrix product, which {device.type} has not for {p.dtype}')
-        unfolded = f"{sizes.batch} x {sizes.free_x} x {sizes.contracted} x {sizes.free_y}"
-        p.budget.require(sizes.elements * p.width, f"{p.budget.what}, unfolded to {unfolded},")
+        unfolded = " x ".join(map(str, m.sizes))
+        p.budget.require(unfolded_bytes(p), f"{p.budget.what}, unfolded to {unfolded},")
         # 16-bit values, held in float32, are exact in tf32.
         exact = p.dtype in (torch.float16, torch.bfloat16) and device.type == "cuda"
         self.precision = "high" if exact and p.precision == "highest" else p.precision
@@ -100,16 +107,17 @@ class DensePath(Path):
             found = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
             return found[: n[0]], found[n[0] :]
 
+        _, free_x, contracted, _ = m.sizes
         x_batch, y_batch = rank(roles.batch)
         x_inner, y_inner = rank(roles.contracted)
         if roles.batch:
             x_free = numbered(m.x.rows(roles.free_x, m.x_matched), m.x.extents(roles.free_x), n[0], m.x.like).rank
         else:
             x_free = m.row.rank
-        self.x_line = x_batch * sizes.free_x + x_free
+        self.x_line = x_batch * free_x + x_free
         """(matched x,) the line of the product, one for each row of the result, that each entry of x is in."""
-        self.x_at = self.x_line * sizes.contracted + x_inner
-        self.y_at = (y_batch * sizes.contracted + y_inner) * m.columns + m.column.rank
+        self.x_at = self.x_line * contracted + x_inner
+        self.y_at = (y_batch * contracted + y_inner) * m.columns + m.column.rank
 
     @cached_property
     def _line_of_row(self) -> torch.Tensor | None:
@@ -128,7 +136,7 @@ class DensePath(Path):
 
     def _places_of(self, product: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
-        lines = (product != 0).reshape(self.extents.batch * self.extents.free_x, self.join.columns)
+        lines = (product != 0).reshape(prod(self.join.sizes[:2]), self.join.columns)
         rows = lines if self._line_of_row is None else lines.index_select(0, self._line_of_row)
         return torch.nonzero(rows.flatten()).flatten()
 
@@ -148,16 +156,14 @@ class DensePath(Path):
         self.at = None if all_in_order else self._positions(places)
         return places
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Scatter, multiply, gather."""
         m = self.join
         return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)
 
     def _product(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None, precision: str) -> torch.Tensor:
-        n = self.extents
-        sizes = (n.batch, n.free_x, n.contracted, n.free_y)
         with matmul_precision(precision):
-            return self.module.contract(x, y, self.x_at, self.y_at, sizes, at)
+            return self.module.contract(x, y, self.x_at, self.y_at, self.join.sizes, at)
 
     @property
     def nbytes(self) -> int:

@@ -23,9 +23,10 @@ from sparsetc.ir.plan import Plan
 from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPath
 from sparsetc.pair.blocking import Blocking, BlockWork
 from sparsetc.pair.dense import DENSE_LAUNCHES, DensePath
-from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, TaskSums
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
+from sparsetc.runtime.executable import Listed
 
 
 @dataclass(frozen=True)
@@ -47,67 +48,30 @@ class Split:
         return None if self.tasks else "bcb"
 
 
-@dataclass(frozen=True)
-class Populations:
-    """The number of nonzeros of each block of x, and what those match."""
+def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[Split]:
+    """Return the splits by ascending thresholds, in one transfer from the device."""
+    x, y, pairs = blocking.x, blocking.y, blocking.pairs
+    tasks = torch.zeros_like(x.counts).index_add_(0, x.block, blocking.join.counts)
+    by_key = _most(x.counts, pairs.x_key, pairs.y_each.numel())
+    fullest = by_key[pairs.y_key]  # of each block of y, the fullest block of x that it matches
+    rows, columns = _most(x.counts, pairs.row.rank, pairs.rows), _most(fullest, pairs.column.rank, pairs.columns)
+    edges = x.counts.new_tensor(thresholds)
 
-    blocking: Blocking
-    tasks: torch.Tensor
-    """(x blocks,) number of pairs of nonzeros that the nonzeros of each block are in."""
-    most: torch.Tensor
-    """(keys of blocks,) number of nonzeros of the fullest block of x with each shared coordinate."""
+    def at_least(population: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        """(1 + weights, thresholds + 1) the number of blocks and sums of weights, by the thresholds reached."""
+        reached = torch.bucketize(population, edges, right=True)
+        lines = torch.stack([torch.ones_like(population), *weights])
+        return lines.new_zeros((len(lines), len(thresholds) + 1)).index_add_(1, reached, lines)
 
-    @classmethod
-    def of(cls, blocking: Blocking) -> Populations:
-        """The populations of a blocking."""
-        counts = blocking.x.counts
-        tasks = torch.zeros_like(counts).index_add_(0, blocking.x.block, blocking.join.counts)
-        most = _most(counts, blocking.pairs.x_key, blocking.pairs.y_each.numel())
-        return cls(blocking, tasks, most)
-
-    def entries(self, threshold: int) -> torch.Tensor:
-        """(matched x,) bool, whether each nonzero is in a block of at least `threshold`."""
-        return (self.blocking.x.counts >= threshold).index_select(0, self.blocking.x.block)
-
-    def powers(self) -> list[Split]:
-        """The splits by powers of two from 2 on, up to the largest that leaves a block."""
-        volume = self.blocking.x.volume
-        found = self.splits([1 << n for n in range(1, volume.bit_length())])
-        return [s for s in found if s.blocks.pairs]
-
-    def ends(self) -> list[Split]:
-        """The splits that leave one side empty: all blocks, and none."""
-        return self.splits([1, self.blocking.x.volume + 1])
-
-    def splits(self, thresholds: Sequence[int]) -> list[Split]:
-        """The splits by ascending thresholds, in one transfer from the device."""
-        blocking, pairs, counts = self.blocking, self.blocking.pairs, self.blocking.x.counts
-        edges = counts.new_tensor(thresholds)
-        fullest = self.most[pairs.y_key]  # of each block of y, the fullest block of x that it matches
-        rows, columns = _most(counts, pairs.row.rank, pairs.rows), _most(fullest, pairs.column.rank, pairs.columns)
-
-        def at_least(population: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-            """(1 + weights, thresholds + 1) the number of blocks and sums of weights, by the thresholds reached."""
-            reached = torch.bucketize(population, edges, right=True)
-            own = torch.stack([torch.ones_like(population), *weights])
-            return own.new_zeros((len(own), len(thresholds) + 1)).index_add_(1, reached, own)
-
-        table = torch.cat(
-            [
-                at_least(counts, counts, self.tasks, pairs.counts),
-                at_least(fullest, blocking.y.counts),
-                at_least(rows),
-                at_least(columns),
-            ]
-        ).tolist()
-        sums = [list(accumulate(reversed(line)))[::-1] for line in table]
-        return [self._split(t, n + 1, sums) for n, t in enumerate(thresholds)]
-
-    def _split(self, threshold: int, reached: int, sums: list[list[int]]) -> Split:
-        x, x_nnz, tasks, pairs, y, y_nnz, rows, columns = (line[reached] for line in sums)
-        elements = (x * self.blocking.x.volume, y * self.blocking.y.volume)
-        work = BlockWork(pairs, min(pairs, rows * columns), elements, x_nnz + y_nnz)
-        return Split(threshold, work, self.blocking.join.tasks - tasks)
+    of_x, of_y = at_least(x.counts, x.counts, tasks, pairs.counts), at_least(fullest, y.counts)
+    table = torch.cat([of_x, of_y, at_least(rows), at_least(columns)]).tolist()
+    found, sums = list[Split](), [list(accumulate(reversed(line)))[::-1] for line in table]
+    for n, threshold in enumerate(thresholds, 1):
+        x_blocks, x_nnz, x_tasks, n_pairs, y_blocks, y_nnz, n_rows, n_columns = (line[n] for line in sums)
+        elements = (x_blocks * x.volume, y_blocks * y.volume)
+        work = BlockWork(n_pairs, min(n_pairs, n_rows * n_columns), elements, x_nnz + y_nnz)
+        found.append(Split(threshold, work, blocking.join.tasks - x_tasks))
+    return found
 
 
 def _most(of: torch.Tensor, owner: torch.Tensor, owners: int) -> torch.Tensor:
@@ -120,7 +84,7 @@ MERGE_LAUNCHES = 7
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
-class HybridPath(Path):
+class HybridPath(Listed):
     """Blocks of x with as many nonzeros as a threshold, or more, by pairs of blocks; its other nonzeros by tasks."""
 
     name = "bcb+scalar"
@@ -135,12 +99,15 @@ class HybridPath(Path):
 
     @classmethod
     def _split(cls, p: PairProblem) -> Split:
-        threshold, counts = p.option("threshold"), populations(p)
+        threshold = p.option("threshold")
         if threshold is not None:
-            return counts.splits([threshold])[0]
-        splits = [s for s in counts.powers() if s.pure is None] or counts.ends()
-        times = [cls.seconds(p, split) for split in splits]
-        return min(zip(times, splits, strict=True), key=lambda timed: inf if timed[0] is None else timed[0])[1]
+            return splits(p.blocking, [threshold])[0]
+        # All blocks, those of each power of two or more, and none.
+        volume = p.blocking.x.volume
+        first, *powers, last = splits(p.blocking, [*(1 << n for n in range(volume.bit_length())), volume + 1])
+        candidates = [s for s in powers if s.pure is None] or [first, last]
+        times = [cls.seconds(p, split) for split in candidates]
+        return min(zip(times, candidates, strict=True), key=lambda timed: inf if timed[0] is None else timed[0])[1]
 
     @classmethod
     def seconds(cls, p: PairProblem, split: Split | None = None) -> float | None:
@@ -168,12 +135,12 @@ class HybridPath(Path):
 
     def __init__(self, p: PairProblem, plan: Plan) -> None:
         """Make the paths of both sides, each of a join of its own."""
-        self.join, self.inner, self.entries = p.join, list[Path](), list[torch.Tensor]()
-        filled = populations(p).entries(plan.option("threshold", 1))
-        for side, kept in ((BlockPath, filled), (TaskSums, ~filled)):
-            join, entries = p.join.only(kept)
-            self.inner.append(side(replace(p, join=join), plan))
-            self.entries.append(entries)
+        x, self.join = p.blocking.x, p.join
+        filled = (x.counts >= plan.option("threshold", 1)).index_select(0, x.block)
+        (of_blocks, in_blocks), (of_tasks, others) = p.join.only(filled), p.join.only(~filled)
+        self.inner = BlockPath(replace(p, join=of_blocks), plan), TaskSums(replace(p, join=of_tasks))
+        self.entries = in_blocks, others
+        """Entries of x that each side takes."""
         self.slots: list[torch.Tensor] = []
         """Entries of the result that each side's results belong to."""
         self.nnz = 0
@@ -198,10 +165,10 @@ class HybridPath(Path):
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
-        out = x.new_zeros(self.nnz)
-        for path, entries, slots, own in zip(self.inner, self.entries, self.slots, (halves, None), strict=True):
-            out.index_add_(0, slots, path.run(x.index_select(0, entries), y, own))
-        return out
+        out, (blocks, tasks) = x.new_zeros(self.nnz), self.inner
+        x_blocks, x_tasks = (x.index_select(0, entries) for entries in self.entries)
+        out.index_add_(0, self.slots[0], blocks.run(x_blocks, y, halves))
+        return out.index_add_(0, self.slots[1], tasks.run(x_tasks, y))
 
     @property
     def nbytes(self) -> int:
@@ -209,11 +176,14 @@ class HybridPath(Path):
         return sum(path.nbytes for path in self.inner) + sum(a.numel() * 8 for a in (*self.entries, *self.slots))
 
 
-def populations(p: PairProblem) -> Populations:
-    """The populations of a problem's blocks, counted once."""
-    return p.once("populations", lambda: Populations.of(p.blocking))
+Path = TaskSums | DensePath | BlockPath | HybridPath
+"""One way to contract two sparse operands, to the values of a result whose pattern it finds.
 
-
+Each tells `seconds`, the time of a call (None where the operands, stored so, do not fit, or there is no kernel for
+their type), and its `plan` for a problem, whatever that takes. One that is made finds `places` once, (nnz,) ascending,
+then takes any number of calls of `run`, with the values of both operands' entries. `sizes` and `nbytes` are what it
+reads, and what it keeps for later calls.
+"""
 PATHS: dict[str, type[Path]] = {path.name: path for path in (TaskSums, DensePath, BlockPath, HybridPath)}
 """Every path, by the name of its plans."""
 FEW_TASKS = 4
@@ -224,12 +194,18 @@ def choose(p: PairProblem) -> Choice:
     """The plan named in the request, or the one expected to be fastest."""
     join = p.join
     if p.wanted.name in PATHS:
-        return choice_of([PATHS[p.wanted.name].candidate(p, priced=False)], "asked for by name")
+        return choice_of([_candidate(PATHS[p.wanted.name], p, priced=False)], "asked for by name")
     if join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
-        return choice_of([TaskSums.candidate(p, priced=False)], f"at most {FEW_TASKS} tasks a nonzero")
+        return choice_of([_candidate(TaskSums, p, priced=False)], f"at most {FEW_TASKS} tasks a nonzero")
     if TaskSums.seconds(p) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
-        return choice_of([TaskSums.candidate(p, priced=False)], "no other path is launched in as little time")
+        return choice_of([_candidate(TaskSums, p, priced=False)], "no other path is launched in as little time")
     return choice_of(estimates(p))
+
+
+def _candidate(path: type[Path], p: PairProblem, priced: bool = True) -> Candidate:
+    """The path's one plan; unpriced where pricing takes counts that what runs the plan may not need."""
+    seconds = path.seconds(p) if priced else None
+    return Candidate(path.plan(p), (), path.name, None if seconds is None else (seconds,))
 
 
 def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
@@ -237,8 +213,8 @@ def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
 
     Without `every`, a hybrid whose launches alone take longer than another path is not looked at.
     """
-    candidates = [path.candidate(p) for path in PATHS.values() if path is not HybridPath]
+    candidates = [_candidate(path, p) for path in PATHS.values() if path is not HybridPath]
     best = min(c.total for c in candidates if c.total is not None)
     if (every or best > HYBRID_LAUNCHES * p.profile.call) and HybridPath.split(p).pure is None:
-        candidates.append(HybridPath.candidate(p))
+        candidates.append(_candidate(HybridPath, p))
     return candidates

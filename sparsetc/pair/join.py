@@ -181,27 +181,6 @@ PIECE = 1 << 23
 
 
 @dataclass(frozen=True)
-class UnfoldedSizes:
-    """Extents that the operands have when they are unfolded over the coordinates of matched entries."""
-
-    batch: int
-    free_x: int
-    contracted: int
-    free_y: int
-
-    @property
-    def elements(self) -> int:
-        """Elements of both unfolded operands and of their product."""
-        pairs = self.free_x * self.contracted + self.contracted * self.free_y + self.free_x * self.free_y
-        return self.batch * pairs
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions of the dense product."""
-        return 2 * self.batch * self.free_x * self.contracted * self.free_y
-
-
-@dataclass(frozen=True)
 class Join:
     """The entries of two operands that match in ``x,y->output``, and the rows and columns that they make."""
 
@@ -281,8 +260,8 @@ class Join:
         return int(longest.sum())
 
     @cached_property
-    def sizes(self) -> UnfoldedSizes:
-        """Extents of the unfolded operands."""
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Distinct coordinates of matched entries: batch, free of x, contracted, free of y."""
         roles, n = self.roles, self.counts.numel()
 
         def distinct(letters: tuple[str, ...]) -> int:
@@ -290,9 +269,9 @@ class Join:
             return numbered(own, self.x.extents(letters), n, self.x.like).count
 
         if not roles.batch:
-            return UnfoldedSizes(min(n, 1), self.rows, self.shared, self.columns)
+            return min(n, 1), self.rows, self.shared, self.columns
         # Matched entries of x and y have the same coordinates of the shared letters.
-        return UnfoldedSizes(distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns)
+        return distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns
 
     def coordinates(self, places: torch.Tensor, letters: tuple[str, ...]) -> torch.Tensor:
         """(letters, n) the coordinates of results at these places, for letters that the result has."""

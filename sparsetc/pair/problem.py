@@ -1,22 +1,19 @@
-"""A contraction of two sparse operands as the ways to run it see it, and what each of them has to say.
+"""A contraction of two sparse operands as the ways to run it see it.
 
 In: a `Join`, an einsum, the types, the settings, and a request for a plan, whose options say the sides of blocks and
 how these are stored. Out: `PairProblem`: what a way is chosen by, and made of. Forms of the operands that take counting
-or sorting are made when they are first asked for. A `Path` is one way to contract: what it is expected to take, its
-plan, and what runs it. `plan_bcb` is a request for blocks.
+or sorting are made when they are first asked for. `plan_bcb` is a request for blocks.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.codegen.launch import accumulator
-from sparsetc.codegen.split_float16 import Halves
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Einsum
@@ -24,8 +21,6 @@ from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, re
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
 from sparsetc.pair.symbolic import Budget
-from sparsetc.planner.candidate import Candidate
-from sparsetc.runtime.executable import Listed
 from sparsetc.support.lru import cached_property
 
 STORAGES = ("auto", "whole", "bitmap")
@@ -182,58 +177,3 @@ class PairProblem:
 
 Sizes = tuple[tuple[int, int], ...]
 """(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of both its paths."""
-
-
-class Path(Listed, ABC):
-    """One way to contract two sparse operands, to the values of a result whose pattern it finds."""
-
-    name: ClassVar[str]
-    """The name of its plans."""
-
-    @property
-    @abstractmethod
-    def sizes(self) -> Sizes:
-        """How much of x and of y is read."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes kept for later calls."""
-
-    @classmethod
-    @abstractmethod
-    def seconds(cls, p: PairProblem) -> float | None:
-        """Time of a call; None where the operands, stored so, do not fit, or there is no kernel for their type."""
-
-    @classmethod
-    @abstractmethod
-    def plan(cls, p: PairProblem) -> Plan:
-        """The plan for a problem, whatever it takes."""
-
-    @classmethod
-    def candidate(cls, p: PairProblem, priced: bool = True) -> Candidate:
-        """The one plan; unpriced where pricing takes counts that what runs the plan may not need."""
-        seconds = cls.seconds(p) if priced else None
-        return Candidate(cls.plan(p), (), cls.name, None if seconds is None else (seconds,))
-
-    @abstractmethod
-    def __init__(self, p: PairProblem, plan: Plan) -> None:
-        """Make what runs a plan; `PlanError` or `OutOfMemoryError` where that cannot be."""
-
-    @abstractmethod
-    def places(self) -> torch.Tensor:
-        """(nnz,) the result's places, ascending; called once, before `run`."""
-
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
-        """Both operands' values in halves, with the verdict on these; None where they are multiplied as they are."""
-        return None
-
-    @abstractmethod
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
-        """(nnz,) values by place, of the values of the operands' entries, in the order of their `JoinOperand`s.
-
-        Args:
-            x: values of the first.
-            y: values of the second.
-            halves: what `halves` made of both, where they are to be multiplied so.
-        """

@@ -21,7 +21,6 @@ from dataclasses import replace
 import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
-from sparsetc.codegen.split_float16 import Halves
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.nest import LANE
@@ -29,10 +28,10 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed, pack
-from sparsetc.pair.problem import PairProblem, Path, Sizes
+from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
-from sparsetc.runtime.executable import Arrays, Executable, SecondPass
+from sparsetc.runtime.executable import Arrays, Executable, Listed, SecondPass
 from sparsetc.support.notices import bar
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
@@ -147,7 +146,7 @@ SCALAR_LAUNCHES = 4
 """Calls that the path takes: values gathered, the kernel, the result zeroed."""
 
 
-class TaskSums(Path):
+class TaskSums(Listed):
     """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
     name = "scalar"
@@ -206,7 +205,7 @@ class TaskSums(Path):
         """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.tasks.places()
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Multiply and add up, task by task."""
         return self.product("z", x, y)
 
