@@ -10,7 +10,6 @@ import torch
 from cases import explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.codegen.launch import types_of
 from sparsetc.codegen.triton import module_source
 
 F32 = torch.float32
@@ -33,7 +32,7 @@ def written(key: str, rows: int, copies: int = 1) -> list[str]:
     plan = replace(plan, parts=(replace(part, schedule=replace(part.schedule, copies=copies)),))
     kernel = stc.compile(equation, *operands, plan=plan, backend="triton", output=output)
     (program,) = kernel.programs
-    source = module_source((replace(program, rows=rows),), types_of(F32), "", False)
+    source = module_source((replace(program, rows=rows),), "tl.float32", False, "", False)
     found = re.findall(r"tl\.(?:store|atomic_add)\(A \+ (.*)", source)
     assert found
     return found

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,10 +35,6 @@ from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
 from sparsetc.support.lru import cached_property
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.triton import Types
-
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
@@ -219,8 +215,9 @@ class TritonPrograms(Programs):
             check_sizes(program)
         own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
         programs = tuple(replace(p, schedule=schedule) for p, schedule in zip(self.programs, own, strict=True))
-        types = replace(types_of(self.dtype), popcount=machine == "cuda")
-        return module_source(programs, types, header(programs, "triton", self.about), self.fused)
+        sums, text = accumulator(self.dtype), header(programs, "triton", self.about)
+        named = f"tl.{str(sums).removeprefix('torch.')}"
+        return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
 
     @cached_property
     def kernels(self) -> list[tuple[str, Sequence[int]]]:
@@ -412,14 +409,6 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex or dtype == torch.float64:
         return dtype
     return torch.float32 if dtype.is_floating_point else torch.int64
-
-
-def types_of(dtype: torch.dtype) -> Types:
-    """Triton's types for operands of this dtype."""
-    from sparsetc.codegen.triton import Types
-
-    kept = accumulator(dtype)
-    return Types(str(kept).removeprefix("torch."), widen=kept != dtype)
 
 
 def source_name(equation: str, backend: str) -> str:

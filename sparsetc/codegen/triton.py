@@ -1,6 +1,6 @@
 """Tile programs -> the text of one Triton module, whose functions have a method for each kind of statement.
 
-In: the verified tile programs of a plan's parts, and the types they run in. Out: source that a reader can follow alone:
+In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone:
 one function a part, named as its statements are, and one kernel that runs a part (or, fused, all of them: programs
 below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values` what is stored
 and results, `triton_layout` the dimensions and positions of tensors.
@@ -13,7 +13,6 @@ reaches memory or a sum.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -22,24 +21,12 @@ from textwrap import wrap
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_bitmaps import COUNT, POPC
-from sparsetc.codegen.triton_layout import ADDRESS64, Layout, Term, TritonCoordinates, sides_of
+from sparsetc.codegen.triton_layout import ADDRESS64, Layout, TritonCoordinates, sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
 from sparsetc.support.lru import cached_property
-
-
-@dataclass(frozen=True)
-class Types:
-    """Element types of a program: how sums are kept, and whether what is loaded must be widened to that."""
-
-    accumulate: str
-    """``float32``, ``float64`` or ``int64``."""
-    widen: bool
-    """The operands are narrower than the sums."""
-    popcount: bool = False
-    """The target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts and masks do."""
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:
@@ -60,10 +47,12 @@ def counts_of(program: ir.TileProgram) -> list[str]:
 class FunctionPrinter(Layout):
     """Prints one tile program as a Triton function of its program number."""
 
-    def __init__(self, program: ir.TileProgram, types: Types) -> None:
+    def __init__(self, program: ir.TileProgram, sums: str, widen: bool) -> None:
+        """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
         super().__init__(program)
-        self.types = types
-        self.acc = f"tl.{types.accumulate}"
+        self.acc = sums
+        self.widen = f".to({sums})" if widen else ""
+        """The text that brings what is loaded to the type of the sums."""
         self.out: list[str] = []
         self.indent = 1
         self.masked = False
@@ -97,12 +86,7 @@ class FunctionPrinter(Layout):
     @property
     def half(self) -> bool:
         """Whether the values are stored in bfloat16."""
-        return self.p.half and self.types.accumulate == "float32" and not self.types.widen
-
-    @property
-    def widen(self) -> str:
-        """What brings what is loaded to the type of the sums."""
-        return f".to({self.acc})" if self.types.widen else ""
+        return self.p.half and self.acc == "tl.float32" and not self.widen
 
     # -- copies, vectors and guards ---------------------------------------------------------------------------------
     def each(self, level: int) -> list[str]:
@@ -179,7 +163,7 @@ class FunctionPrinter(Layout):
         o, level, axes, stride, rows = s.operand, s.out.level, s.out.axes, s.operand.nrows * s.operand.width, []
         for letter, extent in zip(o.rows, o.extents, strict=True):
             stride //= extent
-            rows.append(Term(self.coordinate(letter, u), self.own((letter,), axes, level), stride))
+            rows.append((self.coordinate(letter, u), self.own((letter,), axes, level), stride))
         terms = [*self.terms(rows, axes, o.nrows * o.width >= ADDRESS64), *self.columns(o.axes, axes)]
         lanes = self.placed(self.guard(level, u), (ir.LANES,), axes) if o.rows else ""
         bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
@@ -209,11 +193,11 @@ class FunctionPrinter(Layout):
             self.put(f"{name} {plus}= {self.times(s.inputs, u, s.out.axes)}")
         elif values.in_halves(self, s):
             values.halves_product(self, s, u)
-        elif self.types.accumulate == "int64":  # no matrix unit multiplies 64-bit integers
+        elif self.acc == "tl.int64":  # no matrix unit multiplies 64-bit integers
             left, right = self.matrices(s, u, summed_first=True)
             self.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
         else:
-            precision = self.p.schedule.precision if self.types.accumulate == "float32" else "ieee"
+            precision = self.p.schedule.precision if self.acc == "tl.float32" else "ieee"
             cast, how = (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
             left, right = self.matrices(s, u, cast)
             total = f", {name}" if s.accumulate else ""
@@ -248,12 +232,24 @@ class FunctionPrinter(Layout):
 
 
 @lru_cache(maxsize=256)
-def module_source(programs: tuple[ir.TileProgram, ...], types: Types, header: str, fused: bool) -> str:
-    """The whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …)."""
+def module_source(
+    programs: tuple[ir.TileProgram, ...], sums: str, widen: bool, header: str, fused: bool, popcount: bool = False
+) -> str:
+    """Return the whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …).
+
+    Args:
+        programs: one a part.
+        sums: Triton's type of the sums, ``tl.float32``, ``tl.float64`` or ``tl.int64``.
+        widen: whether the operands are narrower than the sums.
+        header: the module's docstring.
+        fused: whether one kernel runs all parts.
+        popcount: whether the target counts bits by an instruction of PTX; elsewhere, and under the interpreter, shifts
+            and masks do.
+    """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    functions = [line for p in programs for line in ("", *FunctionPrinter(p, types).lines(), "")]
+    functions = [line for p in programs for line in ("", *FunctionPrinter(p, sums, widen).lines(), "")]
     if "count(" in "".join(functions):
-        lines += ["", *(POPC if types.popcount else COUNT).splitlines(), ""]
+        lines += ["", *(POPC if popcount else COUNT).splitlines(), ""]
     lines += functions
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):

@@ -10,7 +10,6 @@ A tile that is read whole may be padded: its rows by words that are 0, its colum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -36,59 +35,37 @@ def count(v):
 """
 
 
-@dataclass(frozen=True)
-class CountedBits:
-    """The bits that are counted together: of a word, or of a row where a word has those of several."""
+def counted_bits(printer: FunctionPrinter, s: Value) -> tuple[int, int, int, int]:
+    """Return which bits are counted together, for one step of a value that is in order.
 
-    count: int
-    """Units that are counted, padding included."""
-    unit: int
-    """Positions of one."""
-    places: int
-    """Positions that a program has of the tile, padding included."""
-    limit: int
-    """Units of the tile where more are counted; else 0."""
-
-    @classmethod
-    def of(cls, printer: FunctionPrinter, s: Value) -> CountedBits:
-        """The bits that are counted for one step of a value that is in order."""
-        word, axes = printer.p.stored(s.operand).values.word, s.out.axes
-        positions, length = printer.positions(axes), prod(size(printer, c) for c in axes)
-        if axes and padded(printer, axes[-1]):
-            (row, column) = axes
-            rows = printer.positions((row,))
-            limit = size(printer, row) if padded(printer, row) else 0
-            return cls(rows, size(printer, column), printer.positions((column,)), limit)
-        limit = length // word if any(padded(printer, c) for c in axes) else 0
-        return cls(positions // word, word, word, limit)
-
-
-def size(printer: FunctionPrinter, letter: str) -> int:
-    """Positions of a tile along a side."""
-    return printer.p.axis(letter).size
-
-
-def padded(printer: FunctionPrinter, letter: str) -> bool:
-    """Whether a program has positions along a side that are past the tile's."""
-    return printer.p.axis(letter).ragged
+    Returns:
+        Units that are counted, padding included: a word, or a row where a word has several; positions of one; positions
+        that a program has of the tile, padding included; units of the tile where more are counted, else 0.
+    """
+    word, sides = printer.p.stored(s.operand).values.word, [printer.p.axis(c) for c in s.out.axes]
+    if sides and sides[-1].ragged:
+        row, column = sides
+        return row.block, column.size, column.block, row.size if row.ragged else 0
+    limit = prod(side.size for side in sides) // word if any(side.ragged for side in sides) else 0
+    return printer.positions(s.out.axes) // word, word, word, limit
 
 
 def in_order(printer: FunctionPrinter, s: Value) -> bool:
     """Whether the positions of a step lie together as stored, and steps follow one another."""
     p, stored, axes = printer.p, printer.p.stored(s.operand), s.out.axes
+    tiles, sides = stored.values, [p.axis(c) for c in axes]
     if p.looped and any(a.letter in axes for a in p.split):  # a share of the positions of a letter, again and again
         return False
-    if any(side & (side - 1) for side in p.stored(s.operand).values.sides):
+    if any(side & (side - 1) for side in tiles.sides):
         return False
-    taken = [c for c in (*_before(printer, s), *axes) if size(printer, c) > 1]
-    tiles = stored.values
+    taken = [c for c in (*_before(printer, s), *axes) if p.axis(c).size > 1]
     if taken != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:
         return False
-    if not any(padded(printer, c) for c in axes):
-        return prod(p.axis(c).block for c in axes) >= tiles.word
+    if not any(side.ragged for side in sides):
+        return printer.positions(axes) >= tiles.word
     if _before(printer, s) or len(axes) != 2:
         return False
-    return size(printer, axes[1]) <= tiles.word if padded(printer, axes[1]) else prod(tiles.sides) >= tiles.word
+    return sides[1].size <= tiles.word if sides[1].ragged else prod(tiles.sides) >= tiles.word
 
 
 def _before(printer: FunctionPrinter, s: Value) -> tuple[str, ...]:
@@ -103,10 +80,10 @@ def head(printer: FunctionPrinter, s: Value) -> None:
     """Vectors that all tiles share."""
     if not in_order(printer, s):
         return
-    stored, counted = printer.p.stored(s.operand), CountedBits.of(printer, s)
+    stored, (count, _, places, _) = printer.p.stored(s.operand), counted_bits(printer, s)
     place, below = stored.array("place"), stored.array("below")
-    printer.put(f"{stored.array('words')} = tl.arange(0, {counted.count})")
-    printer.put(f"{place} = tl.arange(0, {counted.places}).to(tl.uint32)")
+    printer.put(f"{stored.array('words')} = tl.arange(0, {count})")
+    printer.put(f"{place} = tl.arange(0, {places}).to(tl.uint32)")
     printer.put(f"{below} = (tl.full([1], 1, tl.uint32) << {place}) - 1")
     if any(a.letter in printer.p.letters for a in printer.p.split):
         printer.put(f"every = tl.arange(0, {1 << (stored.values.words - 1).bit_length()})")
@@ -141,14 +118,14 @@ def value(printer: FunctionPrinter, s: Value) -> None:
 
 
 def _step(printer: FunctionPrinter, s: Value) -> None:
-    out, stored, counted = s.out, printer.p.stored(s.operand), CountedBits.of(printer, s)
+    out, stored, (_, unit, positions, limit) = s.out, printer.p.stored(s.operand), counted_bits(printer, s)
     called = ("word", "counts", "at", "has", "before", "words", "place", "below")
     word_, counts, at, has, before, words, place, below = map(stored.array, called)
-    mask = f"{words} < {counted.limit}" if counted.limit else ""
-    printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, counted), mask)}")
-    if counted.unit < stored.values.word:
-        behind = f"({words} * {counted.unit} % {stored.values.word}).to(tl.uint32)"
-        printer.put(f"{word_} = ({word_} >> {behind}) & {hex((1 << counted.unit) - 1)}")
+    mask = f"{words} < {limit}" if limit else ""
+    printer.put(f"{word_} = {word(printer, stored, _word_numbers(printer, s, unit), mask)}")
+    if unit < stored.values.word:
+        behind = f"({words} * {unit} % {stored.values.word}).to(tl.uint32)"
+        printer.put(f"{word_} = ({word_} >> {behind}) & {hex((1 << unit) - 1)}")
     printer.put(f"{counts} = count({word_})")
     printer.put(f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
     if printer.p.looped:
@@ -159,21 +136,21 @@ def _step(printer: FunctionPrinter, s: Value) -> None:
     printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){widened(printer, s)}")
     groups = sides_of(out) if out.folded else tuple((c,) for c in out.axes)
     sizes = [printer.positions(group) for group in groups if group]
-    if sizes[1:] != [counted.places]:
+    if sizes[1:] != [positions]:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 
 
-def _word_numbers(printer: FunctionPrinter, s: Value, counted: CountedBits) -> str:
+def _word_numbers(printer: FunctionPrinter, s: Value, unit: int) -> str:
     """The words of the tile that the counted units lie in."""
     p, stored = printer.p, printer.p.stored(s.operand)
     bits, words = stored.values.word, stored.array("words")
-    if counted.unit < bits:
-        return f"{words} * {counted.unit} // {bits}"
+    if unit < bits:
+        return f"{words} * {unit} // {bits}"
     terms, apart = [], p.looped | {a.letter for a in p.split}
     for c in stored.letters:
         if c in apart:
             terms.append(printer.placed(printer.begin(c), (), (), stored.stride(c) // bits))
-        elif c not in s.out.axes and size(printer, c) > 1:
+        elif c not in s.out.axes and p.axis(c).size > 1:
             terms.append(printer.placed(names.side(c), (), (), stored.stride(c) // bits))
     return " + ".join([*terms, words])
 

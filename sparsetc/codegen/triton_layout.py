@@ -9,7 +9,6 @@ lanes' masks. An axis in pieces is taken by several vectors, of which one is at 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
@@ -27,15 +26,6 @@ if TYPE_CHECKING:
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of an address: a number a position of the axes it depends on, times a stride."""
-
-    text: str
-    own: tuple[str, ...]
-    stride: int
 
 
 class Layout:
@@ -161,18 +151,23 @@ class Layout:
             expanded = f"({name})"
         return expanded if stride == 1 else f"{expanded} * {stride}"
 
-    def terms(self, each: Sequence[Term], axes: Sequence[str], wide: bool) -> list[str]:
-        """Terms of an address, laid out; those that depend on the same axes are added up first."""
-        cast, found = ".to(tl.int64)" if wide else "", []
-        for own, group in groupby(each, key=lambda term: term.own):
-            first, *rest = group
-            last = (first, *rest)[-1]
-            text = f"{first.text}{cast}"
-            for before, term in zip((first, *rest), rest, strict=False):
+    def terms(self, each: Iterable[tuple[str, tuple[str, ...], int]], axes: Sequence[str], wide: bool) -> list[str]:
+        """Terms of an address, laid out; those that depend on the same axes are added up first.
+
+        Args:
+            each: a number a position, the axes that it depends on, and the stride that it is multiplied by.
+            axes: of the address.
+            wide: whether it takes 64 bits.
+        """
+        cast, laid_out = ".to(tl.int64)" if wide else "", []
+        for own, group in groupby(each, key=lambda term: term[1]):
+            text, before = "", 0
+            for name, _, stride in group:
                 text = f"({text})" if " + " in text else text
-                text = f"{text} * {before.stride // term.stride} + {term.text}{cast}"
-            found.append(self.placed(text, own, axes, last.stride))
-        return found
+                text = f"{text} * {before // stride} + {name}{cast}" if text else f"{name}{cast}"
+                before = stride
+            laid_out.append(self.placed(text, own, axes, before))
+        return laid_out
 
     def columns(self, own: Sequence[str], axes: Sequence[str]) -> list[str]:
         """Terms of an address: the place in a row over its `own` axes, laid out over `axes`."""

@@ -159,9 +159,9 @@ def _held(printer: FunctionPrinter, s: Loop) -> int:
         if isinstance(product, Product) and product.dot:
             rows, columns = (prod(map(printer.size, axes)) for axes in sides_of(product.out))
             summed = prod(map(printer.size, product.contracted))
-            exact = printer.types.accumulate == "int64"
+            exact = printer.acc == "tl.int64"
             held += rows * summed * columns if exact else (rows + columns) * summed
-    return held * (4 if printer.types.accumulate == "float32" else 8)
+    return held * (4 if printer.acc == "tl.float32" else 8)
 
 
 def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:

@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from sparsetc.codegen import triton_bitmaps as bitmaps
-from sparsetc.codegen.triton_layout import ADDRESS64, Term, sides_of, whole, widened
+from sparsetc.codegen.triton_layout import ADDRESS64, sides_of, whole, widened
 from sparsetc.ir.nest.nest import ITEM, LEAF
 from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 from sparsetc.ir.plan import F16X3
@@ -183,8 +183,7 @@ def _rows(
     lanes = printer.placed(printer.guard(key.level, u), (LANES,), axes)
     at = ("item", "fiber", f"pos{u}")[key.level]
     if isinstance(key, Row):
-        strides = ((c, printer.own((c,), axes, key.level), stride * p.width) for c, stride in key.terms)
-        each = [Term(printer.coordinate(c, u), own, stride) for c, own, stride in strides]
+        each = ((printer.coordinate(c, u), printer.own((c,), axes, key.level), n * p.width) for c, n in key.terms)
         return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
     if isinstance(key, Position):
         return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
