@@ -18,7 +18,8 @@ from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel, Spelled
 from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
-from sparsetc.ir.equation.einsum import Bound, Einsum, verify
+from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
 from sparsetc.support.pickles import from_state, misfit, quoted, saved
@@ -95,10 +96,13 @@ def kernel(
     inputs, output, positions, text, sizes = equation
     einsum = Einsum(inputs, output, positions)
     bound = Bound(replace(einsum, text=text if text.isprintable() else str(einsum)), sizes)
-    verify(bound)
-    shapes = [bound.shape(p) for p in positions]
-    if [o.shape for o in sparse] != shapes:
-        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {shapes}; it is damaged")
+    shapes = [[dict(sizes).get(i, -1) for i in term] for term in inputs]
+    parsed = parse(str(einsum), shapes, [p in positions for p in range(len(inputs))])
+    if parsed != bound or any(n < 0 for _, n in sizes):
+        raise FormatError(f"a saved kernel must have an einsum and sizes of its indices, found {bound}; it is damaged")
+    wanted = [bound.shape(p) for p in positions]
+    if [o.shape for o in sparse] != wanted:
+        raise FormatError(f"a saved kernel of {bound} must have operands of shapes {wanted}; it is damaged")
     operands = stand_ins(bound, sparse, torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device))
     options = with_settings(Options(cache_dir=current().cache_dir), settings)
     return Kernel(contraction(bound, operands, options, form), sparse, drop_zeros)

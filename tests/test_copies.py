@@ -177,7 +177,17 @@ def test_a_damaged_kernel_is_refused() -> None:
     for wrong in (
         (equation, (other,), settings),
         ((inputs, output, sparse, text, (("i", 5), *sizes[1:])), operands, settings),
+        ((inputs, output, sparse, text, sizes[:-1]), operands, settings),
+        ((inputs, output, sparse, text, (*sizes[:-1], ("r", -1))), operands, settings),
+        ((inputs, output, sparse, text, (*sizes, ("z", 2))), operands, settings),
+        ((inputs, output, (), text, sizes), (), settings),
+        ((inputs, output, (2,), text, sizes), operands, settings),
+        ((inputs, output, (1, 0), text, sizes), (*operands, *operands), settings),
         ((inputs, ("r", "i", "z"), sparse, text, sizes), operands, settings),
+        ((inputs, ("i", "i"), sparse, text, sizes), operands, settings),
+        (((("ij",), inputs[1]), output, sparse, text, sizes), operands, settings),
+        (((("i", "1"), inputs[1]), output, sparse, text, sizes), operands, settings),
+        (((*inputs, ("i", ".", ".", ".")), output, sparse, text, sizes), operands, settings),
         (equation, operands, {**settings, "cache_dir": "/elsewhere"}),
         (equation, operands, {**settings, "backend": "other"}),
     ):

@@ -9,7 +9,7 @@ The grammar, as :meth:`Einsum.__str__` prints it::
     term    ::=  index*                         # the empty term is a scalar
     index   ::=  "a" | ... | "z" | "A" | ... | "Z"
 
-with these rules, checked by :func:`verify`::
+with these rules, which the parser checks::
 
     - every index of the output is an index of some operand, and stands in the output once;
     - an index may repeat inside an operand: only the diagonal takes part;
@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeVar
 
-from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.support.lru import cached_property
 
 N = TypeVar("N")
@@ -161,57 +160,3 @@ class Bound:
     def __str__(self) -> str:
         sizes = " ".join(f"{i}={n}" for i, n in self.sizes)
         return f"{self.einsum}  {sizes}".rstrip()
-
-
-def verify(e: Einsum | Bound) -> None:
-    """Check the rules in the grammar above.
-
-    Raises:
-        EquationError: names the first rule of an einsum that is broken, with a caret under the fault.
-        ShapeError: the sizes of a Bound are not those of its indices.
-    """
-    if isinstance(e, Bound):
-        verify(e.einsum)
-        _verify_sizes(e)
-        return
-    _verify_terms(e)
-    text, count = str(e), len(e.inputs)
-    if not e.sparse:
-        raise EquationError(
-            point_at(text, 0, "no operand is sparse; use torch.einsum for dense operands", text.index("->"))
-        )
-    if tuple(sorted(set(e.sparse))) != e.sparse or not all(0 <= p < count for p in e.sparse):
-        raise EquationError(
-            point_at(text, 0, f"the sparse positions are {e.sparse}; expected ascending, of 0..{count - 1}", len(text))
-        )
-
-
-def _verify_terms(e: Einsum) -> None:
-    text = str(e)
-    for p, term in enumerate(e.inputs):
-        for i in term:
-            _verify_name(text, i, f"operand {p + 1}")
-    start = text.index("->") + 2
-    for at, i in enumerate(e.output):
-        _verify_name(text, i, "the output")
-        if i not in e.indices:
-            raise EquationError(point_at(text, start + at, f"the output has index {i!r}, which no operand has"))
-        if i in e.output[:at]:
-            raise EquationError(point_at(text, start + at, f"the output has index {i!r} more than once"))
-
-
-def _verify_name(text: str, index: str, where: str) -> None:
-    if not (len(index) == 1 and index.isascii() and index.isalpha()):
-        raise EquationError(
-            point_at(text, 0, f"{where} has index {index!r}; expected a single letter, a-z or A-Z", len(text))
-        )
-
-
-def _verify_sizes(b: Bound) -> None:
-    named = tuple([i for i, _ in b.sizes])
-    if named != b.einsum.indices:
-        raise ShapeError(f"sizes are given for {named}; expected one for each of {b.einsum.indices}, in this order")
-    for i, n in b.sizes:
-        if n < 0:
-            text = str(b.einsum)
-            raise ShapeError(point_at(text, text.index(i), f"index {i!r} has size {n}; expected 0 or more"))

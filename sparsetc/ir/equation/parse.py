@@ -27,7 +27,7 @@ from string import ascii_letters, ascii_uppercase
 from typing import Any
 
 from sparsetc.errors import EquationError, ShapeError, point_at
-from sparsetc.ir.equation.einsum import Bound, Einsum, verify
+from sparsetc.ir.equation.einsum import Bound, Einsum
 
 ELLIPSIS = "..."
 _SUBLIST_LETTERS = ascii_uppercase + ascii_uppercase.lower()  # torch: 0 is A, 26 is a
@@ -137,9 +137,7 @@ def _parse(text: str, shapes: tuple[tuple[int, ...], ...], sparse: tuple[bool, .
     else:
         result = output.spelled(ellipsis, len(ellipsis))
     e = Einsum(inputs, result, tuple(p for p, is_sparse in enumerate(sparse) if is_sparse), text)
-    bound = Bound.of(e, _sizes(text, terms, inputs, shapes, sparse))
-    verify(bound)
-    return bound
+    return Bound.of(e, _sizes(text, terms, inputs, shapes, sparse))
 
 
 def _read(text: str) -> tuple[list[_Term], _Term | None]:
