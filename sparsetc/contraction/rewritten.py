@@ -1,6 +1,6 @@
 """An einsum that runs as another one: a rewrite around a contraction.
 
-In: a `Rewrite`, and the contraction of the einsum that it gives. Out: `Rewritten`. The rewrite is linear in each
+In: a rewrite, and the contraction of the einsum that it gives. Out: `Rewritten`. The rewrite is linear in each
 operand and in the result, so gradients go through its transpose, which autograd knows.
 
 `Entries` is the rewrite of sparse operands with dense modes, ``X[i,j,h]`` and ``Y[j,k,h]``, as a pattern of ones with
@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -31,28 +31,10 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+if TYPE_CHECKING:
+    from sparsetc.contraction.blocks import BlockLetters
 
-class Rewrite(Protocol):
-    """An einsum as another one."""
-
-    @property
-    def patterns(self) -> Patterns:
-        """The patterns of the other einsum's sparse operands."""
-
-    def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
-        """The other einsum's values and dense operands, of those of the one written; differentiable."""
-
-    def push(self, result: torch.Tensor) -> torch.Tensor:
-        """A dense result of the one written, of that of the other; differentiable."""
-
-    def result_pattern(self, patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern | None:
-        """The pattern of a sparse result, or None of a dense one.
-
-        Args:
-            patterns: of the operands as written, the first of which the result may have.
-            other: the pattern of the other einsum's result; None of a dense one.
-            empty: whether no nonzeros take part in the other einsum.
-        """
+    Rewrite: TypeAlias = "Entries | BlockLetters"
 
 
 class Rewritten(Contraction):

@@ -46,7 +46,7 @@ Changed = tuple[Bound, dict[str, object]]
 """An einsum and settings that differ."""
 
 
-class Step(Contraction):
+class Step(Contraction, Preparation):
     """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x."""
 
     def __init__(
@@ -71,18 +71,17 @@ class Step(Contraction):
                 the einsum says.
             choice: of the plan, where it was chosen together with those of other einsums.
         """
-        super().__init__(bound, operands, settings, form)
+        Contraction.__init__(self, bound, operands, settings, form)
         self.number = next(_numbers)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
         self._sizes, expanded = tuple(x._values.shape[1:]), x.expand_dense()
         operands = [expanded if o is x else o for o in operands]
-        self.preparation = made = Preparation.of(bound, operands, settings, form, repeated)
-        self.canonical, self.output, self.problem = made.canonical, made.output, made.problem
-        self._x, self.backend, self.nnz = expanded._bare(), self.problem.backend, expanded.nnz
+        Preparation.__init__(self, bound, operands, settings, form, repeated)
+        self._x, self.backend = expanded._bare(), self.problem.backend
         with in_place(settings, self.device):
             self.choice: Choice = choice or choose(settings.plan, self.problem)
-        self.plan, self.filled, self.parts, self.executable, self.arrays = made.prepare(self.choice.plan)
+        self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(self.choice.plan)
         self.inner, self.sparse = (self.executable.programs,), self.output.sparse
         self.empty = not self.canonical.coords.shape[1]
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
@@ -91,7 +90,7 @@ class Step(Contraction):
         self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
-            (p.packed.token, made.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
+            (p.packed.token, self.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
         self.guard = self._guard()
         self._others = dict[object, Step]()
@@ -191,7 +190,10 @@ class Step(Contraction):
     # -- calls ------------------------------------------------------------------------------------------------------
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        rows = self(*self._flat(patterns, values), dense, packed)
+        return self.of_rows(self(*self._flat(patterns, values), dense, packed))
+
+    def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
         if not self.sparse:
             return self.output.shaped(rows)
         order = self._arranged[1]
