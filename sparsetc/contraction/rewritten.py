@@ -108,8 +108,8 @@ class Entries:
     """Whether the result is on the one operand's own pattern: rows of the einsum are its entries."""
     plain_sum: bool
     """Whether the einsum as written is a sum of one operand, which torch gives integers of 64 bits."""
-    pattern: Pattern
-    """The pattern of ones."""
+    patterns: tuple[Pattern]
+    """The pattern of ones alone."""
 
     @classmethod
     def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
@@ -146,12 +146,7 @@ class Entries:
         einsum = Einsum(((*numbers, *letters), *dense, *values), output, (0,), e.text)
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
-        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
-
-    @property
-    def patterns(self) -> tuple[Pattern]:
-        """The patterns of the einsum's sparse operands."""
-        return (self.pattern,)
+        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, (pattern,))
 
     def stand_ins(self, operands: Operands) -> list[SparseTensor | torch.Tensor]:
         """Operands to compile that einsum for, of those as written."""
@@ -160,7 +155,7 @@ class Entries:
             one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)
             # Other values will not be one slice repeated.
             tables = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in values]
-            ones = SparseTensor._make(self.pattern, one.expand(self.pattern.nnz))
+            ones = SparseTensor._make(self.patterns[0], one.expand(self.patterns[0].nnz))
         return [ones, *(o for o in operands if not isinstance(o, SparseTensor)), *tables]
 
     def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:

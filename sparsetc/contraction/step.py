@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import At, apply, followed, transposed
+from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -163,23 +163,15 @@ class Step(Contraction, Preparation):
         numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
         own = own.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
+        stored: list[torch.Tensor | InHalves | None] = []
         with without_autocast(own.device):
-            halves = None
             if any(self._value_keys[n][2] for n in numbers):
                 most = magnitudes.largest(own)
-                halves = (*scaled_halves(own, most), most)
-            return [self._stored(n, own, halves) for n in numbers]
-
-    def _stored(
-        self, part: int, values: torch.Tensor, halves: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    ) -> torch.Tensor | InHalves:
-        """(nnz,) values as one part stores them, made of their halves where these are stored."""
-        (_, dtype, split), own = self._value_keys[part], self.parts[part]
-        if halves is not None and split:
-            high, low, most = halves
-            return InHalves(own.packed.pack_values(high), own.packed.pack_values(low), most)
-        packed = own.packed.pack_values(values)
-        return packed if packed.dtype == dtype else packed.to(dtype)
+                high, low = scaled_halves(own, most)
+            for n in numbers:
+                (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
+                stored.append(InHalves(pack(high), pack(low), most) if in_halves else pack(own).to(dtype))
+        return stored
 
     @cached_property
     def _ones(self) -> Values:
@@ -225,7 +217,7 @@ class Step(Contraction, Preparation):
             return self.rows(values, reduced, packed, given)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
         expanded = self._expanded(reduced)
-        at = At(self, pattern, values is None, packed, given)
+        at = StepFunction(self, pattern, values is None, packed, given)
         return apply(at, expanded if values is None else [values, *expanded])
 
     def _expanded(self, dense: Tensors) -> list[torch.Tensor]:
@@ -370,7 +362,7 @@ class Step(Contraction, Preparation):
         def gradient(n: int, dense: Tensors) -> torch.Tensor:
             tensors = dense if flat is None else [flat, *dense]
             wanted = [n + len(values) == m for m in range(len(tensors))]
-            each = At(self, pattern, flat is None).gradients(wanted, tensors, upstream)
+            each = StepFunction(self, pattern, flat is None).gradients(wanted, tensors, upstream)
             return next(g for g in each if g is not None)
 
         if number < 0:
