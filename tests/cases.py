@@ -427,12 +427,7 @@ def tile_plan(
 
 def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.SparseTensor:
     """The result of a kernel of one sparse operand, of the rows that its programs have added up."""
-    made, output = kernel.contraction, kernel.step.output
-    if not output.sparse:
-        rows = output.shaped(rows)
-    elif made._order is not None:  # entries in the output's order
-        rows = rows.reshape(-1)[made._order]
-    return wrap(made, rows, [kernel.operand.pattern])
+    return wrap(kernel.contraction, kernel.step.of_rows(rows), [kernel.operand.pattern])
 
 
 def replayed(kernel: Any, dense: Sequence[torch.Tensor]) -> torch.Tensor:

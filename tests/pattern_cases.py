@@ -50,7 +50,7 @@ def without_values(kernel: Kernel) -> list[BoundPart]:
     for part in kernel.step.parts:
         view = replace(part.packed.view, values=Ones())
         number = part.program.number
-        bound = kernel.step.preparation.bound_part(
+        bound = kernel.step.bound_part(
             kernel.plan.parts[number], replace(part.packed, view=view), number, len(kernel.step.parts) == 1
         )
         made.append(bound)

@@ -3,10 +3,10 @@
 In: a function that is linear in each of its tensors, and says what einsum its gradient is and how it takes a batch.
 Out: its result, differentiable. A gradient is a function of the same kind, so gradients of gradients follow.
 
-`At` is a step of one sparse operand as such a function: its gradients and batches are einsums with the same sparse
-pattern. The gradient of a dense operand is a dense result (``"ijk,ir,kr->jr"``), that of the values a sampled one
-(``"ijk,jr,kr,ir->ijk"``); both reuse what is packed for the pattern. A sparse output's gradient has a row a slot; it
-joins as a dense operand over one more mode of the sparse operand, the slot, so that there is no second sparse operand.
+`StepFunction` is a step of one sparse operand as such a function: its gradients and batches are einsums with the same
+sparse pattern. The gradient of a dense operand is a dense result (``"ijk,ir,kr->jr"``), that of the values a sampled
+one (``"ijk,jr,kr,ir->ijk"``); both reuse what is packed for the pattern. A sparse output's gradient has a row a slot;
+it joins as a dense operand over one more mode of the sparse operand, the slot, so that there is no second sparse one.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class At(Multilinear):
+class StepFunction(Multilinear):
     """A step as a function of tensors, for autograd: of values and dense operands, or of dense operands alone."""
 
     step: Step
@@ -251,9 +251,9 @@ class At(Multilinear):
         values, dense = self._split(tensors)
         return self.step.rows(values, dense, self.packed, self.given)
 
-    def of_any(self) -> At:
+    def of_any(self) -> StepFunction:
         """The function without packed values."""
-        return At(self.step, self.pattern, self.ones)
+        return StepFunction(self.step, self.pattern, self.ones)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
         """Batches of dense operands as one more letter of theirs; of values one after the other."""

@@ -78,18 +78,6 @@ def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
     return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
 
 
-def slices(operand: torch.Tensor, dims: Dims) -> torch.Tensor | None:
-    """One slice along each of the dimensions; None where they are not broadcast, and slices differ."""
-    if not dims:
-        return operand
-    repeated = repeated_dims(operand)
-    if any(operand.shape[n] != 1 and n not in repeated for n in dims):
-        return None
-    for n in reversed(dims):
-        operand = operand.select(n, 0)
-    return operand
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,13 +189,18 @@ class Canonical:
     operand that was not coalesced, sorted. None for all, in their order."""
     dtype: torch.dtype
     device: torch.device
-    arrangement: tuple[tuple[int, ...] | None, ...]
-    """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so."""
 
     @cached_property
     def letters(self) -> tuple[str, ...]:
         """The sparse operand's letters, which are distinct, by mode."""
         return self.bound.einsum.sparse_indices
+
+    @cached_property
+    def arrangement(self) -> tuple[Dims | None, ...]:
+        """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so."""
+        e, axes = self.bound.einsum, (*self.letters, *dense_axes(self.bound))
+        arranged = [(e.inputs[p], tuple(c for c in axes if c in e.inputs[p])) for p in e.dense]
+        return tuple(None if letters == order else tuple(map(letters.index, order)) for letters, order in arranged)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -241,8 +234,15 @@ class Canonical:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
         if self.narrow is self.written:
             return list(dense)
-        sliced = [slices(operand, dims) for operand, dims in zip(dense, self.broadcast, strict=True)]
-        return None if any(f is None for f in sliced) else sliced  # type: ignore[return-value]
+        sliced = []
+        for operand, dims in zip(dense, self.broadcast, strict=True):
+            repeated = repeated_dims(operand) if dims else ()
+            if any(operand.shape[n] != 1 and n not in repeated for n in dims):
+                return None
+            for n in reversed(dims):
+                operand = operand.select(n, 0)
+            sliced.append(operand)
+        return sliced
 
     def reduced(self, dense: Tensors, settings: Options | None = None) -> Tensors:
         """Dense operands of `narrow` -> those of the reduced einsum, differentiable."""
@@ -287,17 +287,8 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tu
     narrowed = without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
     reduced, pattern, source = _distinct(reduction.bound, x.pattern)
-    axes = (*reduced.einsum.sparse_indices, *dense_axes(reduced))
-    arrangement = []
-    for p in reduced.einsum.dense:
-        letters = reduced.einsum.inputs[p]
-        permutation = tuple(letters.index(c) for c in axes if c in letters)
-        arrangement.append(None if permutation == tuple(range(len(letters))) else permutation)
-    broadcast = tuple(dropped.values())
-    canonical = Canonical(
-        bound, narrowed, broadcast, reduction, reduced, pattern.coords, source, x.dtype, x.device, tuple(arrangement)
-    )
-    return canonical, pattern
+    einsums = bound, narrowed, tuple(dropped.values()), reduction, reduced
+    return Canonical(*einsums, pattern.coords, source, x.dtype, x.device), pattern
 
 
 def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Tensor | None]:

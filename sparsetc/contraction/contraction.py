@@ -310,7 +310,7 @@ def compiled_together(
     if plain:
         with lasting():
             problems = [
-                Preparation.of(b, operands, settings, form, repeated).problem
+                Preparation(b, operands, settings, form, repeated).problem
                 for b, operands in zip(bounds, each_operands, strict=True)
             ]
             with in_place(settings, x.device):

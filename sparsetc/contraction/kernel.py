@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Tensors
 from sparsetc.contraction.contraction import Compiled, Contraction, wrap
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
@@ -102,7 +101,7 @@ class Kernel(Compiled):
     @entry_point
     def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
-            return self._with(self._given(values))._called(dense, None)
+            return self.with_values(*([values] if isinstance(values, torch.Tensor) else values))._called(dense, None)
         packed = self._packed
         if packed is not None:
             for own, version in zip(self._values, self._versions, strict=True):
@@ -122,10 +121,7 @@ class Kernel(Compiled):
 
         Nothing is planned, packed or generated again; only the values are put in place.
         """
-        return self._with(self._given(values))
-
-    def _with(self, values: Tensors) -> Kernel:
-        pairs = zip(self.operands, values, strict=True)
+        pairs = zip(self.operands, self._given(values), strict=True)
         return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 
     def _given(self, values: NewValues | None) -> tuple[torch.Tensor, ...]:

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 import torch
 
 from sparsetc.codegen.launch import PartArrays, accumulator, generated, stored_dtype
-from sparsetc.contraction.canonical import Canonical, Operands, canonicalise
-from sparsetc.contraction.output import Output, output_of
+from sparsetc.contraction.canonical import Operands, canonicalise
+from sparsetc.contraction.output import output_of
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -46,20 +46,18 @@ class BoundPart:
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
-@dataclass(frozen=True, eq=False)
 class Preparation:
-    """What plans of one einsum and one pattern are made ready from."""
+    """An einsum of one sparse operand, from which plans are made ready.
 
-    problem: Problem
-    canonical: Canonical
-    output: Output
-    nnz: int
-    """Nonzeros of the operand as it was written, of which the canonical einsum may take some."""
-    settings: Options
+    Attributes:
+        canonical: the einsum that is lowered.
+        output: of it.
+        problem: of planning it.
+        nnz: nonzeros of the operand as it was written, of which the canonical einsum may take some.
+    """
 
-    @classmethod
-    def of(cls, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> Preparation:
-        """The canonical einsum and the problem of planning it; arguments as of `Step`.
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> None:
+        """Find the canonical einsum and the problem of planning it; arguments as of `Step`.
 
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
@@ -67,16 +65,17 @@ class Preparation:
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
         canonical, pattern = canonicalise(bound, operands, repeated)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        output = output_of(canonical, x, pattern, form)
+        self.canonical, self.settings, self.nnz = canonical, settings, x.nnz
+        self.output = output_of(canonical, x, pattern, form)
         settings.check_memory(
-            output.rows * output.width * accumulator(x.dtype).itemsize,
+            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
             x.device,
-            f"the result of {canonical.written.einsum.text or canonical.written}",
+            f"the result of {bound.einsum.text or bound}",
         )
+        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(canonical.coords, canonical.shape, pattern.counts, pattern.cache)
-        problem = Problem.of(canonical.bound, output.rows, output.sparse, x, counts, backend, settings)
-        return cls(problem, canonical, output, x.nnz, settings)
+        rows, sparse = self.output.rows, self.output.sparse
+        self.problem = Problem.of(canonical.bound, rows, sparse, x, counts, backend, settings)
 
     def prepare(self, plan: Plan) -> tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Arrays]:
         """Deal and pack the nonzeros, lower each part, and generate its program.

@@ -1,6 +1,6 @@
 """An einsum that runs as another one: a rewrite around a contraction.
 
-In: a `Rewrite`, and the contraction of the einsum that it gives. Out: `Rewritten`. The rewrite is linear in each
+In: a rewrite, and the contraction of the einsum that it gives. Out: `Rewritten`. The rewrite is linear in each
 operand and in the result, so gradients go through its transpose, which autograd knows.
 
 `Entries` is the rewrite of sparse operands with dense modes, ``X[i,j,h]`` and ``Y[j,k,h]``, as a pattern of ones with
@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -31,28 +31,10 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+if TYPE_CHECKING:
+    from sparsetc.contraction.blocks import BlockLetters
 
-class Rewrite(Protocol):
-    """An einsum as another one."""
-
-    @property
-    def patterns(self) -> Patterns:
-        """The patterns of the other einsum's sparse operands."""
-
-    def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
-        """The other einsum's values and dense operands, of those of the one written; differentiable."""
-
-    def push(self, result: torch.Tensor) -> torch.Tensor:
-        """A dense result of the one written, of that of the other; differentiable."""
-
-    def result_pattern(self, patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern | None:
-        """The pattern of a sparse result, or None of a dense one.
-
-        Args:
-            patterns: of the operands as written, the first of which the result may have.
-            other: the pattern of the other einsum's result; None of a dense one.
-            empty: whether no nonzeros take part in the other einsum.
-        """
+    Rewrite: TypeAlias = "Entries | BlockLetters"
 
 
 class Rewritten(Contraction):
@@ -126,8 +108,8 @@ class Entries:
     """Whether the result is on the one operand's own pattern: rows of the einsum are its entries."""
     plain_sum: bool
     """Whether the einsum as written is a sum of one operand, which torch gives integers of 64 bits."""
-    pattern: Pattern
-    """The pattern of ones."""
+    patterns: tuple[Pattern]
+    """The pattern of ones alone."""
 
     @classmethod
     def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
@@ -164,12 +146,7 @@ class Entries:
         einsum = Einsum(((*numbers, *letters), *dense, *values), output, (0,), e.text)
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
         plain_sum = len(e.inputs) == 1 and bool(e.contracted)
-        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, pattern)
-
-    @property
-    def patterns(self) -> tuple[Pattern]:
-        """The patterns of the einsum's sparse operands."""
-        return (self.pattern,)
+        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, (pattern,))
 
     def stand_ins(self, operands: Operands) -> list[SparseTensor | torch.Tensor]:
         """Operands to compile that einsum for, of those as written."""
@@ -178,7 +155,7 @@ class Entries:
             one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)
             # Other values will not be one slice repeated.
             tables = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in values]
-            ones = SparseTensor._make(self.pattern, one.expand(self.pattern.nnz))
+            ones = SparseTensor._make(self.patterns[0], one.expand(self.patterns[0].nnz))
         return [ones, *(o for o in operands if not isinstance(o, SparseTensor)), *tables]
 
     def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:

@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.codegen import magnitudes
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import At, apply, followed, transposed
+from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -46,7 +46,7 @@ Changed = tuple[Bound, dict[str, object]]
 """An einsum and settings that differ."""
 
 
-class Step(Contraction):
+class Step(Contraction, Preparation):
     """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x."""
 
     def __init__(
@@ -71,18 +71,17 @@ class Step(Contraction):
                 the einsum says.
             choice: of the plan, where it was chosen together with those of other einsums.
         """
-        super().__init__(bound, operands, settings, form)
+        Contraction.__init__(self, bound, operands, settings, form)
         self.number = next(_numbers)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
         self._sizes, expanded = tuple(x._values.shape[1:]), x.expand_dense()
         operands = [expanded if o is x else o for o in operands]
-        self.preparation = made = Preparation.of(bound, operands, settings, form, repeated)
-        self.canonical, self.output, self.problem = made.canonical, made.output, made.problem
-        self._x, self.backend, self.nnz = expanded._bare(), self.problem.backend, expanded.nnz
+        Preparation.__init__(self, bound, operands, settings, form, repeated)
+        self._x, self.backend = expanded._bare(), self.problem.backend
         with in_place(settings, self.device):
             self.choice: Choice = choice or choose(settings.plan, self.problem)
-        self.plan, self.filled, self.parts, self.executable, self.arrays = made.prepare(self.choice.plan)
+        self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(self.choice.plan)
         self.inner, self.sparse = (self.executable.programs,), self.output.sparse
         self.empty = not self.canonical.coords.shape[1]
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
@@ -91,7 +90,7 @@ class Step(Contraction):
         self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
-            (p.packed.token, made.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
+            (p.packed.token, self.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
         self.guard = self._guard()
         self._others = dict[object, Step]()
@@ -164,23 +163,15 @@ class Step(Contraction):
         numbers = range(len(self.parts)) if parts is None else parts
         own = resolved(values.detach() if values.requires_grad else values)
         own = own.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
+        stored: list[torch.Tensor | InHalves | None] = []
         with without_autocast(own.device):
-            halves = None
             if any(self._value_keys[n][2] for n in numbers):
                 most = magnitudes.largest(own)
-                halves = (*scaled_halves(own, most), most)
-            return [self._stored(n, own, halves) for n in numbers]
-
-    def _stored(
-        self, part: int, values: torch.Tensor, halves: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    ) -> torch.Tensor | InHalves:
-        """(nnz,) values as one part stores them, made of their halves where these are stored."""
-        (_, dtype, split), own = self._value_keys[part], self.parts[part]
-        if halves is not None and split:
-            high, low, most = halves
-            return InHalves(own.packed.pack_values(high), own.packed.pack_values(low), most)
-        packed = own.packed.pack_values(values)
-        return packed if packed.dtype == dtype else packed.to(dtype)
+                high, low = scaled_halves(own, most)
+            for n in numbers:
+                (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
+                stored.append(InHalves(pack(high), pack(low), most) if in_halves else pack(own).to(dtype))
+        return stored
 
     @cached_property
     def _ones(self) -> Values:
@@ -191,7 +182,10 @@ class Step(Contraction):
     # -- calls ------------------------------------------------------------------------------------------------------
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        rows = self(*self._flat(patterns, values), dense, packed)
+        return self.of_rows(self(*self._flat(patterns, values), dense, packed))
+
+    def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
         if not self.sparse:
             return self.output.shaped(rows)
         order = self._arranged[1]
@@ -223,7 +217,7 @@ class Step(Contraction):
             return self.rows(values, reduced, packed, given)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
         expanded = self._expanded(reduced)
-        at = At(self, pattern, values is None, packed, given)
+        at = StepFunction(self, pattern, values is None, packed, given)
         return apply(at, expanded if values is None else [values, *expanded])
 
     def _expanded(self, dense: Tensors) -> list[torch.Tensor]:
@@ -368,7 +362,7 @@ class Step(Contraction):
         def gradient(n: int, dense: Tensors) -> torch.Tensor:
             tensors = dense if flat is None else [flat, *dense]
             wanted = [n + len(values) == m for m in range(len(tensors))]
-            each = At(self, pattern, flat is None).gradients(wanted, tensors, upstream)
+            each = StepFunction(self, pattern, flat is None).gradients(wanted, tensors, upstream)
             return next(g for g in each if g is not None)
 
         if number < 0:

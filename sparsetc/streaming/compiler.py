@@ -114,8 +114,9 @@ class Compiler:
         """The einsum of a chunk."""
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(self.bound.shape(p)) for p in self.bound.einsum.dense]
-        found = Preparation.of(self.bound, [x, *dense], self.settings, self.form)
-        return replace(found, problem=replace(found.problem, adding=True))
+        found = Preparation(self.bound, [x, *dense], self.settings, self.form)
+        found.problem = replace(found.problem, adding=True)
+        return found
 
     def pack(self, coords: torch.Tensor, values: torch.Tensor) -> PackedChunk | None:
         """A chunk, packed by the plan of the first one; None where none of its nonzeros takes part.
