@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.codegen import magnitudes
+from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
@@ -166,11 +166,11 @@ class Step(Contraction, Preparation):
         stored: list[torch.Tensor | InHalves | None] = []
         with without_autocast(own.device):
             if any(self._value_keys[n][2] for n in numbers):
-                most = magnitudes.largest(own)
+                most = split_float16.largest(own)
                 high, low = scaled_halves(own, most)
             for n in numbers:
                 (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
-                stored.append(InHalves(pack(high), pack(low), most) if in_halves else pack(own).to(dtype))
+                stored.append((pack(high), pack(low), most) if in_halves else pack(own).to(dtype))
         return stored
 
     @cached_property
