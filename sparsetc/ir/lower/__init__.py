@@ -138,48 +138,39 @@ class WholeLowering(Lowering):
         return tuple([a for a in self._axes(tiles) if a != LANES])
 
 
-__all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs", "scheduled"]
+__all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs"]
 
 
 def lower(
     bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
     """The verified tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
-    return _verified(bound, view, scheduled(bound, view, schedule, target), target, number, format)
-
-
-@lru_cache(maxsize=1024)
-def _verified(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
-    made = replace(_drafted(bound, view, schedule, target), number=number, format=format)
-    verify(made)
-    return made
+    return _verified(bound, view, schedule.by_rule(), target, number, format)
 
 
 def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
     """The tile program of one part as it is priced: before it is one of those that run, and verified."""
-    return _drafted(bound, view, scheduled(bound, view, schedule, target), target)
+    return _drafted(bound, view, schedule.by_rule(), target)
+
+
+@lru_cache(maxsize=1024)
+def _verified(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
+    program = replace(_drafted(bound, view, schedule, target), number=number, format=format)
+    verify(program)
+    return program
 
 
 @lru_cache(maxsize=1024)
 def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
-    return (WholeLowering if target.whole else Lowering)(_inner(bound, view, schedule, target), schedule).program(0, "")
-
-
-def scheduled(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule with the tree that is lowered: its author's, or the default rule's."""
-    given = schedule.by_rule()
-    return given if given.tree is not None else _by_rule(bound, view, given, target.sparse, target.in_operand_order)
-
-
-@lru_cache(maxsize=1024)
-def _by_rule(bound: Bound, view: Nest, schedule: Schedule, sparse: bool, in_operand_order: bool) -> Schedule:
-    return completed(_inner(bound, view, schedule, Target(sparse, in_operand_order)), schedule)
-
-
-def _inner(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Inner:
-    """What one work item computes, of a view that is read as the schedule says."""
     read = view.taking(1 if target.whole else schedule.lanes)
-    return Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
+    inner = Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
+    return _program(inner, schedule, "")
+
+
+def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
+    """The program by the schedule's tree: its author's, or that of the default rule."""
+    chosen = completed(inner, schedule) if schedule.tree is None else schedule
+    return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(0, format)
 
 
 NAMED = (LANES, "pair")
@@ -231,9 +222,7 @@ def lower_pairs(
         output_axes=(row, column),
         folds=named,
     )
-    chosen = completed(made, schedule) if schedule.tree is None else schedule
-    format = " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored)
-    program = (WholeLowering if target.whole else Lowering)(made, chosen).program(0, format)
+    program = _program(made, schedule, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
     verify(program)
     return program
 

@@ -6,7 +6,7 @@ schedule takes of them; `place` puts each computation into its loops. A product,
 becomes an accumulator, which lives outside of them; what it depends on beside is summed in registers, in the order in
 which the tree has them. The last sums, over lanes and dense axes, are left to the statement that adds the result.
 
-Where stored values are in halves (`in_halves`), powers of two scale what is gathered before the dot that takes it,
+Where stored values are in halves (`Lowering.split`), powers of two scale what is gathered before the dot that takes it,
 which splits it in registers, and bring the sum back::
 
     scale_B = 2 ** (14 - exponent of most_B);  unscale_X, unscale_B = 2 ** (exponent of most, most_B - 14)
@@ -32,7 +32,6 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.tile import (
     LANES,
-    Add,
     Gather,
     Product,
     Scale,
@@ -42,73 +41,6 @@ from sparsetc.ir.program.tile import (
     Value,
 )
 from sparsetc.support.lru import cached_property
-
-
-def in_halves(total: Tile, statements: Sequence[Statement]) -> tuple[Tile, list[Statement]]:
-    """What is added to the output, and the computations that make it.
-
-    Args:
-        total: what is to be added.
-        statements: in an order of data flow, without loops.
-
-    Raises:
-        PlanError: there is another dot than one of stored values with rows of one operand, or it is not added up over
-            all tiles at once.
-    """
-    dot, rows, value = _dot(statements)
-    name = rows.operand.name
-    into, back = Scale(_number(names.scale(name)), name, into=True), Scale(_number(names.unscale(name)), name)
-    own = Scale(_number(names.unscale(X)), value.operand)
-    gathered = replace(rows, operand=replace(rows.operand, split=True))
-    scaled = Product(replace(rows.out, name=names.scaled(name)), (rows.out, into.out))
-    result = replace(dot.out, folded=0)
-
-    def scaled_as(s: Statement) -> list[Statement]:
-        if s == rows:
-            return [gathered, scaled]
-        if s == dot:
-            return [
-                _with(dot, rows.out, scaled.out),
-                Product(result, (dot.out, own.out)),
-                Product(result, (result, back.out)),
-            ]
-        return [_with(s, dot.out, result)]
-
-    found = [new for s in statements for new in scaled_as(s)]
-    return result if total == dot.out else total, [into, own, back, *found]
-
-
-def _number(name: str) -> Tile:
-    return Tile(name, (), ITEM)
-
-
-def _dot(statements: Sequence[Statement]) -> tuple[Product, Gather, Value]:
-    """The dot, and what reads its sides."""
-    loads = {s.out: s for s in statements if isinstance(s, Gather | Value)}
-    dots = [s for s in statements if isinstance(s, Product) and s.dot]
-    for dot in dots:
-        sides = [loads.get(side[0]) for side in (dot.left, dot.right) if len(side) == 1]
-        rows = [s for s in sides if isinstance(s, Gather) and s.operand.rows and not s.operand.rounded]
-        values = [s for s in sides if isinstance(s, Value)]
-        if len(dots) == len(rows) == len(values) == 1 and dot.accumulate and dot.out.level == ITEM:
-            return dot, rows[0], values[0]
-    raise PlanError(
-        f"in {F16X3} one dot takes stored values and rows of one operand, and is added up over tiles; "
-        f"found {', '.join(str(dot.out) for dot in dots) or 'no dot'}"
-    )
-
-
-def _with(s: Statement, old: Tile, new: Tile) -> Statement:
-    """A statement that reads one tile in the place of another."""
-
-    def own(tiles: tuple[Tile, ...]) -> tuple[Tile, ...]:
-        return tuple(new if t == old else t for t in tiles)
-
-    if isinstance(s, Product):
-        return replace(s, left=own(s.left), right=own(s.right))
-    if isinstance(s, Sum | Add):
-        return replace(s, source=new if s.source == old else s.source)
-    return s
 
 
 class Lowering:
@@ -131,6 +63,11 @@ class Lowering:
         if beside := [name for name in schedule.rounded if name not in gathered]:
             read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
             raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
+        self.split = self._split()
+        if self.split:
+            self.operand[self.split] = replace(self.operand[self.split], split=True)
+        self.unscale: list[Tile] = []
+        """Scales that the sum of the dot in halves is yet to be multiplied by."""
         self.take = dict(schedule.take)
         self.positions = tuple(
             [ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
@@ -145,12 +82,11 @@ class Lowering:
     def program(self, number: int, format: str) -> ir.TileProgram:
         """The program."""
         inner, schedule = self.inner, self.schedule
-        total, computed = self.contract()
-        read = {s.operand.name: s.operand for s in computed if isinstance(s, ir.Gather)}
+        total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
         copies = 1 if owned or not isinstance(inner.key, ir.Row) else schedule.copies
-        statements = (*computed, ir.Add(total, inner.key, inner.output_axes, owned, copies))
+        statements = (*self.statements, ir.Add(total, inner.key, inner.output_axes, owned, copies))
         return ir.TileProgram(
             equation=inner.equation,
             number=number,
@@ -158,7 +94,7 @@ class Lowering:
             view=self.view,
             letters=inner.letters,
             axes=(*self.dense, *self.positions),
-            operands=tuple((self.operand | read).values()),
+            operands=tuple(self.operand.values()),
             output=inner.output,
             output_axes=inner.output_axes,
             body=place(statements, list(map(ir.Loop, self.around))),
@@ -176,12 +112,39 @@ class Lowering:
         pieces = dict(self.schedule.pieces).get(letter, ())
         return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
 
-    def contract(self) -> tuple[ir.Tile, list[ir.Statement]]:
-        """What is to be added to the output, and the computations that make it."""
+    def contract(self) -> Tile:
+        """Make the statements, and return what is to be added to the output."""
+        if self.split:
+            back = {X: X.lower(), self.split: self.split}
+            self.make(Scale(_number(names.scale(self.split)), self.split, into=True))
+            self.unscale = [self.make(Scale(_number(names.unscale(name)), operand)) for name, operand in back.items()]
         total = self.run()
-        for scale in [self.make(self.scale(name)) for name in self.inner.scaled]:
-            total = self.make(ir.Product(replace(total, folded=0), (total, scale)))
-        return in_halves(total, self.statements) if "most" in self.view.packed else (total, self.statements)
+        if self.unscale:
+            raise self._no_halves()
+        return self._scaled(total, [self.make(self.scale(name)) for name in self.inner.scaled])
+
+    # -- halves -----------------------------------------------------------------------------------------------------
+    def _split(self) -> str:
+        """Return the operand whose rows the one dot takes in halves; nothing where stored values are not in halves."""
+        if "most" not in self.view.packed:
+            return ""
+        sides = self.dots[0].parts if len(self.dots) == 1 else ()
+        rows = [name for name, o in self.operand.items() if Factor(name) in sides and o.rows and not o.rounded]
+        if not rows or Factor(X) not in sides:
+            raise self._no_halves()
+        return rows[0]
+
+    def _no_halves(self) -> PlanError:
+        return PlanError(
+            f"in {F16X3} one dot takes stored values and rows of one operand, and is added up over tiles; "
+            f"found {', '.join(map(str, self.dots)) or 'no dot'}"
+        )
+
+    def _scaled(self, tile: Tile, scales: Iterable[Tile]) -> Tile:
+        """The tile, multiplied by one scale after the other: their product may be no float32."""
+        for scale in scales:
+            tile = self.make(Product(replace(tile, folded=0), (tile, scale)))
+        return tile
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> ir.Value | ir.Gather:
@@ -310,7 +273,10 @@ class Lowering:
         last = self.statements[-1]
         if isinstance(last, Product) and last.out == tile and not last.accumulate:
             self.statements.pop()
-            return self.make(replace(last, out=replace(tile, name=self.called(name), level=level), accumulate=True))
+            total = self.make(replace(last, out=replace(tile, name=self.called(name), level=level), accumulate=True))
+            scales = self.unscale if last.dot and level == ITEM else []
+            self.unscale = self.unscale[len(scales) :]
+            return self._scaled(total, scales)
         return self.make(Product(replace(tile, name=self.called(name), level=level), (tile,), accumulate=True))
 
     def _axes(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
@@ -369,7 +335,11 @@ class Lowering:
 
     def _make(self, node: Tree) -> Tile:
         if isinstance(node, Factor):
-            return self.make(self.load(node.name))
+            rows = self.make(self.load(node.name))
+            if node.name != self.split:
+                return rows
+            scale = _number(names.scale(self.split))
+            return self.make(Product(replace(rows, name=names.scaled(self.split)), (rows, scale)))
         if isinstance(node, Multiply):
             return self.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
         if isinstance(node, Dot):
@@ -418,6 +388,10 @@ class Lowering:
         for axis in reversed(self._loops(loops)):
             found.setdefault(axis.sums, []).append(axis.name)
         return [*found.items()]
+
+
+def _number(name: str) -> Tile:
+    return Tile(name, (), ITEM)
 
 
 def _level(tiles: Iterable[Tile]) -> int:
