@@ -70,7 +70,9 @@ def price(candidate: Candidate, problem: Problem) -> Candidate:
 def seconds_of(
     plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], backend: str, profile: DeviceProfile
 ) -> tuple[float, ...]:
-    """Time of one call, by part: 0 for one that has no nonzeros. What a launch takes is its first part's.
+    """Return the seconds of one call, by part: 0 for one without nonzeros, unless no part has any.
+
+    What a launch takes is its first part's.
 
     Parts run one after another; a fused launch overlaps only their ends. Torch programs have a launch each.
     Operands that parts read rounded are rounded first, by a call of torch each, and of those that dots split the
@@ -99,16 +101,16 @@ def seconds_of(
 
 
 def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, listed_byte: float) -> float:
-    """Bytes of the result that are zeros before programs run: all copies, or what no part stores, if that is little."""
+    """Return the bytes of the result that are zeroed first: all copies, or the rows that no part stores."""
     if not (stored := sum([part.stored(own) for part, own in both])):
         return every
-    if both[0][0].sparse:  # of which every row is stored or added to
+    if both[0][0].sparse:  # rows that are added to alone are zeroed
         return sum([min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned])
     return max(0, min(output, listed_byte * (output - stored) // 1))
 
 
 def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
-    """The view that each part's format promises, and whether it is expected to store, as the kernel will decide."""
+    """Return each part's view, and True if the part is expected to own the rows that it writes."""
     plan, expected = candidate.plan, candidate.expected
     alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
     made = [get_format(part.format).view(problem.shape, part.storage) for part in plan.parts]
@@ -117,10 +119,7 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
 
 
 def orderly(candidate: Candidate, problem: Problem) -> bool:
-    """Whether no sum depends on the order in which programs finish, or a second pass can see to that.
-
-    Rows have one owner each, or parts of nonzeros alone add them up.
-    """
+    """Return True if each row has one owner, or a second pass can add the sums of all parts in a fixed order."""
     found = views(candidate, problem)
     return all(own for _, own in found) or all(view.loops[-1].ordered for view, _ in found)
 
@@ -129,7 +128,8 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
     found = []
     for p, (view, own) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
-        whole = problem.backend == "torch" and not view.values.sides  # which pay as the programs of a GPU take them
+        # Programs with tiles are priced as a GPU runs them.
+        whole = problem.backend == "torch" and not view.values.sides
         target = Target(problem.sparse_output, p.format == "coo", own, problem.rows, whole=whole)
         lower = getattr(FORMATS[p.format], "lower", None)
         own_cost = lower and cost_of(lower(problem.bound, p, target, 0))
@@ -187,19 +187,19 @@ def tried(option: Option, priced: Candidate, problem: Problem, by_part: bool = F
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
-    """Take every axis that is split over the grid in slabs, unless the schedule names slabs."""
+    """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
     sizes = problem.bound.by_index
     return replace(own, slabs=own.slabs or tuple([c for c in dense_axes(problem.bound) if sizes[c] > own.block(c)]))
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
-    """Add to copies of the output, the more the fewer rows it has, so that additions wait less for one another."""
+    """Add to copies of the output, to more where it has fewer rows, so that additions wait less for one another."""
     crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
     return replace(own, copies=max(own.copies, min(MOST_COPIES, 1 << crowd.bit_length() - 1)))
 
 
 def suited(plan: Plan, problem: Problem) -> Plan:
-    """The plan as the backend and the type take it, before it is priced; torch has one lane, so that nothing is padded.
+    """Return the plan without options that the backend or the type lacks; torch has one lane, so it pads nothing.
 
     Raises:
         PlanError: a tree has dots, and the type has none.
@@ -234,9 +234,9 @@ def describe(plan: Plan, problem: Problem) -> str:
 
 
 def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
-    """Return the candidate priced: as it is, and last with operands rounded, where that is worth it.
+    """Return the candidate priced, and behind it one with rounded operands if that is faster.
 
-    A candidate that has a price keeps it.
+    A candidate that has a price is returned alone, as it is.
     """
     if candidate.seconds is not None:
         return [candidate]
@@ -246,7 +246,7 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
 
 
 def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
-    """The candidate with those operands rounded of which each saves time that the cost model tells apart."""
+    """Return the candidate with operands rounded, the best first, until the next one saves too little to be certain."""
     if problem.backend != "triton" or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
@@ -265,7 +265,7 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
 def cheapest(
     candidates: Sequence[Candidate], problem: Problem, price: Callable[[Candidate, Problem], Candidate]
 ) -> Candidate:
-    """Return the candidate that a price says is fastest, with operands rounded where that saves time."""
+    """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
 
     def seconds(candidate: Candidate) -> float:
         return sum(price(candidate, problem).seconds or ())

@@ -28,11 +28,11 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 T = TypeVar("T")
 
 OWN = 8
-"""Things kept for counts that no pattern has."""
+"""Entries of the cache of counts that belong to no pattern."""
 
 
 class Counts:
-    """Distinct coordinates of sets of modes, counted once each."""
+    """Counts by sets of modes, each made once: distinct coordinates, longest runs, populations of tiles."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Counts:
         cache: Lru[Any, Any] | None = None,
         share: tuple[int, Callable[[], torch.Tensor | None]] | None = None,
     ) -> None:
-        """Nothing is counted yet.
+        """Count nothing yet.
 
         Args:
             coords: (order, nnz).
@@ -56,7 +56,7 @@ class Counts:
         self.nnz, self._share = share or (coords.shape[1], lambda: None)
         self._memory = {} if memory is None else memory
         own: Lru[Any, Any] = Lru(OWN)
-        # Kernels that are kept there have counts.
+        # Weak: the cache keeps kernels, which keep counts.
         self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: own) if cache is None else weakref.ref(cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -69,12 +69,12 @@ class Counts:
 
     @property
     def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, in lexicographic order; those of a share are taken out of all when they are asked for."""
+        """(order, nnz) int64, in lexicographic order; those of a share are copied whenever they are asked for."""
         return self._coords if self._numbers is None else self._coords[:, self._numbers]
 
     @property
     def cache(self) -> Lru[Any, Any]:
-        """Caches kept with the pattern; empty where that has forgotten them."""
+        """The pattern's cache; a new one where the pattern is gone."""
         found = self._cache()
         return Lru(1) if found is None else found
 
@@ -174,14 +174,14 @@ class Problem:
     backend: str
     dtype: torch.dtype
     precisions: tuple[str, ...]
-    """The precision of dots that is asked for, then more exact ones, which are allowed therefore."""
+    """The precision of dots that is asked for, then more exact ones, which are allowed too."""
     counts: Counts = field(compare=False, repr=False)
     """Counts of the sparse operand's pattern."""
     deterministic: bool
     memory_limit: int | None
     """Bytes that stored tiles may take; None for what is free."""
     halves: bool
-    """True if float32 may be multiplied in halves of 16 bits, where dots are to be as exact as float32."""
+    """True if a float32 product may be made of three products of 16-bit halves."""
     coalesced: bool
     """True if no coordinate occurs twice: tiles hold one value a position."""
     rows: int
@@ -189,7 +189,7 @@ class Problem:
     sparse_output: bool
     """True if output rows are those of a pattern."""
     adding: bool = False
-    """True if the nonzeros are some of a larger tensor's, as those of a stream's chunk are."""
+    """True if the nonzeros are a chunk of a larger tensor."""
 
     @classmethod
     def of(
@@ -204,7 +204,7 @@ class Problem:
     ) -> Problem:
         """Return the facts of a canonical einsum with so many output rows.
 
-        Values of its sparse operand `x` are only looked at for their dtype.
+        Values of its sparse operand `x` are not read.
         """
         machine = machine_of(x.device)
         if x.dtype in (torch.float16, torch.bfloat16):
@@ -230,7 +230,7 @@ class Problem:
 
     @cached_property
     def floating(self) -> bool:
-        """True if a GPU has a matrix instruction for the type."""
+        """True if the type is a real floating one."""
         return self.dtype.is_floating_point
 
     @cached_property

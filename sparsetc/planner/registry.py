@@ -192,10 +192,13 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
 
 # -- the plan that an einsum takes ------------------------------------------------------------------------------------
 def choose(wanted: str | Plan, problem: Problem) -> Choice:
-    """Return the choice for one sparse operand: a plan as given, or what a request stands for.
+    """Return the choice for one sparse operand: a plan with parts as it is given, else what a request stands for.
 
     That is the plan of its name, or for ``"auto"`` the cheapest that any method estimates; a method that the request
     prefers comes before all others where it applies.
+
+    Raises:
+        PlanError: there is no such plan or option, it does not apply, or it is for several sparse operands.
     """
     plan = requested(wanted)
     if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
@@ -221,7 +224,7 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
 
 
 def check_request(wanted: str | Plan) -> None:
-    """Raise `PlanError` where a request for a plan of one sparse operand names none, or an option that it has not."""
+    """Raise `PlanError` if a request for one sparse operand names an unknown plan, or an unknown option of a plan."""
     plan = requested(wanted)
     if not plan.is_request:
         return

@@ -63,10 +63,10 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "pow"):
 class SymbolicCost(Mapping[str, Any]):
     """What a call of a kernel does: ``bytes``, ``gathered rows``, ``atomics``, ``products`` and ``seconds``.
 
-    Each is a sympy expression: bytes that device memory moves at least, rows gathered of dense operands, elements added
-    by atomics, multiplications and additions, and the seconds expected of the device. Symbols are the sizes by their
-    letters; ``items``, ``fibers``, ``nonzeros`` as they are stored, ``itemsize`` and ``chain`` (rounds of dependent
-    loads) of each part, numbered where there are several; and the numbers of the device's profile.
+    Each is a sympy expression: the least bytes moved to and from device memory, rows gathered of dense operands,
+    elements added by atomics, multiplications and additions, and the seconds expected of the device. Symbols are the
+    sizes by their letters; ``items``, ``fibers``, ``nonzeros`` as they are stored, ``chain`` (rounds of dependent
+    loads) and ``runs_<letter>`` of each part, numbered where there are several; ``itemsize``; and the device's numbers.
     """
 
     expressions: Mapping[str, Any]
@@ -83,7 +83,9 @@ class SymbolicCost(Mapping[str, Any]):
         return len(self.expressions)
 
     def at(self, **changed: float) -> dict[str, float]:
-        """The numbers for this kernel, but for what is changed: ``k.cost.at(nonzeros=10**9, r=128)["seconds"]``.
+        """Return the numbers for this kernel with other values of some symbols.
+
+        ``k.cost.at(nonzeros=10**9, r=128)["seconds"]``
 
         Raises:
             PlanError: there is no symbol of a name, or a number is not above 0.

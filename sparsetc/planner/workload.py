@@ -47,7 +47,7 @@ class Option:
 def choose_together(
     wanted: str | Plan, problems: Sequence[Problem], limit: int
 ) -> list[tuple[Choice, str | Plan]] | None:
-    """A choice for each einsum: the set of plans that is expected to be fastest, of those whose copies fit.
+    """Return a choice for each einsum: the set of plans that is expected to be fastest, of those whose copies fit.
 
     Where ``"auto"`` is asked for, all plans that it considers of each einsum are weighed, and the shared copy. Where a
     plan is named, it is taken wherever its copies fit, and the shared copy for as many of the others as must be.
@@ -59,7 +59,8 @@ def choose_together(
 
     Returns:
         A choice, and the request by which it is made again, for each einsum.
-        None where there is nothing to weigh: a plan was given with its parts, or the shared one is asked for.
+        None where there is nothing to weigh: of fewer than two einsums, of a plan with its parts, of a shared plan,
+        and of a request with a preference.
     """
     request = requested(wanted)
     if not request.is_request or is_shared(request.name) or request.preferred or len(problems) < 2:
@@ -82,7 +83,7 @@ def choose_together(
 
 
 def _options(request: Plan, problem: Problem) -> list[Option]:
-    """The plans of one einsum, the fastest first, and the shared ones."""
+    """Return the plans of one einsum, the preferred one first and the shared ones last."""
     shared = [found for method in PLANS.values() if not method.alone for found in method.estimates(problem)]
     if request.name == "auto":
         first, *others = [_option(e, problem, False) for e in ranked(considered(problem))]

@@ -23,10 +23,10 @@ from sparsetc.support.notices import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97
-"""How full a chunk is meant to be, by what the last ones took a nonzero; those that come out larger are cut again."""
+"""How full a chunk is meant to be, by the bytes per nonzero of the last one; a chunk too large is cut again."""
 
 SAMPLES = 16
-"""Ranges that are looked at for a plan that does not apply to the first chunk."""
+"""Ranges, about, that are looked at for a plan that does not apply to the first chunk."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def cut(source: Source, compiler: Compiler, budget: Budget, sink: Memory | Write
 
 
 def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Nonzeros to choose a plan by: all of them where they are in memory, else some ranges of so many."""
+    """Yield nonzeros to choose a plan by: all if they are in memory, else about `SAMPLES` ranges of `count`."""
     whole = getattr(source, "x", None)
     if isinstance(whole, SparseTensor):
         yield whole.coords, whole.values
@@ -137,11 +137,10 @@ def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Te
 
 
 def _next(ends: Sequence[int] | None, start: int) -> int:
-    """The next number that no chunk reaches across."""
-    if ends is None or not len(ends):
+    """Return the next number that no chunk may reach across; a large one if there is none."""
+    if ends is None or (found := bisect_right(ends, start)) == len(ends):
         return 1 << 62
-    found = bisect_right(ends, start)
-    return ends[found] if found < len(ends) else 1 << 62
+    return ends[found]
 
 
 def _fewer(nnz: int, wanted: float, nbytes: int, budget: Budget) -> float:

@@ -3,8 +3,9 @@
 In: chunks and their store, bound programs, tables of dense operands. Out: the rows of the result. On a GPU each of S
 streams takes every S-th chunk: copy, kernel, copy back, in this order, so that what one stream copies hides behind what
 another computes, and a stream's own order guards its buffer. Copies to the device follow one another: each waits for
-the event of the one before, so that two do not share the bus and end together. The host only enqueues: it waits for
-nothing but the disk. Without a GPU the chunks are run where they lie, one after the other.
+the event of the one before, so that two do not share the bus and end together. The host waits for the disk,
+for progress where it is shown, and at the end where rows go to the host. Without a GPU the chunks are run where they
+lie, one after the other.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ class Engine:
         """Run all chunks; on a GPU what is enqueued on the current stream afterwards comes after them.
 
         Args:
-            store: that has the chunks' bytes.
-            tables: of dense operands, on the device.
-            target: of zeros, to which chunks add.
+            store: has the chunks' bytes.
+            tables: the dense operands, on the device.
+            target: the result, of zeros; rows that go to the host are written there instead.
             at: told how many bytes of chunks are done.
         """
         self._marks = []
