@@ -33,7 +33,6 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
 from sparsetc.options import Options, with_settings
 from sparsetc.pair.join import JoinOperand, prepared
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -247,7 +246,7 @@ class Chain(Joined):
         return full.sum(dropped, dtype=full.dtype) if dropped else full
 
     # -- what a user may look at ------------------------------------------------------------------------------------
-    @cached_property
+    @property
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands."""
         contractions = (link.contraction for link in self.links)

@@ -198,7 +198,6 @@ def contraction(
             made = Rewritten(bound, operands, settings, form, blocks, of_blocks)
         else:
             made = _of_entries(bound, operands, settings, form, repeated, choice)
-        made.pattern_on(made.bare)  # found here, and not while a CUDA graph is captured
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
@@ -239,7 +238,9 @@ def _of_entries(
             "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
         )
     if len(sparse) == 1:
-        return Step(bound, operands, settings, form, repeated, choice=choice)
+        step = Step(bound, operands, settings, form, repeated, choice=choice)
+        step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
+        return step
     if len(operands) == 2:
         from sparsetc.contraction.pair import Pair  # imported where an einsum has two sparse operands, which few have
 

@@ -105,8 +105,8 @@ class Pair(Joined):
         budget = Budget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
         budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
-        backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        self.problem = PairProblem(self.join, e, wanted, dtype, backend, budget, swapped)
+        self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
+        self.problem = PairProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
         self.choice: Choice = choose(self.problem)
         path = PATHS[self.choice.plan.name]
         self.numeric: Path = self.task_sums if path is TaskSums else path(self.problem, self.choice.plan)
@@ -125,16 +125,11 @@ class Pair(Joined):
         return (self,)
 
     @cached_property
-    def backend(self) -> str:
-        """The backend that programs are generated for."""
-        return self.problem.backend
-
-    @cached_property
     def task_sums(self) -> TaskSums:
         """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
         return TaskSums(self.problem)
 
-    @cached_property
+    @property
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
         sizes, width, parts = self.numeric.sizes, self._like.dtype.itemsize, []
