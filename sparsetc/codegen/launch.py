@@ -12,17 +12,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from sparsetc.codegen import cache, magnitudes
+from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
@@ -30,7 +30,7 @@ from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
-from sparsetc.ir.program.operands import tables, tables_of
+from sparsetc.ir.program.operands import tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
@@ -41,28 +41,17 @@ FUSED = {"enable_fp_fusion": True}
 
 _HERE = nullcontext()
 
-Values = Sequence["torch.Tensor | InHalves | None"]
+InHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""(stored,) high halves, low halves, and (1,) float32 the largest magnitude, by which they were scaled."""
+Values = Sequence[torch.Tensor | InHalves | None]
 """Packed values, one a part; None of a pattern, which stores none."""
-
-
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
 
 
-class InHalves(NamedTuple):
-    """The packed values of a part in halves, in the order in which programs take them."""
-
-    high: torch.Tensor
-    """(stored,) float16."""
-    low: torch.Tensor
-    """(stored,) float16."""
-    most: torch.Tensor
-    """(1,) float32, the largest magnitude of all values, which says how they were scaled (`ir.nest.values`)."""
-
-
 def each(values: Values) -> Sequence[torch.Tensor | None]:
     """The tensors of packed values, as a launch takes them."""
-    return [one for own in values for one in (own if isinstance(own, InHalves) else (own,))]
+    return [one for own in values for one in (own if isinstance(own, tuple) else (own,))]
 
 
 @dataclass(frozen=True)
@@ -180,8 +169,7 @@ class TorchPrograms(Programs):
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
         ranges = [chunks(p, own) for p, own in zip(self.programs, known or arrays, strict=True)]
-        read = [[(n, t.made) for n, o in enumerate(p.operands) for t in tables(o)] for p in self.programs]
-        parts = list(zip(functions, ranges, self.programs, arrays, read, strict=True))
+        parts = list(zip(functions, ranges, self.programs, arrays, [_tables([p]) for p in self.programs], strict=True))
 
         def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             for (function, ranges, program, own, read), stored in zip(parts, values, strict=True):
@@ -213,8 +201,8 @@ class TritonPrograms(Programs):
             )
         for program in self.programs:
             check_sizes(program)
-        own = [replace(p.schedule, precision=portable(p.schedule.precision, machine)) for p in self.programs]
-        programs = tuple(replace(p, schedule=schedule) for p, schedule in zip(self.programs, own, strict=True))
+        own = ((p, replace(p.schedule, precision=portable(p.schedule.precision, machine))) for p in self.programs)
+        programs = tuple(replace(p, schedule=schedule) for p, schedule in own)
         sums, text = accumulator(self.dtype), header(programs, "triton", self.about)
         named = f"tl.{str(sums).removeprefix('torch.')}"
         return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
@@ -226,13 +214,17 @@ class TritonPrograms(Programs):
         return [("kernel", numbers)] if self.fused else [(f"kernel_{n}", (n,)) for n in numbers]
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        if any(p.schedule.precision == "bf16" and p.dots for p in self.programs):
-            check_products(getattr(self.module, self.kernels[0][0]))
+        rounded = any(p.schedule.precision == "bf16" and p.dots for p in self.programs)
+        if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
+            raise PlanError(
+                "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
+                'numbers: take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
+            )
         launches, every = [], _tables(self.programs)
         for name, group in self.kernels:
             if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
                 kernel, options = getattr(self.module, name), self._options(group, self.machine)
-                launch = Launch(kernel, grid, *self._arguments(group, arrays), options)
+                launch = launch_of(kernel, grid, *self._arguments(group, arrays), options)
                 launches.append((launch, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
@@ -288,37 +280,47 @@ class TritonPrograms(Programs):
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
-@dataclass(slots=True, eq=False)
-class Launch:
-    """One kernel on one grid with its fixed arguments.
+def launch_of(
+    kernel: Any, grid: int, arguments: Sequence[Any], places: Mapping[int, int], options: Mapping[str, int]
+) -> Call:
+    """Return a launch of one kernel on one grid, on the current device; it returns before the kernel has run.
 
     Triton decides by arguments' types and alignment which of a kernel's compiled forms runs, which takes most of a
     call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike.
+
+    Args:
+        kernel: of a generated module.
+        grid: its programs.
+        arguments: that are fixed, of which values take some places.
+        places: which of the values each of those places takes.
+        options: what Triton is told beside arguments.
     """
+    forms: dict[Any, Any] = {}
 
-    kernel: Any
-    grid: int
-    arguments: list[Any]
-    values: dict[int, int]
-    """Which of the values each place of the arguments takes."""
-    options: Mapping[str, int]
-    _forms: dict[Any, Any] = field(default_factory=dict)
-
-    def __call__(self, values: Sequence[torch.Tensor | None], dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Launch on the current device; returns before the kernel has run."""
-        arguments = self.arguments.copy()
-        for place, number in self.values.items():
-            arguments[place] = values[number]
-        own = [arguments[place] for place in self.values]
-        form = (out.device, out.dtype, *[t.data_ptr() % ALIGNED for t in (*own, *dense, out)])
-        run = self._forms.get(form)
+    def launch(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        given = [*arguments]
+        for place, number in places.items():
+            given[place] = values[number]
+        form = (
+            out.device,
+            out.dtype,
+            *[t.data_ptr() % ALIGNED for t in (*map(given.__getitem__, places), *dense, out)],
+        )
+        run = forms.get(form)
         if run is not None:
-            run(*arguments, *dense, out)
+            run(*given, *dense, out)
             return
-        check_device(self.kernel, out.device)
-        compiled = self.kernel[(self.grid,)](*arguments, *dense, out, **self.options)
+        if out.device.type == "cpu" and not is_interpreted(kernel):
+            raise DeviceError(
+                'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with '
+                '.to("cuda"), leave the backend to "auto", which runs the torch programs here, or set '
+                "TRITON_INTERPRET=1 before Python starts. What needs no GPU is .source and .ptx()"
+            )
+        compiled = kernel[(grid,)](*given, *dense, out, **options)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._forms[form] = compiled[self.grid, 1, 1]
+            forms[form] = compiled[grid, 1, 1]
+
+    return launch
 
 
 ALIGNED = 16
@@ -367,25 +369,6 @@ def is_interpreted(kernel: Any) -> bool:
     return not isinstance(kernel, JITFunction)
 
 
-def check_device(kernel: Any, device: torch.device) -> None:
-    """DeviceError where a kernel that is to be compiled would be launched without a GPU."""
-    if device.type == "cpu" and not is_interpreted(kernel):
-        raise DeviceError(
-            'backend="triton" launches kernels on a GPU, and the operands are on the CPU: move them with .to("cuda"), '
-            'leave the backend to "auto", which runs the torch programs here, or set TRITON_INTERPRET=1 before Python '
-            "starts. What needs no GPU is .source and .ptx()"
-        )
-
-
-def check_products(kernel: Any) -> None:
-    """PlanError where a kernel with products of matrices in bfloat16 would be interpreted."""
-    if is_interpreted(kernel):
-        raise PlanError(
-            "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong numbers: "
-            'take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
-        )
-
-
 def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
     """How a part's values are stored on a GPU, those of the operands being of `dtype`."""
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
@@ -399,7 +382,7 @@ def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
 
 def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
     if made == "most":
-        return magnitudes.largest(table)
+        return split_float16.largest(table)
     return table.to(torch.bfloat16) if made else table
 
 

@@ -1,5 +1,7 @@
 """Float32 values -> scaled float16 halves, for dots in f16x3, and the verdict on whether those are as exact as float32.
 
+Magnitudes are the bits of absolute values, which are ordered as they are, with infinities and NaN at the end.
+
 In: (nnz,) float32 values and their positions in whole tiles. Out: `Halves`, high and low. Of a row of an operand (a
 free position, whatever the tile) the largest magnitude says by which power of two, the row's scale, it is brought into
 the range of a float16 (`ir.nest.values`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
@@ -13,10 +15,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
-from sparsetc.codegen.magnitudes import TOP
 from sparsetc.ir.nest.values import BIAS, HEAD, RANGE, exponents, halved, power
 
 SPREAD = 28
@@ -31,6 +33,10 @@ BLOCK = 1024
 """Values a program."""
 GROUP = 32
 """Consecutive values of a program, of which one warp finds the largest."""
+TOP = 0x7FFFFFFF
+"""The largest magnitude that bits can say."""
+LOOKED, LOOKS = 4096, 1024
+"""Values that a program looks at together for extremes, and programs at most."""
 
 
 @dataclass(frozen=True)
@@ -155,3 +161,51 @@ def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
         far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
         found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
         halves.verdict.copy_(torch.cat([halves.verdict, found.int()]).amax(0, keepdim=True))
+
+
+# -- the largest and the smallest magnitude of all values, in one pass ------------------------------------------------
+
+
+def extremes(values: torch.Tensor) -> torch.Tensor:
+    """(2,) int32: the bits of the largest magnitude, and how far those of the smallest but 0 are below `TOP`; or 0.
+
+    Args:
+        values: float32, of any shape; a GPU is not waited for.
+    """
+    found = torch.zeros(2, dtype=torch.int32, device=values.device)
+    if values.numel():
+        (find_by_kernel if values.is_cuda else find_by_torch)(values.contiguous(), found)
+    return found
+
+
+def largest(values: torch.Tensor) -> torch.Tensor:
+    """(1,) the largest magnitude, float32, on the device; 0 of no values."""
+    return extremes(values)[:1].view(torch.float32)
+
+
+def read_extremes(found: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Return the largest and the smallest magnitude that `extremes` found of each table; one device is waited for once.
+
+    The largest is infinite or NaN where a value is, the smallest is that of values but 0, infinite where there is none.
+    """
+    if not found:
+        return []
+    most, below = torch.stack(list(found)).cpu().unbind(1)
+    least = torch.where(below > 0, (TOP - below).view(torch.float32), inf)
+    return torch.stack([most.view(torch.float32), least], 1).tolist()  # type: ignore[no-any-return]
+
+
+def find_by_kernel(values: torch.Tensor, found: torch.Tensor) -> None:
+    """Fill in what is found, by Triton's kernel."""
+    from sparsetc.codegen.split_float16_kernels import find
+
+    programs = min(LOOKS, -(-values.numel() // LOOKED))
+    with torch.cuda.device_of(values):
+        find[(programs,)](values, found, values.numel(), programs)
+
+
+def find_by_torch(values: torch.Tensor, found: torch.Tensor) -> None:
+    """Fill in what is found, by torch."""
+    bits = values.view(torch.int32) & TOP
+    found[0] = bits.max()
+    found[1] = torch.where(bits > 0, TOP - bits, 0).max()

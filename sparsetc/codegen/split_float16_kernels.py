@@ -15,11 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsetc.codegen import magnitudes
 from sparsetc.codegen import split_float16 as rules
 from sparsetc.ir.nest import values as halves
 
-LOOKED, TOP = tl.constexpr(magnitudes.BLOCK), tl.constexpr(magnitudes.TOP)
+LOOKED, TOP = tl.constexpr(rules.LOOKED), tl.constexpr(rules.TOP)
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from string import ascii_letters
 
-from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, rows_of, value, weight_axes
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, rows_of, value
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
@@ -105,7 +105,7 @@ class FunctionPrinter(Rows):
     def gather(self, s: ir.Gather) -> None:
         """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
         o, level = s.operand, s.out.level
-        if s in self.bags.values():
+        if s in [rows for rows, _ in self.bags.values()]:
             return
         if not o.rows:
             self.put(f"{s.out.name} = {o.name}.view({self.shape(o.axes) or '()'})")
@@ -138,16 +138,15 @@ class FunctionPrinter(Rows):
             text = f"run_products({matrices}, {self.offsets(level)})"
             text += f".view(-1, {self.shape(axes)})" if len(axes) > 2 else ""
         elif s in self.bags:
-            text = self.bag(s, self.bags[s], level)
+            text = self.bag(s, *self.bags[s], level)
         else:
             text = self.multiplied(s.inputs, axes, level)
             text = f"run_sums({text}, {self.offsets(level)})" if s.accumulate else text
         self.put(f"{s.out.name} = {text}")
 
-    def bag(self, s: ir.Product, rows: ir.Gather, level: int) -> str:
+    def bag(self, s: ir.Product, rows: ir.Gather, shared: tuple[str, ...], level: int) -> str:
         """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
-        o, others = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name)
-        shared, axes = weight_axes(s, rows.out), s.out.within
+        o, others, axes = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name), s.out.within
         weights, offsets = self.times(others, shared, level), self.offsets(level)
         call, table = "bag", self.table(o)
         if shared:

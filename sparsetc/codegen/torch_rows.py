@@ -117,40 +117,32 @@ def value(rows: Rows, s: Value) -> str:
     return f"{values}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
 
 
-def bags(program: TileProgram) -> dict[Product, Gather]:
-    """The products that add up rows of an operand, each weighted by the other factors, and what gathers those rows.
+def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
+    """The products that add up rows of an operand as they lie in its table, each weighted by the other factors.
 
-    Weights have none of the rows' axes, or the first of them, where rows have as many elements for each position of
-    these.
+    Returns:
+        For each, what gathers those rows, and the axes of the weights: none, or the first of the rows' axes, where rows
+        have as many elements for each position of these.
     """
     gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather)}
-    return {
-        s: gathers[t.name]
-        for s, _ in program.statements
-        if isinstance(s, Product) and s.accumulate and not s.dot
-        for t in s.inputs
-        if t.name in gathers and _is_bag(program, s, t)
-    }
+    products = [s for s, _ in program.statements if isinstance(s, Product) and s.accumulate and not s.dot]
+    weights = (
+        (s, gathers[t.name], _weight_axes(program, s, t)) for s in products for t in s.inputs if t.name in gathers
+    )
+    return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
 
 
-def weight_axes(s: Product, rows: Tile) -> tuple[str, ...]:
-    """The axes that weights of rows have, the first of theirs."""
-    have = {a for tile in s.inputs if tile != rows for a in tile.within}
-    return rows.within[: len(have)] if have else ()
-
-
-def _is_bag(p: TileProgram, s: Product, rows: Tile) -> bool:
-    """Return True where a factor's rows may be added up as they lie in its table."""
+def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> tuple[str, ...] | None:
+    """The axes of the factors that weight the rows of another; None where these may not be added up so."""
     axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
-    have, shared = {a for tile in others for a in tile.within}, weight_axes(s, rows)
+    have = {a for tile in others for a in tile.within}
+    shared, apart = axes[: len(have)], axes[len(have) :]
     if rows.level == ITEM or axes != s.out.within or have != set(shared) or set(axes) & set(p.letters):
-        return False
-    level = rows_of(p, rows.level)
-    inner = [rows_of(p, tile.level) for tile in others]
-    if any(own > level for own in inner) or all(own == ITEM for own in inner):
-        return False
-    apart = axes[len(shared) :]
-    return not shared or (bool(apart) and p.elements(shared) <= p.elements(apart))
+        return None
+    inner = {rows_of(p, tile.level) for tile in others}
+    if max(inner, default=ITEM) > rows_of(p, rows.level) or inner <= {ITEM}:
+        return None
+    return shared if not shared or (apart and p.elements(shared) <= p.elements(apart)) else None
 
 
 CHUNK = 3 << 19
@@ -159,8 +151,7 @@ cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.
 
 FEW = 1 << 19
 """Elements of all intermediate results up to which a call takes one thread: 0.07 to 0.2 ms, of which a second core
-saves a tenth where it is free, and to which it adds 8 to 80 ms where it is not (SpMM and MTTKRP of 1,000 to 30,000
-nonzeros, rank 16, on 2 cores with other work)."""
+saves a tenth where it is free, and to which it adds 8 to 80 ms where it is not (SpMM and MTTKRP, 2 busy cores)."""
 
 Range = tuple[int, int, int, int, int, int]
 
@@ -204,10 +195,11 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
     made, bagged = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p)
+    unread = {rows for rows, _ in bagged.values()}
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))
             made[rows_of(p, deepest.level)] += p.elements(s.out.within)
-        elif isinstance(s, Gather) and s not in bagged.values():
+        elif isinstance(s, Gather) and s not in unread:
             made[rows_of(p, s.out.level)] += p.elements(s.out.within)
     return made[ITEM], made[LANE], made[LEAF]

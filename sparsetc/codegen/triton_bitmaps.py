@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from sparsetc.codegen.triton_layout import number, place, sides_of, widened
+from sparsetc.codegen.triton_layout import dimensions_of, number, place, widened
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Loop, Value
@@ -134,8 +134,7 @@ def _step(printer: FunctionPrinter, s: Value) -> None:
     printer.put(f"{at} = {at}[:, None] + count({word_}[:, None] & {below}[None, :])")
     values = stored.array("values")
     printer.put(f"{out.name} = tl.load({values} + {at}, mask={has}, other=0){widened(printer, s)}")
-    groups = sides_of(out) if out.folded else tuple((c,) for c in out.axes)
-    sizes = [printer.positions(group) for group in groups if group]
+    sizes = [printer.positions(group) for group in dimensions_of(out) if group]
     if sizes[1:] != [positions]:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 
@@ -146,9 +145,9 @@ def _word_numbers(printer: FunctionPrinter, s: Value, unit: int) -> str:
     bits, words = stored.values.word, stored.array("words")
     if unit < bits:
         return f"{words} * {unit} // {bits}"
-    terms, apart = [], p.looped | {a.letter for a in p.split}
+    terms = []
     for c in stored.letters:
-        if c in apart:
+        if printer.apart(c):
             terms.append(printer.placed(printer.begin(c), (), (), stored.stride(c) // bits))
         elif c not in s.out.axes and p.axis(c).size > 1:
             terms.append(printer.placed(names.side(c), (), (), stored.stride(c) // bits))
@@ -159,8 +158,7 @@ def _search(printer: FunctionPrinter, s: Value) -> None:
     stored = printer.p.stored(s.operand)
     tiles, values, bits = stored.values, stored.array("values"), stored.values.word
     terms, mask = place(printer, s)
-    groups = sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
-    shape = [printer.positions(g) for g in groups]
+    shape = [printer.positions(group) for group in dimensions_of(s.out)]
     kind = "tl.bfloat16" if printer.half else printer.acc
     printer.put(f"position = {' + '.join(terms) or '0'}")
     if not shape:

@@ -201,6 +201,11 @@ def sides_of(tile: Tile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tile.axes[: tile.folded], tile.axes[tile.folded :]
 
 
+def dimensions_of(tile: Tile) -> tuple[tuple[str, ...], ...]:
+    """The axes of each dimension of a tensor of values."""
+    return sides_of(tile) if tile.folded else tuple((c,) for c in tile.axes)
+
+
 def widened(printer: FunctionPrinter, s: Value) -> str:
     """What brings values to the type of the sums, where they are not in it and must be.
 
@@ -225,7 +230,7 @@ def number(printer: FunctionPrinter, stored: Stored) -> str:
 def place(printer: FunctionPrinter, s: Value) -> tuple[list[str], str]:
     """(terms of the positions of a tile of values, the condition that they are of the tile)."""
     stored = printer.p.stored(s.operand)
-    groups = sides_of(s.out) if s.out.folded else tuple((c,) for c in s.out.axes)
+    groups = dimensions_of(s.out)
     called = ("across", "along") if s.out.folded else s.out.axes
     axes = tuple(str(n) for n in range(len(groups)))
     terms, conditions = [], []

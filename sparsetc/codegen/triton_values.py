@@ -139,9 +139,6 @@ def _halves(s: Product, half: str) -> Product:
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
-SLOT = "slot"
-"""What the number of the row that an item, or each fiber of a block, adds to is called."""
-
 
 def ahead(printer: FunctionPrinter, level: int) -> None:
     """Load the rows that items, or fibers, add to when these are known: what is loaded when it is needed is waited for.
@@ -151,7 +148,7 @@ def ahead(printer: FunctionPrinter, level: int) -> None:
     for s, _ in printer.p.statements:
         if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and _known_ahead(s.key):
             at = "item" if level == ITEM else "fiber"
-            printer.put(f"{SLOT} = {printer.load(s.key.array, at, printer.guard(level, ''))}")
+            printer.put(f"slot = {printer.load(s.key.array, at, printer.guard(level, ''))}")
 
 
 def _known_ahead(key: Slot) -> bool:
@@ -189,7 +186,7 @@ def _rows(
         return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
     if key.letters:
         return _slots(printer, key, axes, wide)
-    row = SLOT if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
+    row = "slot" if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
     return [printer.placed(f"{row}{cast}", keyed, axes, p.width)], [lanes]
 
 

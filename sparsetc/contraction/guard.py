@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsetc.codegen import magnitudes
+from sparsetc.codegen import split_float16
 from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import may_be_split
@@ -78,10 +78,10 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
     Tables are of float32. The GPU is waited for once.
     """
-    found = magnitudes.read([magnitudes.extremes(t) for t in tables])
+    found = split_float16.read_extremes([split_float16.extremes(t) for t in tables])
     return all(
-        may_be_split(own.most, own.least) if halved else isfinite(own.most)
-        for own, halved in zip(found, split, strict=True)
+        may_be_split(most, least) if halved else isfinite(most)
+        for (most, least), halved in zip(found, split, strict=True)
     )
 
 

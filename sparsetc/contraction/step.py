@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.codegen import magnitudes
+from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
 from sparsetc.contraction.autograd import At, Rule, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Tensors, resolved, stand_ins
@@ -153,18 +153,16 @@ class Step(Listed):
         with without_autocast(own.device):
             halves = None
             if any(self._value_keys[n][2] for n in numbers):
-                most = magnitudes.largest(own)
+                most = split_float16.largest(own)
                 halves = (*scaled_halves(own, most), most)
             return [self._stored(n, own, halves) for n in numbers]
 
-    def _stored(
-        self, part: int, values: torch.Tensor, halves: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    ) -> torch.Tensor | InHalves:
+    def _stored(self, part: int, values: torch.Tensor, halves: InHalves | None) -> torch.Tensor | InHalves:
         """(nnz,) values as one part stores them, made of their halves where these are stored."""
         (_, dtype, split), own = self._value_keys[part], self.parts[part]
         if halves is not None and split:
             high, low, most = halves
-            return InHalves(own.packed.pack_values(high), own.packed.pack_values(low), most)
+            return own.packed.pack_values(high), own.packed.pack_values(low), most
         packed = own.packed.pack_values(values)
         return packed if packed.dtype == dtype else packed.to(dtype)
 

@@ -313,8 +313,6 @@ FEWEST, FEW = 2**12, 2**22
 to which it does however few are filled: 16 MB in float32."""
 PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
-EXACT = {DOTS["highest"]: "ieee"}
-"""Torch multiplies float32 as exactly as tf32x3 does only without tf32."""
 
 
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
@@ -329,7 +327,8 @@ def dense(problem: Problem, counts: Counts) -> Candidate:
     """The dense tensor in one part, for torch to multiply, with its price; `PlanError` says why there can be none."""
     if fault := _fault(problem):
         raise _refusal(problem, fault)
-    plan, cost = _of_precision(problem, EXACT.get(problem.precision, problem.precision))
+    # Torch multiplies float32 as exactly as tf32x3 does only without tf32.
+    plan, cost = _of_precision(problem, "ieee" if problem.precision == DOTS["highest"] else problem.precision)
     if problem.precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
         plan, cost = _of_precision(problem, DOTS["high"])
     taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed

@@ -44,10 +44,9 @@ from sparsetc.planner.schedule import ROW_WARPS, schedule_of
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
-"""Consecutive fibers of a row that are sorted by length together, a power of two (the sigma of SELL-C-sigma). Results
-of near fibers are written together (H200, TTV of 22 M fibers: 167 us with windows of 2**20 or 65,536, 242 with one sort
-of all, 192 with 4,096, which leaves lanes idle; `benchmarks/results/rows_stored.json`). With smaller windows long
-fibers start late: 219 thousand fibers in windows of 65,536 took 1.2 times as long as in one (`ttv.json`)."""
+"""Consecutive fibers of a row that are sorted by length together, a power of two (the sigma of SELL-C-sigma). In larger
+windows results of near fibers are not written together, which took 1.4 times as long; in smaller ones long fibers start
+late, 1.2 times (H200, TTV; `benchmarks/results/rows_stored.json` and `ttv.json`)."""
 
 
 def _blocks(
@@ -216,9 +215,8 @@ def _items(ptr: torch.Tensor, row: torch.Tensor, most: int) -> tuple[torch.Tenso
 MAX_FIBER_LEN = 32
 """Longest fiber of a block on a GPU."""
 LONG_FIBER = 4
-"""Mean nonzeros of a fiber from which tf32x3 is used where tf32 was asked for. Triton gives the loop over a fiber a
-better layout then, so that it is more exact and faster: 0.89 to 0.93 of tf32's time on fibers of 8 to 32 nonzeros, 1.01
-on those of 4, and 1.09 to 1.17 on shorter ones (H200, TTMc of rank 32 x 32; `benchmarks/results/switches.json`)."""
+"""Mean nonzeros of a fiber from which tf32x3 is used where tf32 was asked for: by a better layout of Triton's it takes
+0.89 to 1.01 of tf32's time there, 1.09 to 1.17 on shorter fibers (H200, TTMc; `benchmarks/results/switches.json`)."""
 
 
 def fibers(problem: Problem, counts: Counts) -> Iterator[Candidate]:

@@ -227,37 +227,24 @@ def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
 def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> Candidate:
     """Tiles of many nonzeros dense, or as bitmaps, by a threshold or the best; what they leave as nonzeros."""
     check_threshold(threshold, 0)
-    splits = _splits(problem, counts, None if threshold is None else [threshold])
-    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
-
-
-def _splits(problem: Problem, counts: Counts, thresholds: Sequence[int] | None = None) -> list[Candidate]:
-    """The hybrid by each threshold, or by each that is worth trying, and each way to take what tiles leave."""
-    histogram, rest = counts.tiles(), _leftovers(problem, counts)
+    histogram, rest = counts.tiles(), [coo(problem, counts)]
+    # What is not in dense tiles is runs, since it makes short fibers; or fibers, which save matrix products.
+    if problem.backend == "triton" and problem.floating and len(problem.rest) > 1 and dot_axes(problem.bound):
+        rest.append(fiber(problem, counts, best_leaf(problem, counts)))
     tiles = histogram // torch.arange(VOLUME + 1, device=histogram.device).clamp(min=1)
     below = [(0, *torch.cumsum(counted, 0).tolist()) for counted in (histogram, tiles)]  # n nonzeros, by n
-    if thresholds is None:  # the smallest of those that deal alike, and one that makes nothing dense
-        different: dict[int, int] = {}
-        for threshold in (*THRESHOLDS, VOLUME + 1):
-            different.setdefault(below[0][threshold], threshold)
-        thresholds = [*different.values()]
+    # The smallest of the thresholds that deal alike, and one that makes nothing dense.
+    different = {below[0][least]: least for least in (VOLUME + 1, *reversed(THRESHOLDS))}
     groups, splits = groups_of(problem.bound, sides_of(counts.shape), problem.floating), list[Candidate]()
     schedule_of = cache(lambda fused: _schedule(problem, groups, fused))
-    for threshold in thresholds:
-        whole = max(threshold, stored_whole(problem, counts, threshold, histogram))
-        ends = pairwise(min(n, VOLUME + 1) for n in (threshold, whole, VOLUME + 1))
+    for least in sorted(different.values()) if threshold is None else [threshold]:
+        whole = max(least, stored_whole(problem, counts, least, histogram))
+        ends = pairwise(min(n, VOLUME + 1) for n in (least, whole, VOLUME + 1))
         bitmaps, dense = ((below[0][end] - below[0][start], below[1][end] - below[1][start]) for start, end in ends)
         held = {"dense_tile": dense} if dense[0] or not bitmaps[0] else {}
         held |= {"bitmap_tile": bitmaps} if bitmaps[0] else {}
-        splits += [_split(problem, counts, threshold, whole, held, leftovers, schedule_of) for leftovers in rest]
-    return splits
-
-
-def _leftovers(problem: Problem, counts: Counts) -> list[Candidate]:
-    """Plans of what is not in dense tiles: runs, since it makes short fibers; or fibers, which save matrix products."""
-    if problem.backend != "triton" or not problem.floating or len(problem.rest) < 2 or not dot_axes(problem.bound):
-        return [coo(problem, counts)]
-    return [coo(problem, counts), fiber(problem, counts, best_leaf(problem, counts))]
+        splits += [_split(problem, counts, least, whole, held, leftovers, schedule_of) for leftovers in rest]
+    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
 
 
 def _split(

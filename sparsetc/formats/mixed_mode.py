@@ -36,9 +36,8 @@ ALONE = 0.95
 """Share of the nonzeros from which a mode's forest takes all of them. A few fibers fewer would cost a part for each
 mode (H200, guanine_TEvv_3d: parts of 1.9 % took a kernel from 31 to 54 us, `benchmarks/results/one_copy.json`)."""
 ROOT_BLOCKS = 4
-"""Blocks of fibers that a slice must fill on average for slices to be apart. A slice's last block is half empty: with
-so many, a tenth is padding at most, and with fewer a forest without a root takes less memory (like nell-2, 2 %: 2.3
-bytes a nonzero beside the values in place of 3.5, and 4.0 of values in place of 6.0)."""
+"""Blocks of fibers that a slice must fill on average for slices to be apart. The last block of each is half empty: with
+so many a tenth is padding at most, with fewer a forest without a root takes less memory (like nell-2, by a third)."""
 
 
 def _considered(problem: Problem, counts: Counts) -> tuple[Candidate, ...]:

@@ -272,26 +272,6 @@ def by_row_similarity(
 # Measurements behind these numbers: benchmarks/results/windows.json.
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """A tile, how a program goes over tiles, and how rows are grouped."""
-
-    height: int
-    width: int
-    columns: int
-    """Elements of the dense axes that a program takes."""
-    warps: int
-    precision: str
-    tau: int
-    strip: int
-
-    @property
-    def params(self) -> tuple[tuple[str, int], ...]:
-        """What a storage says of the tiles and groups."""
-        similar = (("strip", self.strip), ("tau", self.tau)) if self.tau else ()
-        return (("height", self.height), *similar, ("width", self.width))
-
-
 TILES = {
     "tf32x3": ((16, 32, 128, 2), (16, 64, 128, 2), (64, 32, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
     "tf32": ((16, 32, 128, 2), (16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 2), (128, 64, 64, 2)),
@@ -307,9 +287,8 @@ of 23, by geometric mean of 21 cases (`benchmarks/results/windows_halves.json`).
 TAUS, STRIP = (20, 40, 60, 80), 64
 """Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
 USUAL, MOST_GROUPED, MANY = (40, 60), 8_000_000, 1 << 16
-"""Similarities that ``"auto"`` considers; the nonzeros whose rows it groups, at most, in all, since grouping takes
-longer than all else that planning does (H200: 0.05 to 0.26 s of 0.7 to 3.1 M, `benchmarks/results/grouping.json`); and
-those from which it considers more than the first, as planning then takes twice as long."""
+"""Similarities that ``"auto"`` considers; the nonzeros whose rows it groups, at most, in all, since that takes longest
+of planning (`benchmarks/results/grouping.json`); and those from which it considers more than the first similarity."""
 LEAST_FILL, MOST_STORED, MOST_BYTES = 3, 32, 1 << 30
 """Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows; values that it
 stores a nonzero, and bytes of values in all, at most."""
@@ -335,12 +314,12 @@ def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts)
     grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
     taus = [tau for n, tau in enumerate(taus) if n < grouped or not tau]
     most = min(MOST_BYTES, problem.memory)
-    for tiling in tilings(problem, taus, {}):
+    for part in tilings(problem, taus, {}):
         # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
-        if 100 * counts.nnz >= LEAST_FILL * tiling.height * columns:
+        if 100 * counts.nnz >= LEAST_FILL * part.storage.param("height") * columns:
             found = [
                 split
-                for split in splits(problem, counts, name, tiling)
+                for split in splits(problem, counts, name, part)
                 if split.expected[0].stored <= MOST_STORED * split.expected[0].nnz and _nbytes(problem, split) <= most
             ]
             if found:
@@ -354,8 +333,8 @@ def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Count
     check_windows(named)
     found = [
         split
-        for tiling in tilings(problem, taus, named)
-        for split in splits(problem, counts, name, tiling, named.get("threshold"))
+        for part in tilings(problem, taus, named)
+        for split in splits(problem, counts, name, part, named.get("threshold"))
     ]
     if not found:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
@@ -368,8 +347,8 @@ def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Count
     )
 
 
-def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Tiling]:
-    """Yield the tiles and similarities that a request leaves open, by the height, width, tau and strip that it names.
+def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield parts of the tiles and similarities that a request leaves open, by the sides, tau and strip that it names.
 
     Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
     asked for.
@@ -383,31 +362,31 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
             if "height" in named:
                 nearest = min(tiles, key=lambda tile: abs(tile[0] - named["height"]))
                 tiles = ((named["height"], *nearest[1:]),)
+            similar = (("strip", named.get("strip", STRIP)), ("tau", tau)) if tau else ()
             for height, width, columns, warps in tiles:
-                yield Tiling(
-                    height, named.get("width", width), columns, warps, precision, tau, named.get("strip", STRIP)
-                )
+                params = (("height", height), *similar, ("width", named.get("width", width)))
+                storage = Storage(item=problem.kept, lane=problem.rest, params=params)
+                yield Part("window", storage, _schedule(problem, columns, warps, precision), label="windows")
 
 
 def splits(
-    problem: Problem, counts: Counts, name: str, tiling: Tiling, threshold: int | None = None
+    problem: Problem, counts: Counts, name: str, part: Part, threshold: int | None = None
 ) -> Iterator[Candidate]:
     """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
-    storage = Storage(item=problem.kept, lane=problem.rest, params=tiling.params)
-    if problem.backend == "triton" and not _multiplies(problem, storage, tiling):
+    if problem.backend == "triton" and not _multiplies(problem, part):
         return
-    windowing = Windowing.of(storage)
+    windowing = Windowing.of(part.storage)
 
     def count() -> tuple[torch.Tensor, ...]:
         return tuple([n.cpu() for n in populations(counts.coords, counts.shape, windowing, counts.cache)[1:]])
 
     nonzeros, tiles = counts.once(("windows", windowing), count)
-    volume = tiling.height * tiling.width
+    volume = windowing.height * windowing.width
     tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
     for least in tried:
         filled = nonzeros // tiles >= least
         if bool(filled.any()) or threshold is not None or not counts.nnz:  # what is named may leave all to runs
-            for windows, expected in _parts(problem, storage, tiling, nonzeros[filled], tiles[filled]):
+            for windows, expected in _parts(problem, part, volume, nonzeros[filled], tiles[filled]):
                 yield _beside_runs(problem, counts, name, windows, expected, least)
 
 
@@ -421,31 +400,29 @@ def _products_of_rows(problem: Problem) -> bool:
     return sum(bool(columns & {*o.rows}) for o in named_operands(problem.bound)[1]) > 1
 
 
-def _multiplies(problem: Problem, storage: Storage, tiling: Tiling) -> bool:
-    """Whether the tiles make matrix products: what the columns gather does not vary along the rows.
+def _multiplies(problem: Problem, part: Part) -> bool:
+    """Return True where the tiles make matrix products: what the columns gather does not vary along the rows.
 
     In halves it must be rows of one operand, else that is an error, of which this is no plan.
     """
-    part, none = Part("window", storage, schedule_of(problem, tiling)), Statistics(0, 0, 0, 0, problem.itemsize)
+    none = Statistics(0, 0, 0, 0, problem.itemsize)
     try:
         (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
     except PlanError:
-        if tiling.precision != F16X3:
+        if part.schedule.precision != F16X3:
             raise
         return False
     return cost.dot != ZERO
 
 
 def _parts(
-    problem: Problem, storage: Storage, tiling: Tiling, nonzeros: torch.Tensor, tiles: torch.Tensor
+    problem: Problem, part: Part, volume: int, nonzeros: torch.Tensor, tiles: torch.Tensor
 ) -> Iterator[tuple[Part, Statistics]]:
     """Groups of so many nonzeros and tiles as a part: whole, and cut where there are few programs.
 
     What items of a row find is added.
     """
-    schedule, volume = schedule_of(problem, tiling), tiling.height * tiling.width
-    sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
-    programs = prod(-(-size // schedule.block(c)) for c, size in sizes.items())
+    programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in dense_axes(problem.bound))
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
     most = max(LEAST_TILES, -(-count * programs // PROGRAMS))
@@ -454,9 +431,9 @@ def _parts(
     cuts = longest > most and not problem.deterministic
     for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
         items = int((-(-tiles // each)).sum()) if each else tiles.numel()
-        part = Part("window", replace(storage, max_item_nnz=each * volume), schedule, nnz, label="windows")
-        chain = each or longest
-        yield part, Statistics(items, count, count * volume, nnz, problem.itemsize, chain=chain, split_rows=each > 0)
+        storage, chain = replace(part.storage, max_item_nnz=each * volume), each or longest
+        expected = Statistics(items, count, count * volume, nnz, problem.itemsize, chain=chain, split_rows=each > 0)
+        yield replace(part, storage=storage, nnz=nnz), expected
 
 
 def _beside_runs(
@@ -473,14 +450,14 @@ def _beside_runs(
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
 
 
-def schedule_of(problem: Problem, tiling: Tiling) -> Schedule:
-    """How a part of windows runs."""
+def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
+    """The schedule of a part of windows whose programs take so many elements of the dense axes."""
     sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
     padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
-    blocks = fit({c: max(MIN_DOT, min(n, tiling.columns)) for c, n in padded.items()}, list(padded), tiling.columns)
-    return Schedule(tiling.warps, tuple(blocks.items()), True, tiling.precision)
+    blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
+    return Schedule(warps, tuple(blocks.items()), True, precision)
 
 
 def plan_window(

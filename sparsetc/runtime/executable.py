@@ -18,11 +18,7 @@ import torch
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
 
-Write = Callable[[torch.Tensor], None]
-"""Programs bound to all that they read: a function of the output."""
 Rows = torch.Tensor | None
-
-
 MOST_SUMMED = 64
 """Rows that one thread sums, one after another, at most. Not measured on a GPU."""
 
@@ -171,7 +167,9 @@ class Executable:
         if arrays.second is not None:
             return self._ordered(partial(call, values, dense), arrays.second, zeroed, out, accumulate)
         if self.copies > 1:
-            return self._in_copies(partial(call, values, dense), device, out, accumulate)
+            every = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=device)
+            call(values, dense, every)
+            return out.add_(every.sum(0)) if out is not None and accumulate else torch.sum(every, 0, out=out)
         if out is not None and accumulate and self.stores:  # what is stored would overwrite
             return out.add_(self.run(arrays, values, dense, items=items))
         zeroes = zeroed is None and (self.zeroes or items is not None)
@@ -184,15 +182,9 @@ class Executable:
         call(values, dense, out)
         return out
 
-    def _in_copies(self, write: Write, device: torch.device, out: Rows, accumulate: bool) -> torch.Tensor:
-        """All copies of the result, and their sum."""
-        every = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=device)
-        write(every)
-        if out is not None and accumulate:
-            return out.add_(every.sum(0))
-        return torch.sum(every, 0, out=out)
-
-    def _ordered(self, write: Write, second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool) -> torch.Tensor:
+    def _ordered(
+        self, write: Callable[[torch.Tensor], None], second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool
+    ) -> torch.Tensor:
         """Partial rows, zeros first since what is padding stores nothing; then their sums.
 
         Where some parts store rows of the result, all rows of it lie before the partial ones.

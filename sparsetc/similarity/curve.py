@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose, prod
 from textwrap import indent
@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
-from sparsetc.similarity.groups import Groups, check_options, group_of_nonzeros, group_rows
+from sparsetc.similarity.groups import check_options, group_of_nonzeros, group_rows
 from sparsetc.support.files import replacing
 from sparsetc.support.notices import bar
 from sparsetc.tensor.numbering import histogram, linear_key, numbered, ranked
@@ -46,18 +46,6 @@ class BlockingPoint:
     """Time of grouping the rows."""
 
 
-COLUMNS: dict[str, Callable[[BlockingPoint], str]] = {
-    "tau": lambda p: f"{p.tau:g}",
-    "groups": lambda p: f"{p.groups:,}",
-    "blocks": lambda p: f"{p.blocks:,}",
-    "mean height": lambda p: f"{p.height:.1f}",
-    "density": lambda p: f"{p.density:.3g}",
-    "stored values": lambda p: f"{p.stored:,}",
-    "seconds": lambda p: f"{p.seconds:.3f}",
-}
-"""The table's columns, and what stands in them of a point."""
-
-
 @dataclass(frozen=True, repr=False)
 class BlockingCurve:
     """Blockings of one matrix; printed, it is a table."""
@@ -72,7 +60,10 @@ class BlockingCurve:
 
     def table(self) -> str:
         """A line a similarity, below the names of the columns."""
-        rows = [tuple(COLUMNS), *(tuple(show(p) for show in COLUMNS.values()) for p in self.points)]
+        rows = [("tau", "groups", "blocks", "mean height", "density", "stored values", "seconds")]
+        for p in self.points:
+            sizes = f"{p.height:.1f}", f"{p.density:.3g}", f"{p.stored:,}"
+            rows.append((f"{p.tau:g}", f"{p.groups:,}", f"{p.blocks:,}", *sizes, f"{p.seconds:.3f}"))
         return indent(aligned(rows), "  ")
 
     def __str__(self) -> str:
@@ -160,7 +151,12 @@ def blocking_curve(
             groups = group_rows(rows, columns, x.shape[mode], n_columns, width=width, tau=tau)
             if x.device.type == "cuda":
                 torch.cuda.synchronize(x.device)
-            points.append(measured(groups, rows, columns, n_columns, width, tau, time.perf_counter() - start))
+            seconds, group = time.perf_counter() - start, group_of_nonzeros(groups, rows)
+            touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], x.nnz, group)
+            strips = histogram(touched.coords[0], groups.count)  # that each group touches
+            blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
+            height, density, stored = cells / blocks, x.nnz / (cells * width), cells * width
+            points.append(BlockingPoint(tau, groups.count, blocks, height, density, stored, seconds))
             at(n + 1)
     return BlockingCurve(x.shape, mode, x.nnz, width, tuple(points))
 
@@ -171,21 +167,3 @@ def _columns(x: SparseTensor, mode: int) -> torch.Tensor:
     sizes = [x.shape[m] for m in others]
     key, span = linear_key([x.coords[m] for m in others], sizes, x.coords[mode])
     return ranked(key, span)[0].long() if span < prod(sizes) else key
-
-
-def measured(
-    groups: Groups,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-    n_columns: int,
-    width: int,
-    tau: float,
-    seconds: float,
-) -> BlockingPoint:
-    """The point of a blocking of at least one nonzero, of which none is given twice."""
-    group = group_of_nonzeros(groups, rows)
-    touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], group.numel(), group)
-    strips = histogram(touched.coords[0], groups.count)  # that each group touches
-    blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
-    stored = cells * width
-    return BlockingPoint(tau, groups.count, blocks, cells / blocks, rows.numel() / stored, stored, seconds)

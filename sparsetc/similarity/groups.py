@@ -133,7 +133,8 @@ def merged(clusters: Clusters, tau: float) -> torch.Tensor:
             if clusters.count < 2:
                 return owner
             before = clusters.count
-            clusters, target = _round(clusters, least, tau, seed)
+            roots, followers = stars(clusters, *candidates(clusters, least, tau, seed))
+            clusters, target = _joined(clusters, *_accepted(clusters, roots, followers, least, tau))
             owner, seed = target[owner], seed + 1
             idle = idle + 1 if before - clusters.count <= WORTHWHILE * before else 0
             if idle > (least == tau):
@@ -149,12 +150,6 @@ def _similarities(tau: float) -> list[float]:
         found.insert(-1, least)
         least *= STEP
     return found
-
-
-def _round(clusters: Clusters, least: float, tau: float, seed: int) -> tuple[Clusters, torch.Tensor]:
-    """(the clusters after a round; (count,) the new number of each old one)."""
-    roots, followers = stars(clusters, *candidates(clusters, least, tau, seed))
-    return _joined(clusters, *_accepted(clusters, roots, followers, least, tau))
 
 
 def _accepted(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsetc.codegen import magnitudes
+from sparsetc.codegen import split_float16
 
 
-@pytest.mark.parametrize("count", [1, 5, magnitudes.BLOCK, 3 * magnitudes.BLOCK + 7])
+@pytest.mark.parametrize("count", [1, 5, split_float16.LOOKED, 3 * split_float16.LOOKED + 7])
 @pytest.mark.parametrize("special", [None, 0.0, torch.inf, torch.nan])
 def test_as_torch_finds_them(count: int, special: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(magnitudes, "PROGRAMS", 2)  # so that a program has several blocks
+    monkeypatch.setattr(split_float16, "LOOKS", 2)  # so that a program has several blocks
     values = torch.randn(count, generator=torch.Generator().manual_seed(count))
     if special is not None:
         values[count // 2] = special
     found = [torch.zeros(2, dtype=torch.int32) for _ in range(2)]
-    magnitudes.computed(values, found[0])
-    magnitudes.launched(values, found[1])
+    split_float16.find_by_torch(values, found[0])
+    split_float16.find_by_kernel(values, found[1])
     assert torch.equal(*found)
