@@ -178,7 +178,8 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
             assert values[places < 0].eq(0).all()
             values = torch.where(places < 0, torch.full_like(values, 10**9), values)
         if part.program.view.values.halves:
-            arrays["most"], values = values.most, (torch.stack([values.high, values.low]),)
+            high, low, arrays["most"] = values
+            values = (torch.stack([high, low]),)
         run_program(part.program, arrays, values, tables, out, part.packed.items, part.packed.stored)
     result = wrapped(kernel, out)
     return result.to_dense() if isinstance(result, stc.SparseTensor) else result
