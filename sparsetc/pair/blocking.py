@@ -362,7 +362,7 @@ class BlockPairList:
         m = JoinOrder.of(blocking.pairs)
         tasks = m.expand(0, m.tasks)
         row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
-        place = narrowed(torch.add(column, row, alpha=m.columns), m.rows * m.columns)
+        place = narrowed(torch.add(column, row, alpha=m.join.columns), m.join.rows * m.join.columns)
         place, order = torch.sort(place, stable=True)
         starts = torch.nonzero(crd.starts_of_runs([place])).flatten()
         ptr = torch.cat([starts, starts.new_full((1,), m.tasks)])
