@@ -37,7 +37,8 @@ def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) 
     nnz, positions = coords.shape[1], packed.positions
     assert torch.equal(positions.sort().values, torch.arange(nnz))
     bits = torch.nonzero(set_bits(packed.bitmap, packed.word)[:, : packed.volume].flatten()).flatten()
-    assert torch.equal(bits, packed.dense)
+    stored_at = packed.at[positions]
+    assert torch.equal(bits, stored_at)
     at = torch.stack(packed.block_coords)
     inside = torch.stack(torch.unravel_index(bits % packed.volume, packed.sides))
     sides_along = torch.tensor(packed.sides).unsqueeze(1)
@@ -45,12 +46,13 @@ def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) 
     assert packed.blocks == at.shape[1]
     assert torch.equal(at, torch.unique(coords // sides_along, dim=1))  # in lexicographic order
     values = torch.arange(1, nnz + 1, dtype=torch.float64)
-    assert torch.equal(packed.pack_values(values), values[positions])
+    assert torch.equal(packed.tile_arrays(values, packed.word)[2], values[positions])
     whole = packed.whole(values)
     assert whole.shape == (packed.blocks, packed.volume)
-    assert torch.equal(whole.view(-1)[packed.dense], values[positions])
+    assert torch.equal(whole.view(-1)[stored_at], values[positions])
     assert int((whole != 0).sum()) == nnz
-    assert torch.equal(packed.starts, torch.cat([torch.zeros(1), (whole != 0).sum(1).cumsum(0)]).long())
+    filled = (whole != 0).sum(1)
+    assert torch.equal(packed.first.long(), filled.cumsum(0) - filled)
     # Formula (8), with each index in a whole word, and a bitmap in whole bytes.
     fields = words.fields(range(len(shape)), tiles_along(shape, packed.sides), "word")
     index = 8 * sum(a.element_size() for a in words.encode(packed.block_coords, fields).values())
@@ -94,7 +96,7 @@ def test_values_of_every_type(dtype: torch.dtype) -> None:
     packed = blocks(coords, (20, 30), (8, 8))
     values = torch.arange(1, coords.shape[1] + 1).to(dtype)
     assert packed.whole(values).dtype == dtype
-    assert torch.equal(packed.whole(values).view(-1)[packed.dense], values[packed.positions])
+    assert torch.equal(packed.whole(values).view(-1)[packed.at[packed.positions]], values[packed.positions])
 
 
 def test_the_formula_of_the_paper() -> None:

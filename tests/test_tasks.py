@@ -36,7 +36,7 @@ def by_hand(m: JoinOrder) -> torch.Tensor:
         for n in range(int(counts[p])):
             q = int(m.first[p]) + n
             assert int(starts[p]) + n == len(found)
-            found.append((p, q, int(m.row[p]) * m.columns + int(m.column[q])))
+            found.append((p, q, int(m.row[p]) * m.join.columns + int(m.column[q])))
     return torch.tensor(found, dtype=torch.long).reshape(-1, 3).T
 
 
@@ -49,23 +49,24 @@ def test_groups_make_every_task_once_and_find_every_place(name: str, marked: boo
     places, slot = torch.unique(tasks[2], return_inverse=True)
     with marking(marked):
         made = list(groups(m, chunk))
-    assert [g.tasks.begin for g in made] == [0, *(g.tasks.end for g in made[:-1])]
-    assert torch.equal(torch.cat([g.fresh for g in made]), places)
-    assert torch.equal(torch.cat([g.tasks.p for g in made]).long(), tasks[0])
-    assert torch.equal(torch.cat([g.tasks.q for g in made]).long(), tasks[1])
-    assert torch.equal(torch.cat([g.slot for g in made]).long(), slot)
-    assert all(g.tasks.end - g.tasks.begin <= chunk for g in made)
+    pieces, slots, fresh = zip(*made, strict=True)
+    assert [g.begin for g in pieces] == [0, *(g.end for g in pieces[:-1])]
+    assert torch.equal(torch.cat(fresh), places)
+    assert torch.equal(torch.cat([g.p for g in pieces]).long(), tasks[0])
+    assert torch.equal(torch.cat([g.q for g in pieces]).long(), tasks[1])
+    assert torch.equal(torch.cat(slots).long(), slot)
+    assert all(g.end - g.begin <= chunk for g in pieces)
 
 
 def test_spans_are_of_whole_rows() -> None:
     step = step_of("ijk,klm->ijlm", operands("ijk,klm->ijlm", "skewed"))
     m = step.task_sums.tasks.join_order
     found = list(spans(m, 10))
-    assert (found[0].begin, found[-1].end) == (0, m.tasks)
-    assert (found[0].row, found[-1].last) == (0, m.rows)
+    assert (found[0][0], found[-1][1]) == (0, m.tasks)
+    assert (found[0][2], found[-1][3]) == (0, m.join.rows)
     longest = int(torch.bincount(m.join.row.rank, m.join.counts.double()).max())
     assert longest > 10
-    assert all(s.end - s.begin <= 10 or s.last == s.row + 1 for s in found)
+    assert all(end - begin <= 10 or last == row + 1 for begin, end, row, last in found)
 
 
 @pytest.mark.parametrize("key", [[], [3], [0, 1, 2], [5, 5, 5], [7, 0, 7, 2]])

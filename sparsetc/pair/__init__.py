@@ -5,8 +5,8 @@ their products. `contraction/pair.py` makes a contraction of them. Data flows do
 
     join.py          letters by role; operands diagonal, summed; which entries match, counted
     symbolic.py      the tasks in order; the pattern of the result
-    tasks.py         tasks made, grouped by the entry of the result they add to, and as a sparse operand of ones
-    marks.py         the same on a GPU, by a bit a place; its kernels are in mark_kernels.py
+    tasks.py         tasks made, grouped by the entry of the result they add to, and as a sparse operand of ones;
+                     on a GPU by a bit a place, with the kernels of mark_kernels.py
     blocking.py      operands in bitmap blocks, the tile program of a pair of them, and which pairs each program takes
     problem.py       what a path is chosen by, and what each has to say
     scalar.py        a product a task: an einsum with that operand

@@ -73,7 +73,7 @@ class BlockPath(Listed):
         return tuple(
             replace(
                 part,
-                format=blocks.format,
+                format="bcb" if blocks.volume > 1 else "coo",  # one position: a word of coordinates and a value
                 storage=Storage(params=(("bitmap", int(bitmap)), *((SIDE + c, lengths[c]) for c in part.label))),
             )
             for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)

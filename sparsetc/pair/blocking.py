@@ -76,11 +76,6 @@ class Blocks:
         """Bits of a word of the bitmaps: the widest that a block fills."""
         return min(64, max(8, self.volume))
 
-    @cached_property
-    def format(self) -> str:
-        """``bcb``, or ``coo`` where blocks have one position: a word of coordinates and a value each."""
-        return "bcb" if self.volume > 1 else "coo"
-
     @property
     def nbytes(self) -> int:
         """Bytes of words and bitmaps: formula (8) without its last term, each index rounded up to its word; blocks of
@@ -105,25 +100,15 @@ class Blocks:
         """(nnz,) the nonzero that each stored value came from: the order of the set bits."""
         return torch.argsort(self.at)
 
-    @property
-    def dense(self) -> torch.Tensor:
-        """(nnz,) where each stored value stands if whole blocks are stored."""
-        return self.at.index_select(0, self.positions)
-
     @cached_property
     def counts(self) -> torch.Tensor:
         """(blocks,) int64 nonzeros of each."""
         return histogram(self.block, self.blocks)
 
-    @property
-    def starts(self) -> torch.Tensor:
-        """(blocks + 1,) int64, where each block's values begin: the bits set in the bitmaps before."""
-        return torch.cat([self.counts.new_zeros(1), torch.cumsum(self.counts, 0)])
-
     @cached_property
     def first(self) -> torch.Tensor:
-        """(blocks,) where each block's values begin, in 32 bits where they do."""
-        return self.starts[:-1].to(index_dtype(self.nnz))
+        """(blocks,) where each block's values begin: the bits set in the bitmaps before, in 32 bits where they fit."""
+        return (torch.cumsum(self.counts, 0) - self.counts).to(index_dtype(self.nnz))
 
     def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What a kernel reads tiles from (`ir.nest.values`): first values, bits in words of `word`, packed values.
@@ -132,11 +117,7 @@ class Blocks:
             values: (nnz,) in the operand's order.
             word: 8, 16 or 32, and no more than a block has positions, or 8.
         """
-        return self.first, words.narrowed(self.bitmap, word), self.pack_values(values).contiguous()
-
-    def pack_values(self, values: torch.Tensor) -> torch.Tensor:
-        """(nnz,) values in the operand's order -> in the order of the set bits."""
-        return values.index_select(0, self.positions)
+        return self.first, words.narrowed(self.bitmap, word), values.index_select(0, self.positions)
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
         """(blocks, volume): all positions, 0 where there is no nonzero; `values` in the operand's order."""
@@ -362,7 +343,7 @@ class BlockPairList:
         m = JoinOrder.of(blocking.pairs)
         tasks = m.expand(0, m.tasks)
         row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
-        place = narrowed(torch.add(column, row, alpha=m.columns), m.rows * m.columns)
+        place = narrowed(torch.add(column, row, alpha=m.join.columns), m.join.rows * m.join.columns)
         place, order = torch.sort(place, stable=True)
         starts = torch.nonzero(crd.starts_of_runs([place])).flatten()
         ptr = torch.cat([starts, starts.new_full((1,), m.tasks)])

@@ -16,7 +16,6 @@ import torch
 from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
 from sparsetc.pair.join import PIECE, Join
-from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.numbering import histogram, lexsort
@@ -89,24 +88,9 @@ class JoinOrder:
         )
 
     @property
-    def rows(self) -> int:
-        """Number of rows of the matched entries of x."""
-        return self.join.rows
-
-    @property
-    def columns(self) -> int:
-        """Number of columns of the matched entries of y."""
-        return self.join.columns
-
-    @property
     def matched(self) -> tuple[int, int]:
         """Number of matched entries of x and of y."""
         return self.row.numel(), self.column.numel()
-
-    @cached_property
-    def row_starts(self) -> torch.Tensor:
-        """(rows,) the first of the ordered entries of x in each row."""
-        return torch.nonzero(crd.starts_of_runs([self.row])).flatten()
 
     def expand(self, begin: int, end: int) -> Expanded:
         """The tasks ``begin .. end``, made."""

@@ -12,18 +12,21 @@ a word. That is 5 bytes a task, read in order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 
 from sparsetc.ir.nest.coordinates import Consecutive, Field
-from sparsetc.ir.nest.nest import Nest, runs
+from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
-from sparsetc.pair.marks import Marks, markable
 from sparsetc.pair.symbolic import Budget, Expanded, JoinOrder
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
@@ -31,80 +34,72 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering
 from sparsetc.tensor.coords import INT32_MAX
 
-
-@dataclass(frozen=True)
-class TaskGroup:
-    """Consecutive tasks, and the entries of the result that they add to."""
-
-    tasks: Expanded
-    slot: torch.Tensor
-    """(n,) the entry of the result that each task adds to."""
-    fresh: torch.Tensor
-    """(m,) int64, ascending: the places that no group before has reached."""
+TaskGroup = tuple[Expanded, torch.Tensor, torch.Tensor]
+"""Consecutive tasks; (n,) the entry of the result that each adds to; (m,) int64, the places that none before reached,
+ascending."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """All tasks of rows ``row .. last`` of the result: ``begin .. end``."""
+def spans(join_order: JoinOrder, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """All tasks ``begin .. end`` of rows ``row .. last``, as ``(begin, end, row, last)``.
 
-    begin: int
-    end: int
-    row: int
-    last: int
-
-
-def spans(join_order: JoinOrder, size: int) -> Iterator[Span]:
-    """Spans of as many whole rows as have `size` tasks, or of one row that has more."""
+    Rows are whole: as many as have `size` tasks, or one that has more.
+    """
     if not join_order.tasks:
         return
-    starts = join_order.row_starts
-    ends = join_order.ends[torch.cat([starts[1:], starts.new_tensor([join_order.matched[0]])]) - 1].cpu()
+    stops = torch.nonzero(crd.starts_of_runs([join_order.row])).flatten()[1:]
+    ends = join_order.ends[torch.cat([stops, stops.new_tensor([join_order.matched[0]])]) - 1].cpu()
     begin, row = 0, 0
     while begin < join_order.tasks:
         last = max(row + 1, int(torch.searchsorted(ends, begin + size, right=True)))
         end = int(ends[last - 1])
-        yield Span(begin, end, row, last)
+        yield begin, end, row, last
         begin, row = end, last
 
 
 def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
     """All tasks of a join in groups of about `size`."""
-    narrow = index_dtype(max(join_order.rows, join_order.columns))
+    narrow = index_dtype(max(join_order.join.rows, join_order.join.columns))
     row, column = join_order.row.to(narrow), join_order.column.to(narrow)
     reached = 0
-    for span in spans(join_order, size):
-        found = _long_row if span.end - span.begin > size else _whole_rows
-        for group in found(join_order, span, size, (row, column), reached):
-            reached += group.fresh.numel()
+    for begin, end, first, last in spans(join_order, size):
+        if end - begin > size:
+            found = _long_row(join_order, column, [*range(begin, end, size), end], first, reached)
+        else:
+            found = _whole_rows(join_order, (row, column), (begin, end), (first, last), reached)
+        for group in found:
+            reached += group[2].numel()
             yield group
 
 
 def _whole_rows(
-    join_order: JoinOrder, span: Span, size: int, lines: tuple[torch.Tensor, torch.Tensor], reached: int
+    join_order: JoinOrder,
+    lines: tuple[torch.Tensor, torch.Tensor],
+    span: tuple[int, int],
+    rows: tuple[int, int],
+    reached: int,
 ) -> Iterator[TaskGroup]:
-    row, column = lines
-    spread = (span.last - span.row) * join_order.columns
-    tasks = join_order.expand(span.begin, span.end)
+    (row, column), (first, last), columns = lines, rows, join_order.join.columns
+    spread = (last - first) * columns
+    tasks = join_order.expand(*span)
     key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
-    key = key.sub_(span.row).mul_(join_order.columns).add_(column.index_select(0, tasks.q))
+    key = key.sub_(first).mul_(columns).add_(column.index_select(0, tasks.q))
     fresh, slot = distinct(key, spread, reached)
-    yield TaskGroup(tasks, slot, fresh.long() + span.row * join_order.columns)
+    yield tasks, slot, fresh.long() + first * columns
 
 
 def _long_row(
-    join_order: JoinOrder, span: Span, size: int, lines: tuple[torch.Tensor, torch.Tensor], reached: int
+    join_order: JoinOrder, column: torch.Tensor, bounds: list[int], row: int, reached: int
 ) -> Iterator[TaskGroup]:
-    column = lines[1]
-    pieces = [(begin, min(begin + size, span.end)) for begin in range(span.begin, span.end, size)]
-    fresh = column[:0]
-    for piece in pieces:
-        own, _ = distinct(column.index_select(0, join_order.expand(*piece).q), join_order.columns)
-        fresh = torch.unique(torch.cat([fresh, own.to(fresh.dtype)]))
-    places = fresh.long() + span.row * join_order.columns
-    for number, piece in enumerate(pieces):
+    fresh, columns = column[:0], join_order.join.columns
+    for piece in pairwise(bounds):
+        reached_here, _ = distinct(column.index_select(0, join_order.expand(*piece).q), columns)
+        fresh = torch.unique(torch.cat([fresh, reached_here.to(fresh.dtype)]))
+    places = fresh.long() + row * columns
+    for piece in pairwise(bounds):
         tasks = join_order.expand(*piece)
         rank = torch.searchsorted(fresh, column.index_select(0, tasks.q))
-        yield TaskGroup(tasks, rank + reached, places[:0] if number else places)
+        yield tasks, rank + reached, places
+        places = places[:0]
 
 
 def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,27 +133,6 @@ def keeps(tasks: int, budget: Budget) -> bool:
     return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
 
-def chunk_view(nnz: int) -> Nest:
-    """The view of equal chunks of tasks: balanced, however skewed a contracted index is."""
-    leaf = (
-        Field(0, "x_word", 0, 8, True, FRAME),
-        Consecutive(1, "y_shift", 0),
-        _result(nnz),
-    )
-    return runs((), leaf, chunk=ITEM, values=Ones())
-
-
-def run_view(entries: int, nnz: int) -> Nest:
-    """The view of runs of tasks of one entry of x, which a work item shares."""
-    leaf = (Consecutive(1, "y_shift", 0), _result(nnz))
-    return runs((Field(0, "item_word", 0, bits_of(entries), True),), leaf, values=Ones(), narrow=True)
-
-
-def _result(nnz: int) -> Field:
-    """The entry of the result as a whole word, of as many bits as `index_dtype` gives it."""
-    return Field(2, "z_word", 0, 31 if index_dtype(nnz) == torch.int32 else 63, True)
-
-
 @dataclass(frozen=True)
 class NonzeroPairList:
     """The pairs of nonzeros of tasks ``begin .. end`` as they are stored; positions count from `begin`."""
@@ -177,9 +151,9 @@ class NonzeroPairList:
     """(n,) the entry of the result of each task."""
 
     @classmethod
-    def room(cls, join_order: JoinOrder, begin: int, end: int, most: int) -> NonzeroPairList:
-        """A list to be filled, group by group; `most` is the most entries that the result may have."""
-        device, tasks = join_order.ends.device, end - begin
+    def room(cls, join_order: JoinOrder, begin: int, end: int) -> NonzeroPairList:
+        """A list to be filled, group by group; its `nnz` is the most entries that the result may have."""
+        device, tasks, most = join_order.ends.device, end - begin, join_order.join.most_results
         entries = index_dtype(max(*join_order.matched, tasks))
         frames = torch.arange(begin, end, FRAME, device=device)
         return cls(
@@ -190,33 +164,42 @@ class NonzeroPairList:
             z_word=torch.empty(tasks, dtype=index_dtype(most), device=device),
         )
 
-    def take(self, group: TaskGroup) -> None:
+    def take(self, tasks: Expanded, slot: torch.Tensor) -> None:
         """Write a group at the positions of its tasks."""
-        made = group.tasks
-        start, stop = made.begin - self.begin, made.end - self.begin
-        frame = torch.arange(start, stop, dtype=made.p.dtype, device=made.p.device) // FRAME
-        self.x_word[start:stop] = made.p - self.x_base.index_select(0, frame)
-        self.y_shift[made.first : made.first + made.shift.numel()] = made.shift - start
-        self.z_word[start:stop] = group.slot
+        start, stop = tasks.begin - self.begin, tasks.end - self.begin
+        frame = torch.arange(start, stop, dtype=tasks.p.dtype, device=tasks.p.device) // FRAME
+        self.x_word[start:stop] = tasks.p - self.x_base.index_select(0, frame)
+        self.y_shift[tasks.first : tasks.first + tasks.shift.numel()] = tasks.shift - start
+        self.z_word[start:stop] = slot
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Sizes of T: matched entries of x and of y, entries of the result."""
         return *self.join_order.matched, self.nnz
 
+    @property
+    def _result(self) -> Field:
+        """The entry of the result as a whole word, of as many bits as `index_dtype` gives it."""
+        return Field(2, "z_word", 0, 31 if index_dtype(self.nnz) == torch.int32 else 63, True)
+
     def chunks(self) -> Packed:
-        """The list as `chunk_view` reads it."""
+        """The list in equal chunks of tasks: balanced, however skewed a contracted index is."""
         n = self.end - self.begin
         arrays = {"x_word": self.x_word, "x_word_base": self.x_base, "y_shift": self.y_shift, "z_word": self.z_word}
-        storage = Storage(leaf=(0, 1, 2), max_item_nnz=ITEM)
-        return Packed("tasks", storage, self.shape, n, chunk_view(self.nnz), arrays, None, n, -(-n // ITEM))
+        leaf = (Field(0, "x_word", 0, 8, True, FRAME), Consecutive(1, "y_shift", 0), self._result)
+        view, storage = runs((), leaf, chunk=ITEM, values=Ones()), Storage(leaf=(0, 1, 2), max_item_nnz=ITEM)
+        return Packed("tasks", storage, self.shape, n, view, arrays, None, n, -(-n // ITEM))
 
     def runs(self) -> Packed:
-        """The list as `run_view` reads it."""
+        """The list in runs of tasks of one entry of x, which a work item shares."""
         n, (ptr, word) = self.end - self.begin, self._items
         arrays = {"item_ptr": ptr, "item_word": word, "y_shift": self.y_shift, "z_word": self.z_word}
         storage = Storage(item=(0,), leaf=(1, 2), max_item_nnz=ITEM)
-        view = run_view(self.shape[0], self.nnz)
+        item, leaf = (
+            Field(0, "item_word", 0, bits_of(self.shape[0]), True),
+            (Consecutive(1, "y_shift", 0), self._result),
+        )
+        view = runs((item,), leaf, values=Ones(), narrow=True)
         return Packed("tasks", storage, self.shape, n, view, arrays, None, n, word.numel())
 
     @cached_property
@@ -250,6 +233,31 @@ class NonzeroPairList:
         return torch.stack([p, at + self.y_shift[p], self.z_word.long()])
 
 
+SPREAD = 64
+"""Places for each task up to which they are marked: two words of marks and two of counts, which are zeroed, counted,
+summed and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
+FEW = 1 << 26
+"""Places that are marked however few the tasks: 16 MB, less time than launches take."""
+WORD = 32
+PLACE_BYTES = 2 * 4 / WORD
+"""Bytes that a place takes while tasks are marked: its part of a word, and of the count up to it."""
+BLOCK = 1024
+"""Tasks of a program, and words that one counts: eight a thread, so that as many loads are under way. Not measured."""
+WORDS = 64
+"""Words whose places a program writes, a lane a bit. Not measured."""
+
+
+def markable(join_order: JoinOrder, budget: Budget) -> bool:
+    """Whether there are kernels for marks, and marks take a quarter of the memory limit or less and are not many."""
+    tasks, places = join_order.tasks, join_order.join.rows * join_order.join.columns
+    fits = places * PLACE_BYTES <= budget.limit / 4
+    if not tasks or places > max(FEW, SPREAD * tasks) or not fits:
+        return False
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    has_kernels = budget.device.type == "cuda" or interpreted
+    return has_kernels and budget.settings.effective_backend(budget.device) == "triton"
+
+
 class Tasks:
     """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use."""
 
@@ -263,59 +271,79 @@ class Tasks:
     def places(self) -> torch.Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
-            marks = Marks(self.join_order, FRAME)
-            self.nnz = marks.results
-            self.budget.check(self.nnz)
-            self._kept = self._list_of(marks)
-            return marks.places()
-        done = [self.join_order.ends.new_zeros(0)]
-        filling = self._room(0, self.join_order.tasks) if self.fits else None
+            return self._by_marks()
+        m, done = self.join_order, [self.join_order.ends.new_zeros(0)]
+        filling = NonzeroPairList.room(m, 0, m.tasks) if self.fits else None
         self.nnz = 0
-        with bar(self.join_order.tasks, f"pattern of {self.budget.what}", unit="tasks") as at:
-            for group in groups(self.join_order, self.budget.chunk):
-                done.append(group.fresh)
-                self.nnz += group.fresh.numel()
+        with bar(m.tasks, f"pattern of {self.budget.what}", unit="tasks") as at:
+            for tasks, slot, fresh in groups(m, self.budget.chunk):
+                done.append(fresh)
+                self.nnz += fresh.numel()
                 self.budget.check(self.nnz, least=True)
                 if filling is not None:
-                    filling.take(group)
-                at(group.tasks.end)
+                    filling.take(tasks, slot)
+                at(tasks.end)
         self._kept = None if filling is None else replace(filling, nnz=self.nnz)
         return torch.cat(done)
 
     def __iter__(self) -> Iterator[NonzeroPairList]:
-        if self._kept is None and self._marked:
-            self._kept = self._list_of(Marks(self.join_order, FRAME))
-        if self._kept is not None:
+        if self.fits:
+            if self._kept is None:
+                self.places()  # which another path has found
+            assert self._kept is not None
             yield self._kept
             return
-        filling = self._room(0, self.join_order.tasks) if self.fits else None
-        for group in groups(self.join_order, self.budget.chunk):
-            if filling is not None:
-                filling.take(group)
-                continue
-            alone = self._room(group.tasks.begin, group.tasks.end)
-            alone.take(group)
+        for tasks, slot, _ in groups(self.join_order, self.budget.chunk):
+            alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
+            alone.take(tasks, slot)
             yield replace(alone, nnz=self.nnz)
-        if filling is not None:
-            self._kept = replace(filling, nnz=self.nnz)
-            yield self._kept
 
     @property
     def _marked(self) -> bool:
         """Whether kernels, and not groups of tasks, find the pattern and the list."""
         return self.fits and markable(self.join_order, self.budget)
 
-    def _list_of(self, marks: Marks) -> NonzeroPairList:
-        arrays = (marks.x_word, marks.x_base, marks.y_shift, marks.z_word())
-        return NonzeroPairList(self.join_order, self.nnz, 0, self.join_order.tasks, *arrays)
+    def _by_marks(self) -> torch.Tensor:
+        """(nnz,) the places, as `places` finds them, by kernels: a bit a place, set by each task that adds to it.
 
-    def _room(self, begin: int, end: int) -> NonzeroPairList:
-        return NonzeroPairList.room(self.join_order, begin, end, self.join_order.join.most_results)
+        There are four launches and a handful of calls of torch, where groups of tasks take some hundred, and one wait,
+        for the number of results. Two passes over the tasks read and write little more than the list itself: tasks come
+        row by row, so marks are near those set before; nothing is sorted.
+        """
+        m, tasks, new = self.join_order, self.join_order.tasks, self.join_order.ends.new_empty
+        columns, column = m.join.columns, m.column.to(torch.int32)
+        frames = torch.arange(0, tasks, FRAME, device=m.ends.device)
+        x_base = torch.searchsorted(m.ends, frames, right=True, out_int32=True)
+        x_word, y_shift = new(tasks, dtype=torch.uint8), new(m.matched[0], dtype=torch.int32)
+        words = -(-m.join.rows * columns // WORD)
+        bits, upto = m.ends.new_zeros(words, dtype=torch.int32), new(words, dtype=torch.int32)
+        by_task = {"FRAME": FRAME, "BLOCK": BLOCK}
+        arrays = (m.ends, m.first, m.row, column, x_base, bits, x_word, y_shift)
+        self._launch("mark", tasks, *arrays, tasks, m.matched[0], columns, **by_task)
+        self._launch("count", words, bits, upto, words, BLOCK=BLOCK)
+        upto.cumsum_(0)
+        self.nnz = int(upto[-1])
+        self.budget.check(self.nnz)
+        places, z_word = new(self.nnz), new(tasks, dtype=torch.int32)
+        self._launch("write_places", words, bits, upto, places, words, WORDS=WORDS)
+        arrays = (m.row, column, x_base, x_word, y_shift, bits, upto, z_word)
+        self._launch("write_results", tasks, *arrays, tasks, columns, **by_task)
+        self._kept = NonzeroPairList(m, self.nnz, 0, tasks, x_word, x_base, y_shift, z_word)
+        return places
+
+    def _launch(self, name: str, size: int, *arguments: Any, **constants: int) -> None:
+        """Run a kernel on as many programs as `size` takes, on the device that the tasks are on."""
+        from sparsetc.pair import mark_kernels  # imports triton
+
+        device = self.join_order.ends.device
+        programs = -(-size // constants.get("BLOCK", WORDS))
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
 
     @property
     def none(self) -> NonzeroPairList:
         """A list of no tasks, by which programs are generated before there are any."""
-        return replace(self._room(0, 0), nnz=self.nnz)
+        return replace(NonzeroPairList.room(self.join_order, 0, 0), nnz=self.nnz)
 
     @property
     def nbytes(self) -> int:

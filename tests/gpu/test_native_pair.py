@@ -12,7 +12,6 @@ from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structur
 
 import sparsetc as stc
 from sparsetc.codegen.split_float16 import TilePositions, split
-from sparsetc.pair import marks
 from sparsetc.pair import tasks as task_lists
 
 pytestmark = [
@@ -222,9 +221,9 @@ def scattered(n: int, nonzeros: int) -> torch.Tensor:
 def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
     n = int(coords.max()) + 1
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n)).cuda()
-    with mock.patch.object(marks, "SPREAD", 1 << 14):
+    with mock.patch.object(task_lists, "SPREAD", 1 << 14):
         (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").contraction.steps
-        assert marks.markable(step.task_sums.tasks.join_order, step.problem.budget)
+        assert task_lists.markable(step.task_sums.tasks.join_order, step.problem.budget)
     made = []
     for marked in (True, False):
         with mock.patch.object(task_lists, "markable", return_value=marked):

@@ -14,10 +14,8 @@ from pair_cases import EQUATIONS, operands, pairs, structural
 
 import sparsetc as stc
 from sparsetc.contraction.pair import Pair
-from sparsetc.pair import marks as marking
 from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.marks import Marks, markable
-from sparsetc.pair.tasks import NonzeroPairList, Tasks
+from sparsetc.pair.tasks import NonzeroPairList, Tasks, markable
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> Pair:
@@ -81,8 +79,8 @@ def test_programs_and_frames_of_any_size(sizes: tuple[int, int], frame: int) -> 
     block, words = max(sizes[0], frame), sizes[1]
     with (
         mock.patch.object(task_lists, "FRAME", frame),
-        mock.patch.object(marking, "BLOCK", block),
-        mock.patch.object(marking, "WORDS", words),
+        mock.patch.object(task_lists, "BLOCK", block),
+        mock.patch.object(task_lists, "WORDS", words),
     ):
         for name in ("one-mode", "batch", "inner", "outer-permuted"):
             check(step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed")))
@@ -122,13 +120,10 @@ def test_one_task_and_none() -> None:
 
 def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     step = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"))
-    m, places = (
-        step.task_sums.tasks.join_order,
-        step.task_sums.tasks.join_order.rows * step.task_sums.tasks.join_order.columns,
-    )
-    with mock.patch.object(marking, "FEW", 0):
+    m, places = step.task_sums.tasks.join_order, step.join.rows * step.join.columns
+    with mock.patch.object(task_lists, "FEW", 0):
         for spread, wanted in [(places // m.tasks + 1, True), (0, False)]:
-            with mock.patch.object(marking, "SPREAD", spread):
+            with mock.patch.object(task_lists, "SPREAD", spread):
                 assert markable(m, step.problem.budget) == wanted
     for limit, wanted in [(places, True), (places - 1, False)]:  # a quarter of a byte a place, a quarter of the limit
         assert markable(m, replace(step.problem.budget, limit=limit)) == wanted
@@ -146,12 +141,8 @@ def test_the_count_is_checked_before_places_are_made() -> None:
         device=x.device,
     )
     budget.check.side_effect = stc.OutOfMemoryError("too many")
-    late = mock.Mock()
-    with (
-        mock.patch.object(Marks, "places", late),
-        mock.patch.object(Marks, "z_word", late),
-        pytest.raises(stc.OutOfMemoryError),
-    ):
-        Tasks(step.task_sums.tasks.join_order, budget).places()
+    tasks = Tasks(step.task_sums.tasks.join_order, budget)
+    with mock.patch.object(tasks, "_launch", wraps=tasks._launch) as launch, pytest.raises(stc.OutOfMemoryError):
+        tasks.places()
     budget.check.assert_called_once_with(10)
-    late.assert_not_called()
+    assert [call.args[0] for call in launch.call_args_list] == ["mark", "count"]
