@@ -317,7 +317,9 @@ def _subsets(things: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:
 
 def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     """Return the schedule with the tree of the groups that take the fewest multiplications, and roles of positions."""
-    inner = inner.by_sides()
+    # Letters that ride along a side of a tile are one letter with it.
+    operands = tuple([replace(o, rows=inner.along(o.rows)) for o in inner.operands])
+    inner = replace(inner, operands=operands, kept=inner.along(inner.kept))
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
     groups = Division(inner.sides, inner.sizes, output, inner.operands).groups(schedule.dot, wide)
     block = _blocks(inner, schedule, groups)
