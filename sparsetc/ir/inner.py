@@ -104,11 +104,8 @@ class Inner:
 
     def depth(self, letters: Iterable[str]) -> int:
         """The level at which the coordinates of all these letters are known."""
-        return max(map(self._level.__getitem__, letters), default=ITEM)
-
-    @cached_property
-    def _level(self) -> dict[str, int]:
-        return {self.letters[mode]: level for mode, level in self.view.mode_levels.items()}
+        levels = self.view.mode_levels
+        return max([levels[self.letters.index(c)] for c in letters], default=ITEM)
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The sides of a tile along which the coordinates of these letters vary, once each."""

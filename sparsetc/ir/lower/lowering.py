@@ -236,12 +236,14 @@ class Lowering:
         """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""
         axes = [a for t in factors if t.folded for a in t.axes]
         axes += [a for a in self._axes(factors) if a not in axes]
-        return self.make(Product(Tile(self.called(name), tuple(axes), _level(factors)), tuple(factors)))
+        level = max([t.level for t in factors])
+        return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
 
     def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
         """The matrix product of two sides, whose rows and columns are the axes of each side that are not summed."""
         rows, columns = self._free(left, set(over)), self._free(right, set(over))
-        out = Tile(self.called(name), (*rows, *columns), _level((*left, *right)), folded=len(rows))
+        level = max([t.level for t in (*left, *right)])
+        out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows))
         return self.make(Product(out, tuple(left), tuple(right)))
 
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
@@ -307,11 +309,9 @@ class Lowering:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
         products = [node for node in self.tree.nodes if isinstance(node, Multiply)]
         after = [p for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
-        return [t.name for p in after if any(map(self._along, p.factors)) for t in p.trees if isinstance(t, Factor)]
-
-    def _along(self, factor: str) -> bool:
-        """Whether a program has several positions along a stored tile of a factor at once."""
-        return bool(set(self.load(factor).out.axes) - {LANES, *self.inner.dense})
+        one = {LANES, *self.inner.dense}  # beside the positions along a stored tile
+        along = [p for p in after if any(not one.issuperset(self.load(name).out.axes) for name in p.factors)]
+        return [t.name for p in along for t in p.trees if isinstance(t, Factor)]
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
@@ -379,8 +379,3 @@ class Lowering:
 
 def _number(name: str) -> Tile:
     return Tile(name, (), ITEM)
-
-
-def _level(tiles: Iterable[Tile]) -> int:
-    """The level at which the product of some tiles is known."""
-    return max([t.level for t in tiles])
