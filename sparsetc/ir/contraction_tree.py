@@ -134,10 +134,14 @@ def parse_tree(text: str) -> Tree:
     """The tree that a text stands for; `PlanError` where it stands for none."""
     if not isinstance(text, str):
         raise PlanError(f"a tree is parsed from text, found {type(text).__name__}")
+    parser = _Parser(text)
     try:
-        return _Parser(text).whole()
+        tree = parser.tree()
     except RecursionError:
         raise PlanError(f"tree {text[:40]!r}…: it is nested too deep") from None
+    if parser.words:
+        parser.fail("the end")
+    return tree
 
 
 class _Parser:
@@ -146,12 +150,6 @@ class _Parser:
     def __init__(self, text: str) -> None:
         """Split a text into words, of which the next one to be read is the last."""
         self.text, self.words = text, re.findall(r"\w+|\S", text)[::-1]
-
-    def whole(self) -> Tree:
-        tree = self.tree()
-        if self.words:
-            self.fail("the end")
-        return tree
 
     def tree(self) -> Tree:
         trees = [self.factor()]

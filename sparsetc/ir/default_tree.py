@@ -169,11 +169,6 @@ class TileGroups:
         """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
         return (*self.second, *self.first)
 
-    @property
-    def sequence(self) -> tuple[str, ...]:
-        """The order in which a tile's positions are best stored: a dot's columns then lie contiguous, its sum last."""
-        return (*self.gridded, *self.spread, *self.columns, *self.contracted)
-
     def storage(self, letters: Sequence[str], most: int) -> Storage:
         """Tiles of one block of output rows together, `most` positions an item, stored as the dots take them."""
 
@@ -181,8 +176,9 @@ class TileGroups:
             return tuple([letters.index(c) for c in names])
 
         item, rest = modes(*self.gridded, *self.columns), modes(*self.spread, *self.contracted)
-        sequence, contracted = modes(*self.sequence), len(self.contracted)
-        return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=contracted)
+        # A dot's columns lie contiguous, what it sums last.
+        sequence = modes(*self.gridded, *self.spread, *self.columns, *self.contracted)
+        return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=len(self.contracted))
 
 
 @lru_cache(maxsize=256)
@@ -317,7 +313,9 @@ def _subsets(things: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:
 
 def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     """Return the schedule with the tree of the groups that take the fewest multiplications, and roles of positions."""
-    inner = inner.by_sides()
+    # Letters that ride along a side of a tile are one letter with it.
+    operands = tuple([replace(o, rows=inner.along(o.rows)) for o in inner.operands])
+    inner = replace(inner, operands=operands, kept=inner.along(inner.kept))
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
     groups = Division(inner.sides, inner.sizes, output, inner.operands).groups(schedule.dot, wide)
     block = _blocks(inner, schedule, groups)

@@ -7,7 +7,7 @@ a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
@@ -93,17 +93,6 @@ class Inner:
             sizes=sizes,
         )
 
-    @property
-    def terms(self) -> tuple[tuple[str, ...], ...]:
-        """The axes of each operand of a pair; empty where there is one sparse operand."""
-        return tuple(self.stored.values()) if len(self.stored) > 1 else ()
-
-    @property
-    def scaled(self) -> tuple[str, ...]:
-        """Factors whose rows the result is multiplied by the scales of: those of tiles in halves."""
-        own = zip(self.stored, self.view.pairs, strict=False)
-        return tuple([name for name, tiles in own if "scales" in tiles.packed])
-
     def may_omit_ones(self, factors: Iterable[str]) -> bool:
         """Return True if a tree of these factors needs no 1s of a pattern: another tells which lanes hold a value."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
@@ -115,20 +104,12 @@ class Inner:
 
     def depth(self, letters: Iterable[str]) -> int:
         """The level at which the coordinates of all these letters are known."""
-        return max(map(self._level.__getitem__, letters), default=ITEM)
-
-    @cached_property
-    def _level(self) -> dict[str, int]:
-        return {self.letters[mode]: level for mode, level in self.view.mode_levels.items()}
+        levels = self.view.mode_levels
+        return max([levels[self.letters.index(c)] for c in letters], default=ITEM)
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
         """The sides of a tile along which the coordinates of these letters vary, once each."""
         return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
-
-    def by_sides(self) -> Inner:
-        """The einsum whose letters are the sides of a tile: those that ride along one are one letter with it."""
-        operands = tuple([replace(o, rows=self.along(o.rows)) for o in self.operands])
-        return replace(self, operands=operands, kept=self.along(self.kept))
 
     @cached_property
     def levels(self) -> dict[str, int]:

@@ -35,9 +35,7 @@ PRECISIONS = ("ieee", *DOTS.values())
 ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""
 MOST_REGISTERS = 255
-"""Registers of a thread of a GPU, at most."""
 MOST_WARPS = 32
-"""Warps of a program of a GPU, at most."""
 MOST_STEPS = 64
 """Steps of a loop that are taken together, or loaded ahead, at most: generated source has a copy of each."""
 F16X3 = "f16x3"
@@ -126,11 +124,9 @@ class Schedule(Record):
     """Depth of software pipelining in loops with dots (H200, gathered TTMc: tf32 ran 1.4 times as fast with 1 as with
     3; `benchmarks/results/ttmc_stages.json`)."""
     registers: int = bounded(0, "the number of registers", 0, MOST_REGISTERS)
-    """Most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler. Many lower the occupancy, few make
-    loads wait for one another."""
+    """Most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler."""
     columns: int = bounded(128, "columns", power=True)
-    """Most columns of a dot over tiles, for the default rule: it takes positions of output modes, then positions of
-    modes that no dot contracts, while they fit."""
+    """Most columns of a dot over tiles by the default rule: of output modes, then of modes that no dot contracts."""
     lanes: int = bounded(1, "the number of lanes", power=True)
     """Nonzeros of a run that one step takes side by side; steps over blocks of fibers take `Storage.lanes`."""
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
@@ -138,8 +134,7 @@ class Schedule(Record):
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
     """Unroll factor of the masked loop that follows: 1 for long fibers, more for short rows."""
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """For one dense axis of the output at most: powers of two whose sum is its block, as 16 + 8 for 24, so that less
-    is padded."""
+    """For one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for 24."""
     slabs: tuple[str, ...] = ()
     """Dense axes whose block number is the slowest dimension of the grid: all items run for one block before the next,
     so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow one another."""
@@ -152,11 +147,9 @@ class Schedule(Record):
     tree: Tree | None = None
     """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
     take: tuple[tuple[str, int], ...] = ()
-    """By letter of a tile: how many positions a program holds in registers at once, a power of two; 1 for others. Only
-    a schedule with a tree has `take` and `turns`."""
+    """Positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other letters."""
     turns: tuple[str, ...] = ()
-    """Letters of a tile whose positions a program takes by loops, outermost first; positions that it takes neither at
-    once nor by a loop are split over the grid."""
+    """Letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid."""
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     """`tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over."""
 
@@ -354,8 +347,7 @@ def verify(plan: Plan) -> None:
     verify_fields(plan)
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")
-    for part in plan.parts:
-        _verify_plain(part)
+    _verify_plain(plan.parts)
     if plan.shares and len(plan.shares) != len(plan.parts):
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):

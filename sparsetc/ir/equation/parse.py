@@ -87,15 +87,12 @@ def _sublist_term(sublist: Any, where: str) -> str:
             f"{where} is a {type(sublist).__name__}; expected an equation first, or operands that alternate with lists "
             "of integers, as in einsum(x, [0, 1], b, [1, 2], [0, 2])"
         )
-    return "".join(_sublist_letter(item, where, sublist) for item in sublist)
-
-
-def _sublist_letter(item: Any, where: str, sublist: Sequence[Any]) -> str:
-    if item is Ellipsis:
-        return ELLIPSIS
-    if isinstance(item, bool) or not isinstance(item, Integral) or int(item) not in range(52):
-        raise EquationError(f"{where}, {list(sublist)}, holds {item!r}; expected integers in 0..51 or Ellipsis")
-    return _SUBLIST_LETTERS[int(item)]
+    for item in sublist:
+        if item is not Ellipsis and (
+            isinstance(item, bool) or not isinstance(item, Integral) or int(item) not in range(52)
+        ):
+            raise EquationError(f"{where}, {list(sublist)}, holds {item!r}; expected integers in 0..51 or Ellipsis")
+    return "".join(ELLIPSIS if item is Ellipsis else _SUBLIST_LETTERS[int(item)] for item in sublist)
 
 
 @dataclass(frozen=True)

@@ -106,16 +106,13 @@ def dense_subexpressions(b: Bound) -> Reduction:
     """
     steps: list[DenseStep] = []
     for p in b.einsum.dense:
-        if (result := _single(b.einsum, p)) != b.einsum.inputs[p]:
+        e = b.einsum
+        result = tuple([i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1])
+        if result != e.inputs[p]:
             b = _run(b, (p,), result, steps)
     while (pair := next((pair for pair in _candidates(b) if _pays(b, pair)), None)) is not None:
         b = _run(b, pair, _pair_result(b.einsum, pair), steps)
     return Reduction(tuple(steps), b)
-
-
-def _single(e: Einsum, p: int) -> tuple[str, ...]:
-    """What is left of an operand when all that concerns it alone is done."""
-    return tuple(i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1)
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.tile import LANES, Gather, Position, Product, Scale, Sum, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import LANES, Gather, Position, Product, Tile, TileProgram, Value
 
 
 class WholeLowering(Lowering):
@@ -53,16 +53,14 @@ class WholeLowering(Lowering):
         self.factors: dict[str, frozenset[str]] = {}
         """The factors that each tile is made of, by its name."""
 
-    def value(self, name: str) -> Value:
-        """Stored values, their positions as they are stored."""
-        s = super().value(name)
-        return replace(s, out=Tile(s.out.name, (*self.view.beside[s.out.level], *self._stored(name)), s.out.level))
-
-    def gather(self, name: str) -> Gather:
-        """Rows of a dense operand, along the sides that they are gathered by."""
-        s = super().gather(name)
-        lanes, along = self.view.beside[s.out.level], self.inner.along(s.operand.rows)
-        return replace(s, out=replace(s.out, axes=(*lanes, *along, *s.operand.axes)))
+    def load(self, factor: str) -> Value | Gather:
+        """Stored values, their positions as they are stored; or rows, along the sides that they are gathered by."""
+        s = super().load(factor)
+        own = self.inner.operand.get(factor)
+        axes = (*self.inner.along(own.rows), *own.axes) if own else self._stored(factor)
+        out = Tile(s.out.name, (*self.view.beside[s.out.level], *axes), s.out.level)
+        self.factors[out.name] = frozenset((factor,))
+        return replace(s, out=out)
 
     def _stored(self, name: str) -> tuple[str, ...]:
         """The letters of the positions of stored values, in the order of their sequence."""
@@ -71,12 +69,6 @@ class WholeLowering(Lowering):
         return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
-    def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
-        if isinstance(statement, Value | Gather):
-            own = statement.operand
-            self.factors[statement.out.name] = frozenset((own.upper() if isinstance(own, str) else own.name,))
-        return super().make(statement)
-
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
         return self._product(name, factors, max([t.level for t in factors]))
 
@@ -90,11 +82,7 @@ class WholeLowering(Lowering):
         return tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
-        factors: tuple[Tile, ...] = (tile,)
-        last = self.statements[-1]
-        if isinstance(last, Product) and last.out == tile and not last.accumulate:
-            self.statements.pop()
-            factors = last.inputs
+        factors = self.taken_back(tile).inputs
         return self._product(name, factors, level, tile.within[: tile.folded], accumulate=True)
 
     def _product(

@@ -30,16 +30,7 @@ from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.tile import (
-    LANES,
-    Gather,
-    Product,
-    Scale,
-    Statement,
-    Sum,
-    Tile,
-    Value,
-)
+from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Statement, Sum, Tile, Value
 from sparsetc.support.lru import cached_property
 
 
@@ -103,7 +94,7 @@ class Lowering:
             rows=inner.target.rows,
             index64=inner.target.index64,
             whole=inner.target.whole,
-            terms=inner.terms,
+            terms=tuple(inner.stored.values()) if len(inner.stored) > 1 else (),
         )
 
     def _dense(self, letter: str) -> ir.DenseAxis:
@@ -121,7 +112,10 @@ class Lowering:
         total = self.run()
         if self.unscale:
             raise self._no_halves()
-        return self._scaled(total, [self.make(self.scale(name)) for name in self.inner.scaled])
+        own = zip(self.inner.stored, self.view.pairs, strict=False)
+        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in own if "scales" in tiles.packed}
+        scales = [self.make(Scale(Tile(f"{name}_scale", axes, ITEM), name)) for name, axes in rows.items()]
+        return self._scaled(total, scales)
 
     # -- halves -----------------------------------------------------------------------------------------------------
     def _split(self) -> str:
@@ -153,17 +147,13 @@ class Lowering:
 
     def value(self, name: str) -> ir.Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
-        over = next((own for own, side in self._sides if side == name), ())
+        over = next((dot.over for dot in self.dots if Factor(name) in dot.parts), ())
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
         rows = tuple([c for c in axes if c not in over])
         columns = tuple([c for c in axes if c in over])
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
-
-    def scale(self, name: str) -> ir.Scale:
-        """What the rows of tiles in halves are worth."""
-        return ir.Scale(ir.Tile(f"{name.lower()}_scale", self.inner.stored[name][:1], ITEM), name.lower())
 
     def gather(self, name: str) -> ir.Gather:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
@@ -201,11 +191,6 @@ class Lowering:
         return wanted
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
-    @cached_property
-    def _sides(self) -> list[tuple[tuple[str, ...], str]]:
-        """(what a dot sums, a side of it) of the sides that are factors."""
-        return [(dot.over, str(side)) for dot in self.dots for side in dot.parts]
-
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
@@ -251,12 +236,14 @@ class Lowering:
         """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""
         axes = [a for t in factors if t.folded for a in t.axes]
         axes += [a for a in self._axes(factors) if a not in axes]
-        return self.make(Product(Tile(self.called(name), tuple(axes), _level(factors)), tuple(factors)))
+        level = max([t.level for t in factors])
+        return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
 
     def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
         """The matrix product of two sides, whose rows and columns are the axes of each side that are not summed."""
         rows, columns = self._free(left, set(over)), self._free(right, set(over))
-        out = Tile(self.called(name), (*rows, *columns), _level((*left, *right)), folded=len(rows))
+        level = max([t.level for t in (*left, *right)])
+        out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows))
         return self.make(Product(out, tuple(left), tuple(right)))
 
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
@@ -270,14 +257,19 @@ class Lowering:
 
         A product is added up by the statement that multiplies.
         """
+        product = self.taken_back(tile)
+        total = self.make(replace(product, out=replace(tile, name=self.called(name), level=level), accumulate=True))
+        scales = self.unscale if product.dot and level == ITEM else []
+        self.unscale = self.unscale[len(scales) :]
+        return self._scaled(total, scales)
+
+    def taken_back(self, tile: Tile) -> Product:
+        """The product that made a tile as the last statement, which leaves the list; else the tile alone as one."""
         last = self.statements[-1]
         if isinstance(last, Product) and last.out == tile and not last.accumulate:
             self.statements.pop()
-            total = self.make(replace(last, out=replace(tile, name=self.called(name), level=level), accumulate=True))
-            scales = self.unscale if last.dot and level == ITEM else []
-            self.unscale = self.unscale[len(scales) :]
-            return self._scaled(total, scales)
-        return self.make(Product(replace(tile, name=self.called(name), level=level), (tile,), accumulate=True))
+            return last
+        return Product(tile, (tile,))
 
     def _axes(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
         """The axes that tiles have together; one alone keeps the order of its own."""
@@ -292,6 +284,7 @@ class Lowering:
     def run(self) -> Tile:
         """What is to be added to the output: factors are read, and what dots take is multiplied, as soon as known."""
         late = set(self._late())
+        products = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
         factors = (*self.inner.stored, *self.inner.operand)
         wanted = [name for name in factors if name in self.tree.factors and name not in late]
         for level in range(len(LEVELS)):
@@ -299,8 +292,9 @@ class Lowering:
             for name in wanted:
                 if self.inner.levels[name] == level:
                     self.tile(Factor(name))
-            for node in self._early(level):
-                self.tile(node)
+            for side, dot in products:
+                if self.level(side) == level < self.level(dot):
+                    self.tile(side)
         return self.tile(self.tree)
 
     def level(self, node: Tree) -> int:
@@ -311,20 +305,13 @@ class Lowering:
             return home(self.around, node.over)
         return max(map(self.level, node.parts))
 
-    def _early(self, level: int) -> list[Tree]:
-        """The products of factors that a dot takes, and that are known at a level above the dot's."""
-        sides = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
-        return [side for side, dot in sides if self.level(side) == level < self.level(dot)]
-
     def _late(self) -> list[str]:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
         products = [node for node in self.tree.nodes if isinstance(node, Multiply)]
         after = [p for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
-        return [t.name for p in after if any(map(self._along, p.factors)) for t in p.trees if isinstance(t, Factor)]
-
-    def _along(self, factor: str) -> bool:
-        """Whether a program has several positions along a stored tile of a factor at once."""
-        return bool(set(self.load(factor).out.axes) - {LANES, *self.inner.dense})
+        one = {LANES, *self.inner.dense}  # beside the positions along a stored tile
+        along = [p for p in after if any(not one.issuperset(self.load(name).out.axes) for name in p.factors)]
+        return [t.name for p in along for t in p.trees if isinstance(t, Factor)]
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
@@ -392,8 +379,3 @@ class Lowering:
 
 def _number(name: str) -> Tile:
     return Tile(name, (), ITEM)
-
-
-def _level(tiles: Iterable[Tile]) -> int:
-    """The level at which the product of some tiles is known."""
-    return max([t.level for t in tiles])
