@@ -25,7 +25,6 @@ from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.options import Options
-from sparsetc.pair.dense import DensePath
 from sparsetc.pair.hybrid import PATHS, HybridPath, Path, choose, estimates
 from sparsetc.pair.join import Join, Roles, prepared
 from sparsetc.pair.problem import PairProblem, paired
@@ -179,14 +178,14 @@ class Pair(Joined):
         path, takes_all = self.numeric, not (x.dtype.is_floating_point or x.dtype.is_complex)
         if takes_all or isinstance(path, TaskSums) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return path.run(x, y)
-        halves = None if isinstance(path, DensePath) else path.halves(x, y)
+        halves = path.halves(x, y)
         if halves is not None:
             verdict = int(halves.verdict.item())
         else:
             verdict = EXACT if finite((x, y)) else INFINITE
         if verdict == INFINITE:
             return self._over_tasks("z", x, y)
-        return path.run(x, y) if isinstance(path, DensePath) else path.run(x, y, halves if verdict == EXACT else None)
+        return path.run(x, y, halves if verdict == EXACT else None)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernels of every plan but ``"dense"``."""

@@ -16,6 +16,7 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
+from sparsetc.codegen.split_float16 import Halves
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import Roles
@@ -156,7 +157,10 @@ class DensePath(Listed):
         self.at = None if all_in_order else self._positions(places)
         return places
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+        """No halves: torch multiplies values as they are."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""
         m = self.join
         return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)
