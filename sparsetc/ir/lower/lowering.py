@@ -365,16 +365,12 @@ class Lowering:
         looped = [axis.name for axis in self.around]
         for beside, loops in turns_of_sums(self._over(node), looped, tile.axes):
             tile = self.sum("step" if loops else "summed", tile, beside)
-            for name, own in self._named(loops):
-                tile = self.accumulate(name, tile, home(self.around, own))
+            summed: dict[str, list[str]] = {}
+            for axis in reversed(self._loops(loops)):
+                summed.setdefault(axis.sums, []).append(axis.name)
+            for name, together in summed.items():
+                tile = self.accumulate(name, tile, home(self.around, together))
         return tile
-
-    def _named(self, loops: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """(what the sum over some loops is called, the loops), the innermost first."""
-        found: dict[str, list[str]] = {}
-        for axis in reversed(self._loops(loops)):
-            found.setdefault(axis.sums, []).append(axis.name)
-        return [*found.items()]
 
 
 def _number(name: str) -> Tile:

@@ -67,18 +67,14 @@ class _Placement:
         after = bool(self.zeros[depth])
         (self.after if after else self.before)[depth].append(statement)
         if isinstance(statement, Product) and statement.accumulate:
-            depth, after = self._home(statement, depth), True
+            home = self.depth[statement.out.level]
+            if home >= depth:
+                raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
+            if Zero(statement.out) not in self.zeros[home]:
+                self.zeros[home].append(Zero(statement.out))
+            depth, after = home, True
         self.known[name] = depth
         self.late |= {name} if after else set()
-
-    def _home(self, statement: Product, depth: int) -> int:
-        """The depth at which an accumulator lives, where it is zeroed."""
-        home = self.depth[statement.out.level]
-        if home >= depth:
-            raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
-        if Zero(statement.out) not in self.zeros[home]:
-            self.zeros[home].append(Zero(statement.out))
-        return home
 
     def body(self) -> tuple[Statement, ...]:
         """The statements, nested."""
