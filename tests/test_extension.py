@@ -273,9 +273,10 @@ def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
     b = torch.ones(3, 2, requires_grad=True)
     stc.einsum("ij,jr->ir", x, b, plan=plan).sum().backward()
     torch.func.vmap(lambda b: stc.einsum("ij,jr->ir", x, b, plan=plan))(torch.ones(5, 3, 2))
-    (kernel,) = [k for k in x.pattern.cache.values() if hasattr(k, "steps") and k.bound.einsum.text == "ij,jr->ir"]
-    (gradient,) = [k for k in x.pattern.cache.values() if hasattr(k, "steps") and k is not kernel]
-    (batched,) = kernel.step._others.values()
+    kernels = {k for k in x.pattern.cache.values() if hasattr(k, "steps")}
+    (kernel,) = [k for k in kernels if k.bound.einsum.text == "ij,jr->ir"]
+    (gradient,) = kernels - {kernel}
+    (batched,) = kernel._others.values()
     return [gradient.plan.name, batched.plan.name]
 
 

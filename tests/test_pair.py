@@ -628,7 +628,6 @@ def test_formats_follow_the_operands_of_the_equation() -> None:
         assert blocks.sides in ((8, 8, 1), (1, 8, 8))
         assert single.sides == (1, 1)
         assert single.blocks == single.nnz  # of matched entries
-        assert (blocks.format, single.format) == ("bcb", "coo")
         assert single.nbytes == 4 * single.nnz  # its coordinates, and no bitmap
         assert sorted(
             p.format for p in stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo"))).plan.parts

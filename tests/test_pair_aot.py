@@ -15,7 +15,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 import sparsetc as stc
 from sparsetc.codegen import launch
 from sparsetc.device import profile as targets
-from sparsetc.pair import marks
+from sparsetc.pair import tasks
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -141,11 +141,11 @@ def compiled_marks(name: str, types: dict[str, str], constants: dict[str, int], 
 
 TASKS = {"row": "*i64", "column": "*i32", "x_base": "*i32", "x_word": "*u8", "y_shift": "*i32", "bits": "*i32"}
 COUNTS = {"tasks": "i32", "entries": "i32", "columns": "i32"}
-OF_TASKS = {"FRAME": 256, "BLOCK": marks.BLOCK}
+OF_TASKS = {"FRAME": 256, "BLOCK": tasks.BLOCK}
 MARK_KERNELS = {
     "mark": (1, {"ends": "*i64", "first": "*i64", **TASKS, **COUNTS}, OF_TASKS),
-    "count": (2, {"bits": "*i32", "counts": "*i32"}, {"BLOCK": marks.BLOCK}),
-    "write_places": (2, {"bits": "*i32", "upto": "*i32", "places": "*i64"}, {"WORDS": marks.WORDS}),
+    "count": (2, {"bits": "*i32", "counts": "*i32"}, {"BLOCK": tasks.BLOCK}),
+    "write_places": (2, {"bits": "*i32", "upto": "*i32", "places": "*i64"}, {"WORDS": tasks.WORDS}),
     "write_results": (2, {**TASKS, "upto": "*i32", "z_word": "*i32", **COUNTS}, OF_TASKS),
 }
 """Arrays with a number a word of marks, types of arguments, constants."""
