@@ -229,7 +229,7 @@ def _of_entries(
         entries = Entries.of(bound, operands, settings, form)
         if entries is not None:
             ones = entries.stand_ins(operands)
-            step = Step(entries.bound, ones, settings, entries.form, repeated, entries.plain_sum)
+            step = Step(entries.bound, ones, settings, entries.form, repeated, bound.einsum.plain_sum)
             return Rewritten(bound, operands, settings, form, entries, step)
     if must:
         raise OutOfMemoryError(

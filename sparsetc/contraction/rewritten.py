@@ -106,8 +106,6 @@ class Entries:
     """The form of the result: ``dense`` or ``sparse``."""
     own: bool
     """Whether the result is on the one operand's own pattern: rows of the einsum are its entries."""
-    plain_sum: bool
-    """Whether the einsum as written is a sum of one operand, which torch gives integers of 64 bits."""
     patterns: tuple[Pattern]
     """The pattern of ones alone."""
 
@@ -145,8 +143,7 @@ class Entries:
         values = [(n, *t) for n, t in zip(numbers, tables, strict=True)]
         einsum = Einsum(((*numbers, *letters), *dense, *values), output, (0,), e.text)
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
-        plain_sum = len(e.inputs) == 1 and bool(e.contracted)
-        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, plain_sum, (pattern,))
+        return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, (pattern,))
 
     def stand_ins(self, operands: Operands) -> list[SparseTensor | torch.Tensor]:
         """Operands to compile that einsum for, of those as written."""

@@ -87,7 +87,7 @@ class Step(Contraction, Preparation):
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         e = self.canonical.written.einsum
-        self._plain_sum = len(e.inputs) == 1 and bool(e.contracted) if plain_sum is None else plain_sum
+        self._plain_sum = e.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
             (p.packed.token, self.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts

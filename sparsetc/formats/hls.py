@@ -46,7 +46,7 @@ from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
 from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import dot_axes, fit
+from sparsetc.planner.schedule import dot_axes, fit, padded_axes
 
 
 @register_format
@@ -153,8 +153,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     On an H200 (`benchmarks/results/tile_schedules.json`) tf32 was fastest by few warps, which take the instructions of
     one warp; of tf32x3, which needs three, a group of four warps was.
     """
-    sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
-    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    padded = padded_axes(problem)
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))

@@ -43,7 +43,7 @@ from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import fit
+from sparsetc.planner.schedule import fit, padded_axes
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
@@ -452,8 +452,7 @@ def _beside_runs(
 
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
     """The schedule of a part of windows whose programs take so many elements of the dense axes."""
-    sizes = {c: problem.bound.by_index[c] for c in dense_axes(problem.bound)}
-    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    padded = padded_axes(problem)
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)

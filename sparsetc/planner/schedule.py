@@ -36,11 +36,15 @@ LEAST_PIECE, MOST_PIECES = 8, 3
 guanine_TEvv_3d, `benchmarks/results/ranks.json`)."""
 
 
+def padded_axes(problem: Problem) -> dict[str, int]:
+    """Return the dense axes with their sizes, each rounded up to a power of two."""
+    return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in dense_axes(problem.bound)}
+
+
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
     """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have."""
-    bound = problem.bound
-    sizes = {c: bound.by_index[c] for c in dense_axes(bound)}
-    padded = {c: 1 << max(n - 1, 0).bit_length() for c, n in sizes.items()}
+    bound, padded = problem.bound, padded_axes(problem)
+    sizes = {c: bound.by_index[c] for c in padded}
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)

@@ -18,7 +18,7 @@ from sparsetc.codegen.launch import accumulator
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.output import Output, Result, arranged, without_zeros
+from sparsetc.contraction.output import Output, Result, arranged, is_sparse, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming.budget import Budget, Sizes, checked_streams
@@ -288,15 +288,13 @@ class Stream:
     @property
     def _sparse(self) -> bool:
         """True if the result that was asked for is sparse."""
-        kept, letters = self.compiler.canonical.kept, self.compiler.canonical.letters
-        if self.recipe.output != "auto":
-            return self.recipe.output == "sparse"
-        return bool(kept) and (len(kept) >= 2 or len(kept) == len(letters))
+        canonical = self.compiler.canonical
+        return is_sparse(self.recipe.output, canonical.bound.einsum, [canonical.letters])
 
     @property
     def _result_dtype(self) -> torch.dtype:
-        e, dtype = self.compiler.canonical.written.einsum, self.recipe.dtype
-        return summed_dtype(dtype) if len(e.inputs) == 1 and e.contracted else dtype
+        dtype = self.recipe.dtype
+        return summed_dtype(dtype) if self.compiler.canonical.written.einsum.plain_sum else dtype
 
     @property
     def _rows(self) -> int:

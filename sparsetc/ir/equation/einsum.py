@@ -108,6 +108,11 @@ class Einsum:
         """The indices that are summed, in order of first appearance."""
         return tuple(i for i in self.indices if i not in self.output)
 
+    @property
+    def plain_sum(self) -> bool:
+        """True if one operand is summed and nothing else is done, which torch gives integers of 64 bits."""
+        return len(self.inputs) == 1 and bool(self.contracted)
+
     @cached_property
     def dense_contracted(self) -> tuple[str, ...]:
         """The dense indices that are summed."""
