@@ -62,9 +62,9 @@ LARGEST = 4
 
 def price(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate with the costs of its parts, and the seconds that they are expected to take."""
-    found, profile = tuple(costs(candidate, problem)), of_backend(problem.backend)
-    seconds = seconds_of(candidate.plan, found, candidate.expected, problem.backend, profile)
-    return replace(candidate, costs=found, seconds=seconds)
+    of_parts, profile = tuple(costs(candidate, problem)), of_backend(problem.backend)
+    seconds = seconds_of(candidate.plan, of_parts, candidate.expected, problem.backend, profile)
+    return replace(candidate, costs=of_parts, seconds=seconds)
 
 
 def seconds_of(
@@ -126,15 +126,15 @@ def orderly(candidate: Candidate, problem: Problem) -> bool:
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     """Costs of the parts' tile programs, lowered from the views their formats promise."""
-    found = []
-    for p, (view, own) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
+    each = []
+    for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
         whole = problem.backend == "torch" and not view.values.sides
-        target = Target(problem.sparse_output, p.format == "coo", own, problem.rows, whole=whole)
+        target = Target(problem.sparse_output, p.format == "coo", owned, problem.rows, whole=whole)
         lower = getattr(FORMATS[p.format], "lower", None)
-        own_cost = lower and cost_of(lower(problem.bound, p, target, 0))
-        found.append(own_cost or _cost(problem.bound, view, p.schedule, target))
-    return found
+        cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
+        each.append(cost)
+    return each
 
 
 @lru_cache(maxsize=1024)
@@ -167,23 +167,22 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
     return tried(_in_slabs, price(candidate, problem), problem, by_part=True)
 
 
-def tried(option: Option, priced: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
+def tried(option: Option, without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
-    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in priced.plan.parts])
-    if parts == priced.plan.parts:
-        return priced
-    other = price(replace(priced, plan=replace(priced.plan, parts=parts)), problem)
-    least_gain = of_backend(problem.backend).laws["least_gain"]
-    seconds = list(zip(priced.seconds or (), other.seconds or (), strict=True))
-    together = [tuple(map(sum, zip(*seconds, strict=True)))] * len(parts)
-    gains = [least_gain * after < before for before, after in (seconds if by_part else together)]
+    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in without.plan.parts])
+    if parts == without.plan.parts:
+        return without
+    other = price(replace(without, plan=replace(without.plan, parts=parts)), problem)
+    least_gain, seconds = of_backend(problem.backend).laws["least_gain"], (without.seconds or (), other.seconds or ())
+    if not by_part:
+        return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
+    gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
 
     def better(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([after if gain else before for before, after, gain in zip(old, new, gains, strict=True)])
 
-    plan = replace(priced.plan, parts=better(priced.plan.parts, parts))
-    taken = [better(priced.costs, other.costs), better(priced.seconds or (), other.seconds or ())]
-    return replace(priced, plan=plan, costs=taken[0], seconds=taken[1])
+    plan = replace(without.plan, parts=better(without.plan.parts, parts))
+    return replace(without, plan=plan, costs=better(without.costs, other.costs), seconds=better(*seconds))
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
@@ -241,7 +240,7 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
     if candidate.seconds is not None:
         return [candidate]
     price_of = cache(lambda own: priced(own, problem))
-    best = rounded(candidate, problem, lambda own: sum(price_of(own).seconds or ()))
+    best = rounded(candidate, problem, lambda other: price_of(other).total or 0.0)
     return [price_of(own) for own in dict.fromkeys((candidate, best))]
 
 
@@ -263,12 +262,12 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
 
 
 def cheapest(
-    candidates: Sequence[Candidate], problem: Problem, price: Callable[[Candidate, Problem], Candidate]
+    candidates: Sequence[Candidate], problem: Problem, pricing: Callable[[Candidate, Problem], Candidate]
 ) -> Candidate:
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
 
     def seconds(candidate: Candidate) -> float:
-        return sum(price(candidate, problem).seconds or ())
+        return pricing(candidate, problem).total or 0.0
 
     return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
 
