@@ -363,7 +363,7 @@ def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[s
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Whether Triton made a function for its interpreter of a kernel, and not one to compile."""
+    """Return True if Triton made a function for its interpreter of a kernel, and not one to compile."""
     from triton.runtime.jit import JITFunction
 
     return not isinstance(kernel, JITFunction)

@@ -238,7 +238,7 @@ class StepFunction(Multilinear):
     step: Step
     pattern: Pattern
     ones: bool
-    """Whether values are 1 at each nonzero, and not among the tensors."""
+    """True if values are 1 at each nonzero, and not among the tensors."""
     packed: Values | None = None
     given: Tensors | None = None
     """The operands of which the dense tensors were made, for the guard."""
@@ -260,9 +260,9 @@ class StepFunction(Multilinear):
         values, dense = self._split(tensors)
         if not self.ones and dims[0] is not None:
             return super().batched(tensors, dims, size)
-        own = dims if self.ones else dims[1:]
-        moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, own, strict=True)]
-        step = self.step.batched(size, [d is not None for d in own])
+        dense_dims = dims if self.ones else dims[1:]
+        moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
+        step = self.step.batched(size, [d is not None for d in dense_dims])
         return step(self.pattern, values, moved), 1
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
@@ -298,19 +298,19 @@ class StepFunction(Multilinear):
     def _step_of(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Step:
         """The gradient's step, kept with the pattern that it is of."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
-        found = pattern.cache.get(key)
-        if found is None:
+        step: Step | None = pattern.cache.get(key)
+        if step is None:
             from sparsetc.contraction.contraction import compiled
 
             x = SparseTensor._make(
                 pattern, torch.zeros((), dtype=self.step.dtype, device=pattern.device).expand(pattern.nnz)
             )
-            given = iter(dense)
-            operands = [x if p in e.sparse else next(given) for p in range(len(e.inputs))]
+            others = iter(dense)
+            operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
             form = "sparse" if operand in self.step.raw.sparse else "dense"
             (made,) = compiled(str(e), operands, self.step.derived, form).steps
-            found = pattern.cache.put(key, made)
-        return found  # type: ignore[no-any-return]
+            step = pattern.cache.put(key, made)  # or that of a thread that was first
+        return step
 
 
 # -- several at once --------------------------------------------------------------------------------------------------
@@ -339,48 +339,47 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     together = [job.step.alone and not followed([job.values, *job.dense]) for job in jobs]
     if sum(together) < 2:
         return [job.step(job.pattern, job.values, job.dense) for job in jobs]
-    own = [job for job, t in zip(jobs, together, strict=True) if t]
-    packed, outputs = iter(_packed(own)), iter(_zeros(own))
-    found = []
+    joint = [job for job, t in zip(jobs, together, strict=True) if t]
+    packed, outputs, rows = iter(_packed(joint)), iter(_zeros(joint)), []
     for job, t in zip(jobs, together, strict=True):
         step = job.step
         if t:
             tables = step.canonical.arrange(job.dense, step.settings)
             out = next(outputs)
-            found.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
+            rows.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
         else:
-            found.append(step(job.pattern, job.values, job.dense))
-    return found
+            rows.append(step(job.pattern, job.values, job.dense))
+    return rows
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
     runs = [job.step.executable for job in jobs]
     device = jobs[0].pattern.device
-    made = [
+    outputs = [
         torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
         for run in runs
     ]
-    if added := [m for m in made if m is not None]:  # torch refuses no tensors
+    if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
         torch._foreach_zero_(added)
-    return made
+    return outputs
 
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
-    own = [job for job in jobs if job.values is not None]
-    gathered = [part.packed for job in own for part in job.step.parts if not part.packed.in_order]
-    values = own[0].values if own else None
-    together = all(job.values is values and job.step.dtype == job.values.dtype for job in own)  # type: ignore[union-attr]
+    with_values = [job for job in jobs if job.values is not None]
+    gathered = [part.packed for job in with_values for part in job.step.parts if not part.packed.in_order]
+    values = with_values[0].values if with_values else None
+    together = all(job.values is values and job.step.dtype == job.values.dtype for job in with_values)  # type: ignore[union-attr]
     if values is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
         return [job.step.packed_values(job.values) for job in jobs]
-    key, cache = ("together", *(job.step.number for job in own)), own[0].pattern.cache
+    key, cache = ("together", *(job.step.number for job in with_values)), with_values[0].pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
-    found = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split(sizes))
+    pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split(sizes))
 
     def packed(step: Step) -> Values:
-        return [part.packed.pack_values(whole) if part.packed.in_order else next(found) for part in step.parts]
+        return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
     return [job.step.packed_values(None) if job.values is None else packed(job.step) for job in jobs]
 

@@ -105,7 +105,7 @@ class Entries:
     form: str
     """The form of the result: ``dense`` or ``sparse``."""
     own: bool
-    """Whether the result is on the one operand's own pattern: rows of the einsum are its entries."""
+    """True if the result is on the one operand's own pattern: rows of the einsum are its entries."""
     patterns: tuple[Pattern]
     """The pattern of ones alone."""
 
@@ -196,7 +196,7 @@ def _pattern(
 
 
 def _is_empty(x: SparseTensor) -> bool:
-    """Whether entries have no elements: a dense mode has size 0."""
+    """Return True if entries have no elements: a dense mode has size 0."""
     return 0 in x._values.shape[1:]
 
 

@@ -317,7 +317,7 @@ class Step(Contraction, Preparation):
 
     @cached_property
     def taking_part(self) -> torch.Tensor | None:
-        """Which of the operand's nonzeros take part, of a sparse result sorted by slot; None for all, as they are."""
+        """Numbers of the nonzeros that take part, of a sparse result sorted by slot; None for all, as they are."""
         slot, source = self.output.slot, self.canonical.source
         if slot is None:
             return source

@@ -161,7 +161,7 @@ class TileGroups:
 
     @property
     def dot(self) -> bool:
-        """Whether a dot contracts anything."""
+        """True if a dot contracts anything."""
         return bool(self.first)
 
     @cached_property

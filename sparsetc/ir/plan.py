@@ -242,7 +242,7 @@ class Plan(Record):
 
     @property
     def by_nonzeros(self) -> bool:
-        """Whether dense modes are expanded for it: it is for two sparse operands, or for one as a dense tensor."""
+        """True if dense modes are expanded for it: it is for two sparse operands, or for one as a dense tensor."""
         return self.name in PAIRED_PLANS or any(p.operand is not None for p in self.parts)
 
     @property

@@ -147,7 +147,7 @@ class HybridPath(Listed):
 
     @property
     def sizes(self) -> Sizes:
-        """How much of each operand both sides read."""
+        """Sizes of each operand that both sides read."""
         return tuple(own for path in self.inner for own in path.sizes)
 
     def places(self) -> torch.Tensor:

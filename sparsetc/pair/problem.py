@@ -25,7 +25,7 @@ from sparsetc.support.lru import cached_property
 
 STORAGES = ("auto", "whole", "bitmap")
 CHOSEN: dict[str, Any] = {"storage": ("auto", "auto"), "threshold": None, "formats": ("bcb", "bcb")}
-"""What stands for the options that a request for blocks does not name, beside sides."""
+"""Defaults of the options that a request for blocks does not name, beside sides."""
 
 
 def _check_blocks(storages: object, threshold: object, formats: object, sides: Mapping[str, object]) -> None:
@@ -122,7 +122,7 @@ class PairProblem:
         return str(self.einsum)
 
     def option(self, name: str) -> Any:
-        """What the request says of blocks, or what stands for it."""
+        """Return an option of the request for blocks, or its default."""
         return self.wanted.option(name, CHOSEN[name])
 
     @cached_property
@@ -157,7 +157,7 @@ class PairProblem:
         return {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What a path makes of the problem: made at the first call with this key, and kept."""
+        """Return what a path makes of the problem: made at the first call with this key, and kept."""
         if key not in self._made:
             self._made[key] = make()
         found: T = self._made[key]

@@ -248,7 +248,7 @@ WORDS = 64
 
 
 def markable(join_order: JoinOrder, budget: Budget) -> bool:
-    """Whether there are kernels for marks, and marks take a quarter of the memory limit or less and are not many."""
+    """Return True if there are kernels for marks, and marks are few and fit a quarter of the memory limit."""
     tasks, places = join_order.tasks, join_order.join.rows * join_order.join.columns
     fits = places * PLACE_BYTES <= budget.limit / 4
     if not tasks or places > max(FEW, SPREAD * tasks) or not fits:

@@ -265,7 +265,7 @@ class Problem:
 
     @cached_property
     def order(self) -> int:
-        """How many modes the sparse operand has."""
+        """Number of modes of the sparse operand."""
         return len(self.letters)
 
     @cached_property

@@ -52,7 +52,7 @@ class Cut:
 
     @property
     def copies(self) -> int:
-        """How many copies of the result programs add to."""
+        """Number of copies of the result to which programs add."""
         return max((v.copies for v in self.variants), default=1)
 
     @property

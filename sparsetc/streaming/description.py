@@ -203,7 +203,7 @@ def finish(writer: Writer, recipe: Recipe, compiler: Compiler, made: Cut) -> Non
 
 
 def cut_of(file: Chunks, compiler: Compiler) -> Cut:
-    """What a file has of chunks; raises `IOFormatError` for what does not fit together.
+    """Return the chunks of a file; raises `IOFormatError` for what does not fit together.
 
     The bytes of a chunk are checked when they are first read: programs read nothing outside what is there.
     """

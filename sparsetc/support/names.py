@@ -42,7 +42,7 @@ WORDS = frozenset(
     bits block_full block_ptr high_values item_ptr lane_len low_values most value_ptr values
     """.split()  # noqa: SIM905 (a list of 70 quoted words is no easier to read)
 )
-"""What generated programs call things that are no letter's; last, the arrays of a packed part without coordinates."""
+"""Names in generated programs that are no letter's; last, the arrays of a packed part without coordinates."""
 _LETTERED = re.compile(
     rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
 )

@@ -301,7 +301,7 @@ class Reading:
         return values if self.merge is None else self.merge.values(values)
 
     def serves(self, indices: Sequence[torch.Tensor]) -> bool:
-        """Whether these arrays, which have the memory of those that were read, hold what those held."""
+        """Return True if these arrays, which have the memory of those that were read, hold what those held."""
         versions = _versions(indices)
         if None not in versions and versions == self.versions:
             return True

@@ -221,7 +221,7 @@ class Lowering:
     # -- computations -----------------------------------------------------------------------------------------------
 
     def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
-        """What a statement makes."""
+        """Add a statement, and return the tile that it makes."""
         self.statements.append(statement)
         return statement.out
 
@@ -282,7 +282,7 @@ class Lowering:
 
     # -- the tree ---------------------------------------------------------------------------------------------------
     def run(self) -> Tile:
-        """What is to be added to the output: factors are read, and what dots take is multiplied, as soon as known."""
+        """Return what is to be added to the output; factors are read, and what dots take is formed, once known."""
         late = set(self._late())
         products = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
         factors = (*self.inner.stored, *self.inner.operand)
@@ -351,7 +351,7 @@ class Lowering:
         return [axis for axis in self.around if axis.name in over]
 
     def _over(self, node: trees.Sum) -> tuple[str, ...]:
-        """What a sum is over, without what is left to the end."""
+        """Return the axes of a sum, without those that are left to the end."""
         if node != self.tree:
             return node.over
         end = [a == LANES or a in self.inner.dense for a in node.over]

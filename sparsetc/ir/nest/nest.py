@@ -303,7 +303,7 @@ class Nest:
     values: Values = VALUES
     """How values are stored; pairs have `pairs` instead."""
     pairs: tuple[Values, ...] = ()
-    """How the two operands of a task list store their tiles; empty elsewhere. No mode of such a nest is read."""
+    """Tiles as the two operands of a task list store them; empty elsewhere. No mode of such a nest is read."""
     narrow: bool = False
     """Whether words of leaf modes take 16 bits where they fit."""
 

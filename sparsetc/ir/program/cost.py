@@ -39,7 +39,7 @@ from sparsetc.ir.program import tile as ir
 from sparsetc.support.lru import cached_property
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
-"""What a count is a sum of, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
+"""Terms of a count, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Count:
 FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
 ZERO = Count((0,) * 8)
 BY_LEVEL = (ITEMS, FIBERS, STORED)
-"""What each level has; of blocks, their fibers."""
+"""Counts of what each level has; of blocks, their fibers."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a packed part (or an estimate of one) looks like."""
+    """Counts of a packed part, or estimates of them."""
 
     items: int
     fibers: int
@@ -94,9 +94,9 @@ class Statistics:
     chain: int = 0
     """Rounds of loads that wait for one another in the longest work item."""
     split_rows: bool = False
-    """Whether a row has several items: then results are added, not stored."""
+    """True if a row has several items: then results are added, not stored."""
     split_fibers: bool = False
-    """Whether a fiber has several lanes: then results are added too."""
+    """True if a fiber has several lanes: then results are added too."""
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""
@@ -160,7 +160,7 @@ class GatherTerm:
     """Bytes of an element: those of a value, or of bfloat16."""
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
-        """Whether the table is too large for the L2 cache to hold most of it."""
+        """Return True if the table is too large for the L2 cache to hold most of it."""
         held = self.table_rows * self.held_width * self.itemsize.at(statistics.symbols)
         return held > 2 * profile.l2_bytes
 
@@ -221,7 +221,7 @@ class Cost:
         self.lane = 0.0
         """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
         self.sparse = False
-        """Whether the result has the rows alone to which something is added."""
+        """True if the result has the rows alone to which something is added."""
         self.visit(p.body, ITEMS * self.programs)
         self.precision = program.schedule.precision
         tiles = "tile" in [axis.name for axis in program.view.loops]
@@ -234,7 +234,7 @@ class Cost:
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
-        """How often each level is visited: for every item, and for all that the loops of the level go over."""
+        """Visits of each level: one for every item, and for all that the loops of the level go over."""
         counts = [ITEMS] * len(LEVELS)
         for axis in self.p.view.loops:
             counts[axis.level :] = [BY_LEVEL[axis.level]] * len(counts[axis.level :])
@@ -295,7 +295,7 @@ class Cost:
 
     @cached_property
     def _brought(self) -> set[ir.Tile]:
-        """What dots in bfloat16 read and was gathered in another type."""
+        """Tiles that dots in bfloat16 read and that were gathered in another type."""
         gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
@@ -350,7 +350,7 @@ class Cost:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
     def _often(self, key: ir.Row) -> bool:
-        """Whether what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
+        """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for own in levels for c in own} != {*key.letters}
 

@@ -137,7 +137,7 @@ def _pairs(p: ir.TileProgram) -> str:
 
 
 def task_list(p: ir.TileProgram) -> list[str]:
-    """What a pair is, and where the values of its tiles are stored."""
+    """Return the lines of a pair of tiles: its coordinates, and where the values of both are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
     return [*lines, *map(stored_tiles, p.sparse), *(line for own in p.sparse for line in own.values.scaling(own))]
 

@@ -367,7 +367,7 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
 
 
 def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
-    """What a statement makes, by name, the names of tiles and coordinates that it reads, and its level.
+    """Return the name of what a statement makes, the names of tiles and coordinates that it reads, and its level.
 
     What is no tile and no coordinate has an empty name.
     """
