@@ -28,6 +28,7 @@ from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Loop, Position, Product, Row, Scale, Statement, Tile, TileProgram, Value, walk
+from sparsetc.pair.block_path import WHOLE, block_program
 from sparsetc.testing.interpret import run_program
 
 
@@ -283,9 +284,7 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     x, y = (random_sparse(tuple(sizes[c] for c in t), "random", torch.float64, n) for n, t in enumerate(("ijk", "kl")))
     (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plan_bcb(i=2, j=4, k=4, l=2)).contraction.steps
     path, (b,) = step.numeric, step.numeric._buffers
-    assert path.program == path.blocking.program(
-        "ijk,kl->ijl", torch.float64, "torch", "highest", "whole", path.program.rows
-    )
+    assert path.program == block_program(path.problem, WHOLE, "torch", False, path.program.rows)
     operands = ((path.blocking.x, x), (path.blocking.y, y))
     whole = [blocks.whole(o.values[: blocks.nnz]) for blocks, o in operands]
     lists = [b.ptr, path.tasks.x, path.tasks.y]

@@ -2,7 +2,7 @@
 
 In: a `Blocking`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile
 program of a pair of blocks (`ir.lower.pairs`), and read at the structural pattern: where the product of the patterns is
-not 0. Where blocks are multiplied in halves (`Blocking.in_halves`) there is a second program, of blocks as they are,
+not 0. Where blocks are multiplied in halves (`in_halves`) there is a second program, of blocks as they are,
 for the pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
 """
 
@@ -15,16 +15,17 @@ import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
 from sparsetc.codegen.split_float16 import Halves, TilePositions, split
-from sparsetc.device.profile import DeviceProfile, gpu
+from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
 from sparsetc.errors import PlanError
+from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.nest.values import TYPES
-from sparsetc.ir.plan import SIDE, Part, Plan, Storage
+from sparsetc.ir.plan import DOTS, F16X3, SIDE, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
-from sparsetc.pair.blocking import WHOLE, Bitmaps, BlockPairList, BlockWork, Buffer, pairs_a_program
+from sparsetc.pair.blocking import BlockPairList, BlockWork, Buffer, pairs_a_program
 from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, picked
@@ -54,9 +55,7 @@ class BlockPath(Listed):
         stored = bitmaps_of(p, work)
         if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
             return None
-        how = (p.dtype, p.backend, p.precision, stored)
-        halves = p.blocking.in_halves(*how)
-        program = p.once(stored, lambda: p.blocking.program("", *how, halves=halves))  # not for every threshold
+        program = block_program(p, stored, p.backend, in_halves(p, stored))
         return block_seconds(work, program, p.width, p.rated, p.profile)
 
     @classmethod
@@ -93,8 +92,7 @@ class BlockPath(Listed):
         what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
         self.tasks = BlockPairList.of(blocking, r * c * p.width, budget.limit)
-        halves = blocking.in_halves(p.dtype, p.backend, p.precision, self.bitmaps)
-        self.launch_of_halves = self._launch_of(p.backend, halves=True) if halves else None
+        self.launch_of_halves = self._launch_of(p.backend, True) if in_halves(p, self.bitmaps) else None
         first = self.launch_of_halves or self.launch
         self.inner, (self.program,) = (first,), first.programs
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
@@ -108,16 +106,13 @@ class BlockPath(Listed):
         return self._launch_of(self.problem.backend)
 
     def _launch_of(self, backend: str, halves: bool = False) -> Programs:
-        p, folder = self.problem, self.budget.settings.cache_dir
         rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
-        program = p.blocking.program(p.equation, p.dtype, backend, p.precision, self.bitmaps, rows, halves)
-        return generated([program], self.dtype, backend, self.blocking.join.x_key.device, folder)
+        program = block_program(self.problem, self.bitmaps, backend, halves, rows)
+        return generated([program], self.dtype, backend, self.budget.device, self.budget.settings.cache_dir)
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = self.blocking.in_halves(
-            self.dtype, "triton", self.problem.precision, self.bitmaps, gpu(target).machine
-        )
+        halves = in_halves(self.problem, self.bitmaps, gpu(target).machine)
         launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
         assert isinstance(launch, TritonPrograms)
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
@@ -318,6 +313,51 @@ class BlockPath(Listed):
     def nbytes(self) -> int:
         """Bytes of the list of pairs, and of halves that are kept to be overwritten."""
         return self.tasks.nbytes + sum(halves.nbytes for room in self._rooms.values() for halves in room)
+
+
+Bitmaps = tuple[bool, bool]
+"""Whether the blocks of each operand are read as bits and packed values, and not whole."""
+WHOLE: Bitmaps = (False, False)
+NARROW = 2**31 - 2**16
+"""Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""
+
+
+def in_halves(p: PairProblem, bitmaps: Bitmaps, machine: str | None = None) -> bool:
+    """Return True where blocks are multiplied in halves of 16 bits, on the device's machine or a named one.
+
+    They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
+    """
+    wanted = p.dtype == torch.float32 and p.precision == "highest" and bitmaps == WHOLE and p.blocking.extents[2] > 1
+    kernel = machine is not None or p.backend == "triton"
+    return wanted and kernel and has_halves(machine or machine_of(p.budget.device))
+
+
+def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
+    """Return the program of one work item: a block of the result, or some of its pairs.
+
+    Floats are contracted by a dot, integers by multiplications and additions.
+
+    Args:
+        p: operands in blocks, their dtype and precision.
+        bitmaps: whether a dot reads each operand's blocks as bits and packed values.
+        backend: ``torch`` programs read whole blocks and pad nothing.
+        halves: whether blocks are in halves, where `in_halves` allows it.
+        rows: most blocks of the result that are made at a time.
+    """
+    blocking, (r, c, k) = p.blocking, p.blocking.extents
+    triton, floats = backend == "triton", p.dtype.is_floating_point or p.dtype.is_complex
+    # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
+    dot = floats and not (triton and k == 1)
+    how = F16X3 if halves else DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
+    warps, stages = 8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, 2 if halves else Schedule.stages
+    schedule = Schedule(warps, dot=dot, precision=how, stages=stages)  # a third took longer in halves on an H200
+    return lower_pairs(
+        p.equation,
+        (blocking.rows, blocking.columns, blocking.inner),
+        schedule,
+        Target(rows=rows, index64=max(blocking.elements) > NARROW, whole=not triton),
+        bitmaps=bitmaps if triton and dot else WHOLE,
+    )
 
 
 WORD = 32

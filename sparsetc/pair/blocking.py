@@ -29,12 +29,8 @@ from math import prod
 
 import torch
 
-from sparsetc.device.profile import has_halves, machine_of
 from sparsetc.errors import FormatError
-from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import tiles_along
-from sparsetc.ir.plan import DOTS, F16X3, Schedule
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing import words
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import fields, packed_bits, widths
@@ -154,8 +150,6 @@ def in_blocks(
 
 FREE, INNER = 64, 32
 """Positions that the free letters of a block make, and the contracted ones, where the modes are that long."""
-NARROW = 2**31 - 2**16
-"""Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""
 
 
 def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
@@ -168,11 +162,6 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
             break
         sides[min(room, key=lambda m: (sides[m], -m))] *= 2
     return tuple(sides)
-
-
-Bitmaps = tuple[bool, bool]
-"""Whether the blocks of each operand are read as bits and packed values, and not whole."""
-WHOLE: Bitmaps = (False, False)
 
 
 @dataclass(frozen=True)
@@ -246,53 +235,6 @@ class Blocking:
     def work(self) -> BlockWork:
         """The work of all blocks."""
         return BlockWork(self.pairs.tasks, self.pairs.most_results, self.elements, self.x.nnz + self.y.nnz)
-
-    def in_halves(
-        self, dtype: torch.dtype, backend: str, precision: str, bitmaps: Bitmaps, machine: str | None = None
-    ) -> bool:
-        """Whether blocks are multiplied in halves of 16 bits, on the machine at hand or another one.
-
-        They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
-        """
-        wanted = dtype == torch.float32 and precision == "highest" and bitmaps == WHOLE and self.extents[2] > 1
-        return wanted and backend == "triton" and has_halves(machine or machine_of(self.join.x_key.device))
-
-    def program(
-        self,
-        equation: str,
-        dtype: torch.dtype,
-        backend: str,
-        precision: str,
-        bitmaps: Bitmaps,
-        rows: int = 1,
-        halves: bool = False,
-    ) -> TileProgram:
-        """The program of one work item: a block of the result, or some of its pairs.
-
-        Args:
-            equation: what a reader of the source is told.
-            dtype: of the operands; floats are contracted by a dot, integers by multiplications and additions.
-            backend: ``torch`` programs read whole blocks and pad nothing.
-            precision: ``highest``, ``high`` or ``medium``, of float32; other types are multiplied as they are.
-            bitmaps: whether a dot reads each operand's blocks as bits and packed values.
-            rows: most blocks of the result that are made at a time.
-            halves: whether blocks are in halves, where `in_halves` allows it.
-        """
-        r, c, k = self.extents
-        triton, floats = backend == "triton", dtype.is_floating_point or dtype.is_complex
-        # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
-        dot = floats and not (triton and k == 1)
-        how = F16X3 if halves else DOTS[precision] if dtype == torch.float32 else "ieee"
-        warps, stages = 8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, 2 if halves else Schedule.stages
-        schedule = Schedule(warps, dot=dot, precision=how, stages=stages)  # a third took longer in halves on an H200
-        index64 = max(operand.blocks * operand.volume for operand in (self.x, self.y)) > NARROW
-        return lower_pairs(
-            equation,
-            (self.rows, self.columns, self.inner),
-            schedule,
-            Target(rows=rows, index64=index64, whole=not triton),
-            bitmaps=bitmaps if triton and dot else WHOLE,
-        )
 
 
 PAIRS_A_PROGRAM = 256

@@ -95,10 +95,6 @@ class HybridPath(Listed):
 
         One side gets all where no threshold parts blocks.
         """
-        return p.once("split", lambda: cls._split(p))
-
-    @classmethod
-    def _split(cls, p: PairProblem) -> Split:
         threshold = p.option("threshold")
         if threshold is not None:
             return splits(p.blocking, [threshold])[0]
@@ -110,9 +106,8 @@ class HybridPath(Listed):
         return min(zip(times, candidates, strict=True), key=lambda timed: inf if timed[0] is None else timed[0])[1]
 
     @classmethod
-    def seconds(cls, p: PairProblem, split: Split | None = None) -> float | None:
+    def seconds(cls, p: PairProblem, split: Split) -> float | None:
         """Time of both sides, one after the other; None where blocks do not fit."""
-        split = split or cls.split(p)
         scalar = TaskSums.seconds(p, split.tasks) if split.tasks else 0.0
         blocks = BlockPath.seconds(p, split.blocks) if split.blocks.pairs else 0.0
         if blocks is None:
@@ -123,9 +118,9 @@ class HybridPath(Listed):
         return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
 
     @classmethod
-    def plan(cls, p: PairProblem) -> Plan:
+    def plan(cls, p: PairProblem, split: Split | None = None) -> Plan:
         """The parts of both sides; of one side whose other is empty, that side's own plan."""
-        split = cls.split(p)
+        split = split or cls.split(p)
         if split.pure is not None:
             none = split.pure == TaskSums.name
             why = f"{'no block' if none else 'every block'} of x has {split.threshold:,} nonzeros or more"
@@ -194,18 +189,19 @@ def choose(p: PairProblem) -> Choice:
     """The plan named in the request, or the one expected to be fastest."""
     join = p.join
     if p.wanted.name in PATHS:
-        return choice_of([_candidate(PATHS[p.wanted.name], p, priced=False)], "asked for by name")
-    if join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
-        return choice_of([_candidate(TaskSums, p, priced=False)], f"at most {FEW_TASKS} tasks a nonzero")
-    if TaskSums.seconds(p) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
-        return choice_of([_candidate(TaskSums, p, priced=False)], "no other path is launched in as little time")
-    return choice_of(estimates(p))
+        path, reason = PATHS[p.wanted.name], "asked for by name"
+    elif join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
+        path, reason = TaskSums, f"at most {FEW_TASKS} tasks a nonzero"
+    elif TaskSums.seconds(p) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
+        path, reason = TaskSums, "no other path is launched in as little time"
+    else:
+        return choice_of(estimates(p))
+    return choice_of([_candidate(path.plan(p), None)], reason)  # what prices take to count, the plan may not need
 
 
-def _candidate(path: type[Path], p: PairProblem, priced: bool = True) -> Candidate:
-    """The path's one plan; unpriced where pricing takes counts that what runs the plan may not need."""
-    seconds = path.seconds(p) if priced else None
-    return Candidate(path.plan(p), (), path.name, None if seconds is None else (seconds,))
+def _candidate(plan: Plan, seconds: float | None) -> Candidate:
+    """A path's one plan, of a time or without."""
+    return Candidate(plan, (), plan.name, None if seconds is None else (seconds,))
 
 
 def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
@@ -213,8 +209,8 @@ def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
 
     Without `every`, a hybrid whose launches alone take longer than another path is not looked at.
     """
-    candidates = [_candidate(path, p) for path in PATHS.values() if path is not HybridPath]
+    candidates = [_candidate(path.plan(p), path.seconds(p)) for path in (TaskSums, DensePath, BlockPath)]
     best = min(c.total for c in candidates if c.total is not None)
-    if (every or best > HYBRID_LAUNCHES * p.profile.call) and HybridPath.split(p).pure is None:
-        candidates.append(_candidate(HybridPath, p))
+    if (every or best > HYBRID_LAUNCHES * p.profile.call) and (split := HybridPath.split(p)).pure is None:
+        candidates.append(_candidate(HybridPath.plan(p, split), HybridPath.seconds(p, split)))
     return candidates

@@ -7,7 +7,7 @@ or sorting are made when they are first asked for. `plan_bcb` is a request for b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,16 +28,18 @@ CHOSEN: dict[str, Any] = {"storage": ("auto", "auto"), "threshold": None, "forma
 """Defaults of the options that a request for blocks does not name, beside sides."""
 
 
-def _check_blocks(storages: object, threshold: object, formats: object, sides: Mapping[str, object]) -> None:
-    """Raise `PlanError` unless this is what `plan_bcb` takes, with a storage for each of two operands."""
+def _checked(plan: Plan) -> Plan:
+    """The request; raises `PlanError` where it has options that `plan_bcb` does not take."""
+    storages, threshold, formats = (plan.option(name, value) for name, value in CHOSEN.items())
     if not _two_of(STORAGES, storages):
         raise PlanError(f"storage must be one of {', '.join(STORAGES)}, or a pair of them, found {storages!r}")
     check_threshold(threshold, 1)
-    for letter, side in sides.items():
+    for letter, side in _sides(plan).items():
         if not isinstance(side, int) or not 1 <= side < 2**63 or side & (side - 1):
             raise PlanError(f"the side of {letter!r} must be a power of two, below 2**63, found {side!r}")
     if not _two_of(("bcb", "coo"), formats):
         raise PlanError(f'formats must be "bcb" or "coo" for each of two operands, found {formats!r}')
+    return plan
 
 
 def _two_of(known: tuple[str, ...], found: object) -> bool:
@@ -64,11 +66,12 @@ def plan_bcb(
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
     """
     storages = (storage, storage) if isinstance(storage, str) else storage
-    _check_blocks(storages, threshold, formats, sides)
-    named = {"storage": tuple(storages), "threshold": threshold, "formats": tuple(formats)}
+    named = {"storage": storages, "threshold": threshold, "formats": formats}
     options: list[tuple[str, Any]] = [(SIDE + letter, side) for letter, side in sorted(sides.items())]
-    options += [(name, value) for name, value in named.items() if value != CHOSEN[name]]
-    return Plan("bcb" if threshold is None else "bcb+scalar", options=tuple(options))
+    for name, value in named.items():
+        value = tuple(value) if isinstance(value, list) else value
+        options += [(name, value)] * (value != CHOSEN[name])
+    return _checked(Plan("bcb" if threshold is None else "bcb+scalar", options=tuple(options)))
 
 
 def paired(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
@@ -83,13 +86,11 @@ def paired(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
         )
     check_threshold(plan.option("threshold", None), 1)
     if not plan.is_request:
-        sides = tuple((SIDE + letter, n) for part in plan.parts for letter, n in part.sides.items())
+        lengths = [(SIDE + letter, n) for part in plan.parts for letter, n in part.sides.items()]
         storages = tuple("bitmap" if part.bitmap else "whole" for part in plan.parts[:2])
-        return Plan(plan.name, options=(*plan.options, ("storage", storages), *sides))
-    sides_named = _sides(plan)
-    storages, threshold, formats = (plan.option(name, value) for name, value in CHOSEN.items())
-    _check_blocks(storages, threshold, formats, sides_named)
-    if letters is not None and (unknown := sorted(set(sides_named) - set(letters))):
+        return Plan(plan.name, options=(*plan.options, ("storage", storages), *lengths))
+    sides = set(_sides(_checked(plan)))
+    if letters is not None and (unknown := sorted(sides.difference(letters))):
         raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
     return plan
 
@@ -151,19 +152,6 @@ class PairProblem:
         terms = zip(self.einsum.inputs, self.option("formats"), strict=True)
         single = [c for term, name in terms if name == "coo" for c in term]
         return Blocking.of(self.join, _sides(self.wanted) | dict.fromkeys(single, 1))
-
-    @cached_property
-    def _made(self) -> dict[Any, Any]:
-        return {}
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what a path makes of the problem: made at the first call with this key, and kept."""
-        if key not in self._made:
-            self._made[key] = make()
-        found: T = self._made[key]
-        return found
-
-    # -- plans ------------------------------------------------------------------------------------------------------
 
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
         """What is known of x and y in the equation's order, or the reverse."""

@@ -57,9 +57,6 @@ def waits(sums: int, tasks: int) -> bool:
     return sums < FEW and tasks > MANY * sums
 
 
-Lowered = tuple[TileProgram, Arrays]
-
-
 class TaskSum:
     """The sum over tasks for one of x, y and the result (``letter`` p, q or z) of the product of the other two."""
 
@@ -107,29 +104,28 @@ class TaskSum:
         self._kept = (one, made) if self.tasks.fits else None
         return made
 
-    def _bind(self, one: NonzeroPairList) -> Lowered:
+    def _bind(self, one: NonzeroPairList) -> tuple[TileProgram, Arrays]:
+        second, slot = None, None
         if self.ordered:
-            return self._bind_ordered(one)
-        schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
-        target = Target(rows=self._rows, index64=packed.index64, whole=self.problem.backend == "torch")
-        return self._part(packed, schedule, target)
+            packed, second = self._in_fibers(one)
+            slot = torch.arange(second.partials, dtype=torch.int32, device=one.z_word.device)
+            target = Target(sparse=True, owned=True, rows=max(1, second.partials), index64=packed.index64)
+            schedule = Schedule()
+        else:
+            schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
+            target = Target(rows=self._rows, index64=packed.index64, whole=self.problem.backend == "torch")
+        program = lower(self.bound, packed.view, schedule, target, format=packed.format)
+        return program, Arrays((PartArrays.of(program, packed, slot),), second)
 
-    def _bind_ordered(self, one: NonzeroPairList) -> Lowered:
+    def _in_fibers(self, one: NonzeroPairList) -> tuple[Packed, SecondPass]:
+        """The list as fibers of what is summed for, a lane each, and how their sums come together."""
         mode = "pqz".index(self.letter)
         leaf = tuple(m for m in range(3) if m != mode)
         storage = Storage((), (mode,), leaf, lanes=ORDERED, max_fiber_len=CAP, max_item_nnz=1024, narrow=True)
         coords = one.coordinates()
         packed = pack(coords, one.shape, "fiber", storage)
-        second = SecondPass.of(packed.slots(LANE, coords[mode]))
-        packed = replace(packed, view=replace(packed.view, values=Ones()), positions=None, representatives=(None, None))
-        target = Target(sparse=True, owned=True, rows=max(1, second.partials), index64=packed.index64)
-        slot = torch.arange(second.partials, dtype=torch.int32, device=coords.device)
-        program, arrays = self._part(packed, Schedule(), target, slot)
-        return program, replace(arrays, second=second)
-
-    def _part(self, packed: Packed, schedule: Schedule, target: Target, slot: torch.Tensor | None = None) -> Lowered:
-        program = lower(self.bound, packed.view, schedule, target, format=packed.format)
-        return program, Arrays((PartArrays.of(program, packed, slot),))
+        second, ones = SecondPass.of(packed.slots(LANE, coords[mode])), replace(packed.view, values=Ones())
+        return replace(packed, view=ones, positions=None, representatives=(None, None)), second
 
     @property
     def _rows(self) -> int:
