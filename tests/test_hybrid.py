@@ -87,7 +87,7 @@ def test_populations_by_hand() -> None:
     split, four = splits(blocking, [2, 4])
     assert (split.threshold, four.threshold) == (2, 4)
     assert replace(four, threshold=2) == split
-    assert (split.blocks.pairs, sum(split.blocks.elements), split.blocks.nnz, split.tasks) == (1, 8, 8, 2)
+    assert (split.pairs, sum(split.elements), split.nnz, split.tasks) == (1, 8, 8, 2)
     assert split.pure is None
     assert [s.tasks for s in splits(blocking, [1, 2, 5])] == [0, 2, 10]
     assert [s.pure for s in splits(blocking, [1, 2, 3, 5])] == ["bcb", None, None, "scalar"]

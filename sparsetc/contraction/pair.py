@@ -212,7 +212,7 @@ class Pair(Joined):
             nnz=self.nnz,
             nbytes=self.numeric.nbytes,
             threshold=split.threshold if split else 0,
-            shares=tuple(zip(filled, (split.blocks.pairs, split.tasks), strict=True)) if split else (),
+            shares=tuple(zip(filled, (split.pairs, split.tasks), strict=True)) if split else (),
         )
         return [report]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -25,7 +26,7 @@ from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
-from sparsetc.pair.blocking import BlockPairList, BlockWork, Buffer, pairs_a_program
+from sparsetc.pair.blocking import BlockPairList, BlockWork, pairs_a_program
 from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, picked
@@ -35,6 +36,8 @@ from sparsetc.tensor.numbering import sorted_keys
 
 SPREAD = 4
 """Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""
+BUFFER_BYTES = 1 << 31
+"""Bytes of dense blocks of the result made at a time."""
 MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
 
@@ -91,7 +94,9 @@ class BlockPath(Listed):
             )
         what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
-        self.tasks = BlockPairList.of(blocking, r * c * p.width, budget.limit)
+        self.tasks, buffer = BlockPairList.of(blocking), max(1, min(BUFFER_BYTES, budget.limit // 4))
+        self.room = max(1, buffer // (r * c * p.width))
+        """Most blocks of the result made at a time."""
         self.launch_of_halves = self._launch_of(p.backend, True) if in_halves(p, self.bitmaps) else None
         first = self.launch_of_halves or self.launch
         self.inner, (self.program,) = (first,), first.programs
@@ -106,7 +111,7 @@ class BlockPath(Listed):
         return self._launch_of(self.problem.backend)
 
     def _launch_of(self, backend: str, halves: bool = False) -> Programs:
-        rows = 2 * self.tasks.room  # runs that are cut take a block each, no more of them than there is room for
+        rows = 2 * self.room  # runs that are cut take a block each, no more of them than there is room for
         program = block_program(self.problem, self.bitmaps, backend, halves, rows)
         return generated([program], self.dtype, backend, self.budget.device, self.budget.settings.cache_dir)
 
@@ -180,7 +185,7 @@ class BlockPath(Listed):
         for b, blocks in zip(self._buffers, made, strict=True):
             at = torch.nonzero(blocks.view(-1)).flatten() + b.start * r * c
             total += at.numel()
-            self.budget.check(total, least=b.stop < self.tasks.blocks)
+            self.budget.check(total, least=b is not self._buffers[-1])
             found.append(at)
         at = torch.cat(found)
         places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
@@ -190,14 +195,14 @@ class BlockPath(Listed):
     def _reads_of(self, at: torch.Tensor, order: torch.Tensor) -> list[Read]:
         """The positions of results among the blocks of each buffer, in order of places where there is one buffer."""
         r, c, _ = self.blocking.extents
-        narrow = index_dtype(2 * self.tasks.room * r * c)
+        narrow = index_dtype(2 * self.room * r * c)
         if len(self._buffers) == 1:
             return [(at.index_select(0, order).to(narrow), None)]
         slot = torch.empty_like(at).scatter_(0, order.long(), torch.arange(at.numel(), device=at.device))
-        ends = [0, *(int(torch.searchsorted(at, b.stop * r * c)) for b in self._buffers)]
+        ends = [*(int(torch.searchsorted(at, b.start * r * c)) for b in self._buffers), at.numel()]
         return [
             ((at[done:end] - b.start * r * c).to(narrow), slot[done:end])
-            for b, done, end in zip(self._buffers, ends, ends[1:], strict=False)
+            for b, (done, end) in zip(self._buffers, pairwise(ends), strict=True)
         ]
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
@@ -214,9 +219,9 @@ class BlockPath(Listed):
 
     # -- numbers ----------------------------------------------------------------------------------------------------
     @cached_property
-    def _buffers(self) -> list[Buffer]:
-        """The buffers of the result, found once, so that calls wait for nothing."""
-        return self.tasks.buffers()
+    def _buffers(self) -> list[BlockPairList]:
+        """The pairs of the blocks of the result that are made together, found once, so that calls wait for nothing."""
+        return [self.tasks.some(start, self.room) for start in range(0, self.tasks.blocks, self.room)]
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
         """Both operands in halves, from the values of all entries; None where blocks are read as they are."""
@@ -248,12 +253,9 @@ class BlockPath(Listed):
     @cached_property
     def _items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The row of blocks of each operand that the programs of a buffer make blocks of the result for, by buffer."""
-        columns, found = max(1, self.blocking.pairs.columns), []
-        for b in self._buffers:
-            place = self.tasks.places[b.start : b.stop]
-            place = place if b.owner is None else place[b.owner]
-            found.append(((place // columns).int(), (place % columns).int()))
-        return found
+        columns = max(1, self.blocking.pairs.columns)
+        places = [b.places if b.owner is None else b.places[b.owner] for b in self._buffers]
+        return [((place // columns).int(), (place % columns).int()) for place in places]
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
@@ -299,9 +301,9 @@ class BlockPath(Listed):
     def _multiplied(self, launch: Programs, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
         for b, own in zip(self._buffers, arrays, strict=True):
-            made = launch.blocks([b.ptr, self.tasks.x, self.tasks.y, *own])
+            made = launch.blocks([b.ptr, b.x, b.y, *own])
             if b.owner is not None:
-                made = add_up(made, b.owner, b.stop - b.start, self.budget.settings.deterministic)
+                made = add_up(made, b.owner, b.blocks, self.budget.settings.deterministic)
             yield made
 
     @property

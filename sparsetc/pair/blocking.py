@@ -7,8 +7,8 @@ about 64 x 64, the contracted ones its inner side, of about 32 (H200, third orde
 letters have side 1, so a pair of blocks is one matrix product whatever the equation. Pairs of blocks are found as pairs
 of nonzeros are, by a `Join` of the blocks' coordinates.
 
-A `BlockPairList` has the pairs, sorted by block of the result, and `Buffer`s, with the arrays that a view of pairs
-names. A run of pairs of one block of the result is an item; a long one is shared by several.
+A `BlockPairList` has the pairs, sorted by block of the result, in the arrays that a view of pairs names. A run of pairs
+of one block of the result is an item; a long one is shared by several.
 
 ``bcb``, bit coordinates and bitmaps (section III), has a word and a bitmap for each block, and its values packed.
 
@@ -24,7 +24,7 @@ and no kernel reads them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -166,7 +166,7 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Counts of the work on pairs of blocks."""
+    """Counts of the work on pairs of blocks: of all, or of those whose block of x has many nonzeros."""
 
     pairs: int
     """Pairs of blocks that match."""
@@ -175,7 +175,18 @@ class BlockWork:
     elements: tuple[int, int]
     """Elements of the whole blocks of each operand."""
     nnz: int
-    """Nonzeros of both operands."""
+    """Nonzeros of both operands in such blocks."""
+    threshold: int = 1
+    """Fewest nonzeros of a block of x that is multiplied as a block."""
+    tasks: int = 0
+    """Pairs of nonzeros that the other blocks of x are in."""
+
+    @property
+    def pure(self) -> str | None:
+        """The plan that takes all the work, if one does."""
+        if not self.pairs:
+            return "scalar"
+        return None if self.tasks else "bcb"
 
 
 @dataclass(frozen=True)
@@ -242,46 +253,28 @@ PAIRS_A_PROGRAM = 256
 FEWEST_PAIRS, PROGRAMS = 32, 512
 """Fewest pairs to which runs are split, and programs up to which they are, so that each of a GPU's multiprocessors has
 some: a program takes its pairs one after another."""
-BUFFER_BYTES = 1 << 31
-"""Bytes of dense blocks of the result made at a time."""
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Blocks of the result that are made together, dense."""
-
-    start: int
-    stop: int
-    ptr: torch.Tensor
-    """(programs + 1,) int64, the range of pairs of each program."""
-    owner: torch.Tensor | None
-    """(programs,) the block, counted from `start`, that each program adds to; None when it is one each."""
 
 
 @dataclass(frozen=True)
 class BlockPairList:
-    """The pairs of blocks that match, sorted by block of the result."""
+    """The pairs of blocks that match, sorted by block of the result: of all its blocks, or of some, made together."""
 
     places: torch.Tensor
     """(blocks of the result,) int64, ascending: row of blocks * columns of blocks + column of blocks."""
     ptr: torch.Tensor
-    """(blocks of the result + 1,) int64, the range of pairs of each block."""
+    """(programs + 1,) int64, the range of pairs of each program: of each block of the result, or of a part of it."""
     x: torch.Tensor
     """(pairs,) int32 or int64, the block of x of each pair."""
     y: torch.Tensor
     """(pairs,) int32 or int64, the block of y of each pair."""
-    room: int
-    """Most blocks of the result made at a time."""
+    start: int = 0
+    """The first block, of all of the result."""
+    owner: torch.Tensor | None = None
+    """(programs,) the block, counted from `start`, that each program adds to; None when it is one each."""
 
     @classmethod
-    def of(cls, blocking: Blocking, nbytes: int, limit: int) -> BlockPairList:
-        """The tasks of the join of blocks, expanded and sorted.
-
-        Args:
-            blocking: operands in blocks, and their join.
-            nbytes: bytes of a block of the result.
-            limit: of memory, in bytes; the blocks of the result made at a time take a quarter of it or less.
-        """
+    def of(cls, blocking: Blocking) -> BlockPairList:
+        """The tasks of the join of blocks, expanded and sorted."""
         m = JoinOrder.of(blocking.pairs)
         tasks = m.expand(0, m.tasks)
         row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
@@ -294,8 +287,7 @@ class BlockPairList:
             composed(entry, matched.index_select(0, order)).to(narrow)
             for entry, matched in ((m.x_entry, tasks.p), (m.y_entry, tasks.q))
         )
-        room = max(1, min(BUFFER_BYTES, max(1, limit // 4)) // nbytes)
-        return cls(place[starts].long(), ptr, x, y, room)
+        return cls(place[starts].long(), ptr, x, y)
 
     @property
     def blocks(self) -> int:
@@ -307,23 +299,19 @@ class BlockPairList:
         """Bytes of the list of pairs."""
         return sum(a.numel() * a.element_size() for a in (self.x, self.y, self.ptr))
 
-    def buffers(self) -> list[Buffer]:
-        """Blocks of the result that are made at a time, with their pairs."""
-        bounds = [(start, min(start + self.room, self.blocks)) for start in range(0, self.blocks, self.room)]
-        return [Buffer(start, stop, *self._pieces(start, stop)) for start, stop in bounds]
-
-    def _pieces(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The range of pairs of each program, and the block of the result that it adds to; None when it is one each."""
-        ptr = self.ptr[start : stop + 1]
+    def some(self, start: int, room: int) -> BlockPairList:
+        """`room` blocks of the result from one on, or those that are left, with a range of pairs for each program."""
+        places, ptr = self.places[start : start + room], self.ptr[start : start + room + 1]
         counts, pairs = torch.diff(ptr), int(ptr[-1] - ptr[0])
-        # Programs write a block each: a buffer has room for as many as blocks, and for those that runs are split into.
-        most = max(pairs_a_program(pairs), pairs // self.room)
+        # Programs write a block each: there is room for as many as blocks, and for those that runs are split into.
+        most = max(pairs_a_program(pairs), pairs // room)
         each = -(-counts // most)
         if int(each.max()) <= 1:
-            return ptr, None
-        owner = torch.repeat_interleave(torch.arange(stop - start, device=ptr.device), each)
+            return replace(self, places=places, ptr=ptr, start=start)
+        owner = torch.repeat_interleave(torch.arange(places.numel(), device=ptr.device), each)
         behind = torch.arange(owner.numel(), device=ptr.device) - (torch.cumsum(each, 0) - each)[owner]
-        return torch.cat([ptr[owner] + behind * most, ptr[-1:]]), owner
+        ptr = torch.cat([ptr[owner] + behind * most, ptr[-1:]])
+        return replace(self, places=places, ptr=ptr, start=start, owner=owner)
 
 
 def pairs_a_program(pairs: int) -> int:

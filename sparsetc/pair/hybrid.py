@@ -12,7 +12,7 @@ method that would not fit, or that the type has no kernel for, is left out under
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
@@ -29,26 +29,7 @@ from sparsetc.planner.candidate import Candidate, Choice, choice_of
 from sparsetc.runtime.executable import Listed
 
 
-@dataclass(frozen=True)
-class Split:
-    """The work of a contraction that a threshold splits in two."""
-
-    threshold: int
-    """Fewest nonzeros of a block of x that is multiplied as a block."""
-    blocks: BlockWork
-    """Work of such blocks of x, with all blocks of y that match one of them, and all their nonzeros."""
-    tasks: int
-    """Pairs of nonzeros that the other blocks of x are in."""
-
-    @property
-    def pure(self) -> str | None:
-        """The plan that takes all the work, if one does."""
-        if not self.blocks.pairs:
-            return "scalar"
-        return None if self.tasks else "bcb"
-
-
-def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[Split]:
+def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
     """Return the splits by ascending thresholds, in one transfer from the device."""
     x, y, pairs = blocking.x, blocking.y, blocking.pairs
     tasks = torch.zeros_like(x.counts).index_add_(0, x.block, blocking.join.counts)
@@ -65,12 +46,12 @@ def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[Split]:
 
     of_x, of_y = at_least(x.counts, x.counts, tasks, pairs.counts), at_least(fullest, y.counts)
     table = torch.cat([of_x, of_y, at_least(rows), at_least(columns)]).tolist()
-    found, sums = list[Split](), [list(accumulate(reversed(line)))[::-1] for line in table]
+    found, sums = list[BlockWork](), [list(accumulate(reversed(line)))[::-1] for line in table]
     for n, threshold in enumerate(thresholds, 1):
         x_blocks, x_nnz, x_tasks, n_pairs, y_blocks, y_nnz, n_rows, n_columns = (line[n] for line in sums)
         elements = (x_blocks * x.volume, y_blocks * y.volume)
-        work = BlockWork(n_pairs, min(n_pairs, n_rows * n_columns), elements, x_nnz + y_nnz)
-        found.append(Split(threshold, work, blocking.join.tasks - x_tasks))
+        made, left = min(n_pairs, n_rows * n_columns), blocking.join.tasks - x_tasks
+        found.append(BlockWork(n_pairs, made, elements, x_nnz + y_nnz, threshold, left))
     return found
 
 
@@ -90,7 +71,7 @@ class HybridPath(Listed):
     name = "bcb+scalar"
 
     @classmethod
-    def split(cls, p: PairProblem) -> Split:
+    def split(cls, p: PairProblem) -> BlockWork:
         """What either side gets by the threshold asked for, or by the one expected to be fastest.
 
         One side gets all where no threshold parts blocks.
@@ -106,26 +87,26 @@ class HybridPath(Listed):
         return min(zip(times, candidates, strict=True), key=lambda timed: inf if timed[0] is None else timed[0])[1]
 
     @classmethod
-    def seconds(cls, p: PairProblem, split: Split) -> float | None:
+    def seconds(cls, p: PairProblem, split: BlockWork) -> float | None:
         """Time of both sides, one after the other; None where blocks do not fit."""
         scalar = TaskSums.seconds(p, split.tasks) if split.tasks else 0.0
-        blocks = BlockPath.seconds(p, split.blocks) if split.blocks.pairs else 0.0
+        blocks = BlockPath.seconds(p, split) if split.pairs else 0.0
         if blocks is None:
             return None
         r, c, _ = p.blocking.extents
-        results = min(split.blocks.made * r * c + split.tasks, p.join.rows * p.join.columns)
+        results = min(split.made * r * c + split.tasks, p.join.rows * p.join.columns)
         merged = results * (8 + 3 * p.width) / p.profile.moved  # an entry's slot, its value, and the sum
         return scalar + blocks + merged + MERGE_LAUNCHES * p.profile.call
 
     @classmethod
-    def plan(cls, p: PairProblem, split: Split | None = None) -> Plan:
+    def plan(cls, p: PairProblem, split: BlockWork | None = None) -> Plan:
         """The parts of both sides; of one side whose other is empty, that side's own plan."""
         split = split or cls.split(p)
         if split.pure is not None:
             none = split.pure == TaskSums.name
             why = f"{'no block' if none else 'every block'} of x has {split.threshold:,} nonzeros or more"
             return replace((TaskSums if none else BlockPath).plan(p), reason=why)
-        parts = (*BlockPath.parts(p, split.blocks), *p.parts("coo"))
+        parts = (*BlockPath.parts(p, split), *p.parts("coo"))
         return Plan(cls.name, parts, False, "threshold", (("threshold", split.threshold),))
 
     def __init__(self, p: PairProblem, plan: Plan) -> None:
