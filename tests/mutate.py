@@ -31,7 +31,7 @@ TESTS = {
     "sparsetc/tensor/numbering.py": ["formats windows", "similarity pair"],
     "sparsetc/io/": ["io", "io_bounds fuzz_readers packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz_readers"],
-    "sparsetc/support/files.py": ["io_atomic", "io packed_files"],
+    "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
     "sparsetc/ir/": ["ir_levels golden", "tile_pairs trees coordinates place ir_runners tasks halves"],
     "sparsetc/ir/program/": ["ir_levels golden", "bounds choice slabs tile_pairs ir_runners"],
     "sparsetc/support/names.py": ["names", "extension golden"],

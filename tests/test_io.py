@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
-from sparsetc.io import digits, lines, text
-from sparsetc.support import files, notices
+from sparsetc.io import atomic, digits, lines, text
+from sparsetc.support import notices
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -487,7 +487,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, suffix: str, m
     def fails(fd: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files.os, "fsync", fails)
+    monkeypatch.setattr(atomic.os, "fsync", fails)
     with pytest.raises(KeyboardInterrupt):
         sio.write(path, random_tensor((5, 6), 20))
     assert path.read_bytes() == old
@@ -496,7 +496,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, suffix: str, m
 
 def test_failure_in_the_middle_of_writing(tmp_path: Path) -> None:
     target = tmp_path / "x"
-    with pytest.raises(TypeError), files.replacing(target) as file:
+    with pytest.raises(TypeError), atomic.replacing(target) as file:
         file.writelines([b"half", None])  # type: ignore[list-item]
     assert list(tmp_path.iterdir()) == []
 

@@ -17,8 +17,8 @@ import torch
 
 import sparsetc as stc
 import sparsetc.io as sio
-from sparsetc.support import files
-from sparsetc.support.files import replacing
+from sparsetc.io import atomic
+from sparsetc.io.atomic import replacing
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, owners and locks of POSIX")
@@ -109,14 +109,14 @@ def test_a_temporary_is_no_more_open_than_what_it_becomes(
 ) -> None:
     umask(0)  # type: ignore[operator]
     seen: list[int] = []
-    created = files._created
+    created = atomic._created
 
     def watched(*args: object) -> object:
         made = created(*args)  # type: ignore[arg-type]
         seen.append(mode(made.name))
         return made
 
-    monkeypatch.setattr(files, "_created", watched)
+    monkeypatch.setattr(atomic, "_created", watched)
     path = tmp_path / "x"
     path.write_bytes(b"secret")
     for old in (0o600, 0o640, 0o400):
@@ -143,7 +143,7 @@ def test_owner_and_group_are_kept_or_their_bits_dropped(tmp_path: Path, monkeypa
         status = os.stat(path)
         old = os.stat_result((*status[:4], status.st_uid + 1, status.st_gid + 1, *status[6:]))
         monkeypatch.setattr(os, "fchown", refused)
-        files._share(other.fileno(), old)
+        atomic._share(other.fileno(), old)
     assert asked == [(-1, old.st_gid), (old.st_uid, -1)]
     assert mode(tmp_path / "other") == 0o604
 
@@ -220,7 +220,7 @@ def age(path: Path, seconds: float) -> None:
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     target = tmp_path / "x.tns"
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, files.__file__, str(path)], stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", WRITER, atomic.__file__, str(path)], stdout=subprocess.PIPE)
         for path in (target, tmp_path / "y.tns")
     ]
     try:
@@ -230,7 +230,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
         left = temporaries(tmp_path)
         assert len(left) == 2
         for path in left:
-            age(path, 10 * files.STALE)
+            age(path, 10 * atomic.STALE)
         sio.write(target, ONE)
         assert temporaries(tmp_path) == left  # their writers live
     finally:
@@ -240,11 +240,11 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
             assert writer.stdout is not None
             writer.stdout.close()
     for path in left:
-        age(path, files.STALE / 2)
+        age(path, atomic.STALE / 2)
     sio.write(target, ONE)
     assert temporaries(tmp_path) == left  # too young to tell
     for path in left:
-        age(path, 10 * files.STALE)
+        age(path, 10 * atomic.STALE)
     sio.write(target, ONE)
     assert len(temporaries(tmp_path)) == 1  # the other target's
     sio.write(tmp_path / "y.tns", ONE)
@@ -253,7 +253,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
 
 @posix
 def test_links_and_folders_with_such_names_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "STALE", -10.0)
+    monkeypatch.setattr(atomic, "STALE", -10.0)
     with replacing(tmp_path / "x"):
         name = temporaries(tmp_path)[0].name
     (tmp_path / "precious").write_bytes(b"1")
@@ -270,7 +270,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, name: str, monkeypatch: pyte
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as refused:
         stc.write(tmp_path / name, stc.SparseTensor([[0], [1]], [1.0], (2, 2)))
     assert refused.value.filename == str(tmp_path / name)

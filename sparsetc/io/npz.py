@@ -17,7 +17,7 @@ import torch
 
 from sparsetc.errors import DtypeError, IOFormatError
 from sparsetc.io import bounds, foreign, memory, npy, numbers
-from sparsetc.support.files import replacing
+from sparsetc.io.atomic import replacing
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.coords import checked_shape
 from sparsetc.tensor.inputs import DTYPES, dtype_name

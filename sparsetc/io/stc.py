@@ -22,9 +22,9 @@ import torch
 
 from sparsetc.errors import DtypeError, IOFormatError
 from sparsetc.io import memory, numbers
+from sparsetc.io.atomic import replacing
 from sparsetc.io.stc_layout import BLOCK, PAGE, Array, Header, Layout, parsed
 from sparsetc.io.stc_writer import Writer
-from sparsetc.support.files import replacing
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from sparsetc.support.files import replacing
+from sparsetc.io.atomic import replacing
 
 LINES = 50_000  # formatted at a time
 

@@ -10,7 +10,9 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from math import isclose, prod
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -19,7 +21,6 @@ import torch
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
 from sparsetc.similarity.groups import check_options, group_of_nonzeros, group_rows
-from sparsetc.support.files import replacing
 from sparsetc.support.notices import bar
 from sparsetc.tensor.numbering import histogram, linear_key, numbered, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -98,8 +99,9 @@ class BlockingCurve:
             axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.1 * max((p.density for p in shown), default=1.0))
         axes.grid(alpha=0.3)
-        with replacing(path) as file:
-            figure.savefig(file, format="png", dpi=150)
+        picture = BytesIO()  # drawn before the file is touched
+        figure.savefig(picture, format="png", dpi=150)
+        Path(path).write_bytes(picture.getvalue())
 
 
 def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:

@@ -20,6 +20,7 @@ from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.output import Output, Result, arranged, is_sparse, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
+from sparsetc.io.atomic import replacing
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming.budget import Budget, Sizes, checked_streams
 from sparsetc.streaming.compiler import Compiler
@@ -30,7 +31,6 @@ from sparsetc.streaming.file import Chunks, Writer
 from sparsetc.streaming.store import Memory, release_pinned
 from sparsetc.support import notices
 from sparsetc.support.entry import entry_point, without_autocast
-from sparsetc.support.files import replacing
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor

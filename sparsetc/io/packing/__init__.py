@@ -3,7 +3,7 @@
 In: a file, and a limit of memory. Out: a packed file of the same tensor, the same bytes whatever the limit.
 
 `sources` reads nonzeros in blocks; `runs` sorts as many as memory holds and keeps them in a folder beside the target
-(`folder`), each run a packed file with its duplicates; `merge` reads all runs together in order; `sums` adds up
+(`folder`), each run a packed file with its duplicates; `merge` reads all runs together in order, and adds up
 duplicates, in the order in which the source has them; and what comes is written at once.
 """
 
@@ -19,13 +19,13 @@ import torch
 
 from sparsetc.errors import IOFormatError, SparsetcError
 from sparsetc.io import memory
-from sparsetc.io.packing import budget, merge, runs, sources, sums
+from sparsetc.io.atomic import regular, replacing
+from sparsetc.io.packing import budget, merge, runs, sources
 from sparsetc.io.packing.budget import Budget
 from sparsetc.io.packing.folder import Folder
 from sparsetc.io.stc_layout import Layout
 from sparsetc.io.stc_writer import Writer
 from sparsetc.support import notices
-from sparsetc.support.files import regular, replacing
 
 
 def pack(
@@ -98,7 +98,7 @@ def _write(source: Any, path: Any, folder: Folder, most: Layout, share: Budget, 
         writer = Writer(file, most)
         batches = _told(merge.merged(opened, most.shape, share), at)
         try:
-            for coords, values in sums.summed(batches, most.dtype):
+            for coords, values in merge.summed(batches, most.dtype):
                 writer.append(coords, values)
         except SparsetcError as error:
             raise error if isinstance(error, IOFormatError) else IOFormatError(f"{source}: {error}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from sparsetc.io.atomic import replacing
 from sparsetc.io.packing import merge
 from sparsetc.io.packing.budget import Budget
 from sparsetc.io.packing.folder import Folder, Place, Run
@@ -19,7 +20,6 @@ from sparsetc.io.packing.sources import Piece, Source
 from sparsetc.io.stc import PackedFile
 from sparsetc.io.stc_layout import Layout
 from sparsetc.io.stc_writer import Writer
-from sparsetc.support.files import replacing
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering
 
