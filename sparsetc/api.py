@@ -255,20 +255,23 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Counts of what this process keeps in memory for patterns."""
+    """Counts of what this process keeps in memory for patterns.
+
+    Attributes:
+        patterns: live patterns that anything is kept for.
+        kernels: compiled einsums, without those of gradients.
+        storages: packed index arrays, each with what reads it.
+        nbytes: bytes of packed index arrays, on all devices.
+        foreign: tensors of torch.sparse and scipy whose pattern is remembered.
+        modules: generated programs in memory.
+    """
 
     patterns: int
-    """Live patterns that anything is kept for."""
     kernels: int
-    """Compiled einsums, without those of gradients."""
     storages: int
-    """Packed index arrays, each with what reads it."""
     nbytes: int
-    """Bytes of packed index arrays, on all devices."""
     foreign: int
-    """Tensors of torch.sparse and scipy whose pattern is remembered."""
     modules: int
-    """Generated programs in memory."""
 
 
 def cache_info() -> CacheInfo:

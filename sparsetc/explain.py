@@ -15,16 +15,19 @@ import torch
 
 @dataclass(frozen=True)
 class StepReport:
-    """One contraction: torch's of two dense operands, or a base of what others say of themselves."""
+    """One contraction: torch's of two dense operands, or a base of what others say of themselves.
+
+    Attributes:
+        path: the file of the generated program.
+        considered: (plan, expected microseconds) of every candidate, the cheapest first; None for one that does not fit
+            or has no kernel.
+    """
 
     equation: str
     plan: str
     reason: str
     path: str = ""
-    """The file of the generated program."""
     considered: tuple[tuple[str, float | None], ...] = ()
-    """(plan, expected microseconds) of every candidate, the cheapest first; None for one that does not fit or has no
-    kernel."""
 
     def details(self) -> list[str]:
         """Lines of what is known of this kind of step alone."""
@@ -33,7 +36,12 @@ class StepReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One line of the table."""
+    """One line of the table.
+
+    Attributes:
+        predicted_us: what was expected of this part, and of a launch if it is the first of one: those of all parts are
+            the plan's.
+    """
 
     number: int
     format: str
@@ -44,7 +52,6 @@ class PartReport:
     einsum: str
     instruction: str
     predicted_us: float
-    """What was expected of this part, and of a launch if it is the first of one: those of all parts are the plan's."""
     roofline_us: float
     bound_by: str
     label: str = ""
@@ -68,12 +75,15 @@ COLUMNS: dict[str, Callable[[PartReport], str]] = {
 
 @dataclass(frozen=True)
 class OperandReport(StepReport):
-    """An einsum with one sparse operand."""
+    """An einsum with one sparse operand.
+
+    Attributes:
+        tiles: (least nonzeros, tiles, nonzeros) of each class of tiles, a power of two wide; empty without tiles.
+    """
 
     launches: int = 1
     parts: tuple[PartReport, ...] = ()
     tiles: tuple[tuple[int, int, int], ...] = ()
-    """(least nonzeros, tiles, nonzeros) of each class of tiles, a power of two wide; empty without tiles."""
 
     @property
     def predicted_us(self) -> float:
@@ -98,23 +108,26 @@ class OperandReport(StepReport):
 
 @dataclass(frozen=True)
 class PairReport(StepReport):
-    """A contraction of two sparse operands."""
+    """A contraction of two sparse operands.
+
+    Attributes:
+        tasks: pairs of nonzeros that meet.
+        pairs: pairs of blocks that meet.
+        block: rows, columns and contracted positions of a block.
+        unfolded: batch, free of x, contracted and free of y coordinates that meet anything.
+        threshold: nonzeros from which a block of x is multiplied as a block, in a hybrid.
+        shares: (nonzeros of x, pairs) of blocks and of what is not in blocks, in a hybrid.
+    """
 
     roles: str = ""
     tasks: int = 0
-    """Pairs of nonzeros that meet."""
     pairs: int = 0
-    """Pairs of blocks that meet."""
     block: tuple[int, int, int] = (0, 0, 0)
-    """Rows, columns and contracted positions of a block."""
     unfolded: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Batch, free of x, contracted and free of y coordinates that meet anything."""
     nnz: int = 0
     nbytes: int = 0
     threshold: int = 0
-    """Nonzeros from which a block of x is multiplied as a block, in a hybrid."""
     shares: tuple[tuple[int, int], ...] = ()
-    """(nonzeros of x, pairs) of blocks and of what is not in blocks, in a hybrid."""
 
     def details(self) -> list[str]:
         """What meets, and what comes of it."""
@@ -135,7 +148,14 @@ class PairReport(StepReport):
 
 @dataclass(frozen=True)
 class Explanation:
-    """A compiled kernel, explained. Of one sparse operand, it has the attributes of its one step's report too."""
+    """A compiled kernel, explained. Of one sparse operand, it has the attributes of its one step's report too.
+
+    Attributes:
+        profile: the device whose numbers the expected times are computed with, and how many of them were measured
+            there; empty where nothing is expected.
+        measured: the fields of that `DeviceProfile` that were measured, by name.
+        nnz: entries of the result of several sparse operands.
+    """
 
     equation: str
     plan: str
@@ -143,13 +163,9 @@ class Explanation:
     backend: str
     device: str
     profile: str
-    """The device whose numbers the expected times are computed with, and how many of them were measured there; empty
-    where nothing is expected."""
     measured: tuple[str, ...]
-    """The fields of that `DeviceProfile` that were measured, by name."""
     steps: tuple[StepReport, ...]
     nnz: int | None = None
-    """Entries of the result of several sparse operands."""
 
     @property
     def step(self) -> OperandReport | None:

@@ -93,12 +93,15 @@ def in_force(chosen: Options) -> Iterator[Options]:
 
 
 class Latest:
-    """What tells the options apart that this process set last, for graphs that are traced with them as constants."""
+    """What tells the options apart that this process set last, for graphs that are traced with them as constants.
+
+    Attributes:
+        traced: settings of the blocks that Dynamo is tracing now; none while anything runs.
+    """
 
     def __init__(self) -> None:
         self.number = 0  # the object's own: graphs are guarded by whether it has one, which must not change later
         self.traced: tuple[tuple[str, Any], ...] = ()
-        """Settings of the blocks that Dynamo is tracing now; none while anything runs."""
 
 
 latest = Latest()

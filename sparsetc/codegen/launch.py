@@ -56,10 +56,13 @@ def each(values: Values) -> Sequence[torch.Tensor | None]:
 
 @dataclass(frozen=True)
 class PartArrays:
-    """The tensors that a part's program reads beside values and dense operands, and how many items these make."""
+    """The tensors that a part's program reads beside values and dense operands, and how many items these make.
+
+    Attributes:
+        index: the arrays that ``program.arrays`` names, in its order, without the values.
+    """
 
     index: tuple[torch.Tensor, ...]
-    """The arrays that ``program.arrays`` names, in its order, without the values."""
     items: int
     stored: int
 

@@ -41,18 +41,21 @@ LOOKED, LOOKS = 4096, 1024
 
 @dataclass(frozen=True)
 class TilePositions:
-    """The positions of the values of an operand in whole tiles."""
+    """The positions of the values of an operand in whole tiles.
+
+    Attributes:
+        at: (nnz,) tile * volume + position in it; int32 where `stored` fits, for kernels read little else, or int64.
+        line: (tiles,) int32, the row of tiles that each tile is in.
+        lines: number of rows of tiles.
+        side: rows of a tile, a power of two.
+        inner: positions of a row of a tile, a power of two.
+    """
 
     at: torch.Tensor
-    """(nnz,) tile * volume + position in it; int32 where `stored` fits, for kernels read little else, or int64."""
     line: torch.Tensor
-    """(tiles,) int32, the row of tiles that each tile is in."""
     lines: int
-    """Number of rows of tiles."""
     side: int
-    """Rows of a tile, a power of two."""
     inner: int
-    """Positions of a row of a tile, a power of two."""
 
     @property
     def rows(self) -> int:
@@ -73,16 +76,19 @@ class TilePositions:
 
 @dataclass(frozen=True)
 class Halves:
-    """Both operands in halves, with the scales of their rows and the verdict on their values."""
+    """Both operands in halves, with the scales of their rows and the verdict on their values.
+
+    Attributes:
+        arrays: the high and low halves, (stored,) float16, and the scales, (rows,) float32, of each operand.
+        most: (rows,) int32, the bits of the largest magnitude of each row, of each operand.
+        verdict: (1,) int32 on the device, the worse of both operands' verdicts.
+        found: the int32 array that `most` and `verdict` are pieces of.
+    """
 
     arrays: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
-    """The high and low halves, (stored,) float16, and the scales, (rows,) float32, of each operand."""
     most: tuple[torch.Tensor, ...]
-    """(rows,) int32, the bits of the largest magnitude of each row, of each operand."""
     verdict: torch.Tensor
-    """(1,) int32 on the device, the worse of both operands' verdicts."""
     found: torch.Tensor
-    """The int32 array that `most` and `verdict` are pieces of."""
 
     @property
     def nbytes(self) -> int:

@@ -45,20 +45,23 @@ def counts_of(program: ir.TileProgram) -> list[str]:
 
 
 class FunctionPrinter(Layout):
-    """Prints one tile program as a Triton function of its program number."""
+    """Prints one tile program as a Triton function of its program number.
+
+    Attributes:
+        widen: the text that brings what is loaded to the type of the sums.
+        words: words loaded so far in the scope of each level.
+    """
 
     def __init__(self, program: ir.TileProgram, sums: str, widen: bool) -> None:
         """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
         super().__init__(program)
         self.acc = sums
         self.widen = f".to({sums})" if widen else ""
-        """The text that brings what is loaded to the type of the sums."""
         self.out: list[str] = []
         self.indent = 1
         self.masked = False
         self.copies = 1
         self.words: tuple[set[str], ...] = (set(), set(), set())
-        """Words loaded so far in the scope of each level."""
 
     # -- text -------------------------------------------------------------------------------------------------------
     def put(self, text: str) -> None:

@@ -29,12 +29,15 @@ ADDRESS64 = 2**31
 
 
 class Layout:
-    """What a printer says of the axes of a program's tiles."""
+    """What a printer says of the axes of a program's tiles.
+
+    Attributes:
+        vector: the vector of an axis in pieces that a statement is printed for.
+    """
 
     def __init__(self, program: TileProgram) -> None:
         self.p = program
         self.vector = 0
-        """The vector of an axis in pieces that a statement is printed for."""
 
     @cached_property
     def written(self) -> frozenset[str]:

@@ -233,15 +233,18 @@ def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
 
 @dataclass(frozen=True)
 class StepFunction(Multilinear):
-    """A step as a function of tensors, for autograd: of values and dense operands, or of dense operands alone."""
+    """A step as a function of tensors, for autograd: of values and dense operands, or of dense operands alone.
+
+    Attributes:
+        ones: True if values are 1 at each nonzero, and not among the tensors.
+        given: the operands of which the dense tensors were made, for the guard.
+    """
 
     step: Step
     pattern: Pattern
     ones: bool
-    """True if values are 1 at each nonzero, and not among the tensors."""
     packed: Values | None = None
     given: Tensors | None = None
-    """The operands of which the dense tensors were made, for the guard."""
 
     def _split(self, tensors: Tensors) -> tuple[torch.Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])

@@ -172,21 +172,24 @@ Patterns = Sequence[Pattern]
 
 @dataclass(frozen=True)
 class Canonical:
-    """A reduced einsum over one sparse operand, and the way there."""
+    """A reduced einsum over one sparse operand, and the way there.
+
+    Attributes:
+        narrow: the einsum as written, less the dimensions along which its dense operands were broadcast.
+        broadcast: the dimensions along which each dense operand was broadcast.
+        bound: the reduced einsum, the sparse operand's letters distinct.
+        coords: (order, nnz) of the sparse operand's distinct letters.
+        source: (nnz,) numbers of the operand's nonzeros that take part: those on the diagonal of a repeated letter, or
+            all of an operand that was not coalesced, sorted. None for all, in their order.
+    """
 
     written: Bound
     narrow: Bound
-    """The einsum as written, less the dimensions along which its dense operands were broadcast."""
     broadcast: tuple[Dims, ...]
-    """The dimensions along which each dense operand was broadcast."""
     reduction: Reduction
     bound: Bound
-    """The reduced einsum, the sparse operand's letters distinct."""
     coords: torch.Tensor
-    """(order, nnz) of the sparse operand's distinct letters."""
     source: torch.Tensor | None
-    """(nnz,) numbers of the operand's nonzeros that take part: those on the diagonal of a repeated letter, or all of an
-    operand that was not coalesced, sorted. None for all, in their order."""
     dtype: torch.dtype
     device: torch.device
 

@@ -46,7 +46,11 @@ Members = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Expected:
-    """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float."""
+    """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float.
+
+    Attributes:
+        pairs: the contractions that lead to it, in order; `tasks` are those of the last, `cost` is of all.
+    """
 
     members: Members
     letters: frozenset[str]
@@ -54,7 +58,6 @@ class _Expected:
     tasks: float = 0.0
     cost: float = 0.0
     pairs: tuple[tuple[Members, Members], ...] = ()
-    """The contractions that lead to it, in order; `tasks` are those of the last, `cost` is of all."""
 
 
 def sparse_order(
@@ -107,15 +110,18 @@ Term = tuple[tuple[str, ...], "SparseTensor | torch.Tensor"]
 
 @dataclass(frozen=True)
 class Link:
-    """One contraction of a chain; its result is put at the end of the list of operands, which those it takes leave."""
+    """One contraction of a chain; its result is put at the end of the list of operands, which those it takes leave.
+
+    Attributes:
+        places: the operands that it takes, by their positions in that list, ascending.
+        contraction: None for dense operands alone, which torch contracts.
+        patterns: the patterns of its sparse operands.
+    """
 
     places: tuple[int, ...]
-    """The operands that it takes, by their positions in that list, ascending."""
     equation: str
     contraction: Contraction | None
-    """None for dense operands alone, which torch contracts."""
     patterns: Patterns
-    """The patterns of its sparse operands."""
 
     def run(self, operands: Tensors, precision: str) -> torch.Tensor:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
@@ -132,14 +138,17 @@ class Link:
 
 
 class Chain(Joined):
-    """A contraction of several operands, a few at a time."""
+    """A contraction of several operands, a few at a time.
+
+    Attributes:
+        _positions: the operands in the order of the chain's list.
+    """
 
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
         super().__init__(bound, operands, settings, form, expanded)
         e = bound.einsum
         self._expanded, self._dropped = expanded, _empty_sums(bound)
         self._positions = tuple(range(len(operands))) if expanded else (*e.dense, *e.sparse)
-        """The operands in the order of the chain's list."""
         self._within = without(bound, self._dropped)
         self.links: list[Link] = []
         last = self._compiled([self._term(operands[p], p) for p in self._positions])

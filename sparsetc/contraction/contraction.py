@@ -62,20 +62,24 @@ class Contraction(Compiled, ABC):
     """What a kernel runs: an einsum compiled for the patterns of its operands.
 
     What `inner` holds, steps or contractions, says all that is not said here.
+
+    Attributes:
+        key: the name by which operators of `torch.library` know the contraction.
+        compiled_for: the pattern of each sparse operand, and the shape of its values.
+        sparse: whether the result is a SparseTensor.
+        empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
+        shape: the shape of what `result` gives.
+        result_dtype: the dtype of what `result` gives.
+        sums: what finds sums of integers that pass 64 bits; None where none can.
+        bare: the patterns of the sparse operands, with nothing kept.
     """
 
     key: str
-    """The name by which operators of `torch.library` know the contraction."""
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
-    """The pattern of each sparse operand, and the shape of its values."""
     sparse: bool
-    """Whether the result is a SparseTensor."""
     empty: bool
-    """Whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense."""
     shape: tuple[int, ...]
-    """The shape of what `result` gives."""
     result_dtype: torch.dtype
-    """The dtype of what `result` gives."""
 
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
         """Check dtypes, devices and the form; nothing is kept of the values.
@@ -98,9 +102,7 @@ class Contraction(Compiled, ABC):
             check_operand(operand, position, self.dtype, self.device)
         check_form(form, bound.einsum)
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
-        """What finds sums of integers that pass 64 bits; None where none can."""
         self.bare = [x.pattern.bare() for x in sparse]
-        """The patterns of the sparse operands, with nothing kept."""
 
     def reports(self) -> list[StepReport]:
         """Return the report of each step, for an explanation."""

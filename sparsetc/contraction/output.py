@@ -29,19 +29,22 @@ SPARE = 2
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returns: a dense tensor, or values on a pattern known since compilation."""
+    """What a call returns: a dense tensor, or values on a pattern known since compilation.
+
+    Attributes:
+        width_shape: sizes of the dense letters, in the output's order.
+        permutation: from (kept, dense) letters to the output's order; None when they are so already.
+        pattern: pattern of a sparse output, over kept modes; None of a dense one.
+        own: whether the result's pattern is the sparse operand's own.
+        slot: (nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number.
+    """
 
     kept_shape: tuple[int, ...]
     width_shape: tuple[int, ...]
-    """Sizes of the dense letters, in the output's order."""
     permutation: tuple[int, ...] | None
-    """From (kept, dense) letters to the output's order; None when they are so already."""
     pattern: Pattern | None
-    """Pattern of a sparse output, over kept modes; None of a dense one."""
     own: bool
-    """Whether the result's pattern is the sparse operand's own."""
     slot: torch.Tensor | None
-    """(nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number."""
 
     @property
     def sparse(self) -> bool:

@@ -39,10 +39,13 @@ from sparsetc.tensor.sums import fitted, in_order, summed_dtype
 
 
 class Joined(Contraction):
-    """A contraction of two or more sparse operands, whose result's pattern is known when it is compiled."""
+    """A contraction of two or more sparse operands, whose result's pattern is known when it is compiled.
+
+    Attributes:
+        pattern: the pattern of a sparse result.
+    """
 
     pattern: Pattern | None
-    """The pattern of a sparse result."""
 
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
         """Check the operands; `expanded` says that dense modes become coordinates."""

@@ -99,15 +99,18 @@ SHARE = 4
 
 @dataclass(frozen=True)
 class Entries:
-    """The einsum of the entries of operands with dense modes; its last operands are their values."""
+    """The einsum of the entries of operands with dense modes; its last operands are their values.
+
+    Attributes:
+        form: the form of the result: ``dense`` or ``sparse``.
+        own: True if the result is on the one operand's own pattern: rows of the einsum are its entries.
+        patterns: the pattern of ones alone.
+    """
 
     bound: Bound
     form: str
-    """The form of the result: ``dense`` or ``sparse``."""
     own: bool
-    """True if the result is on the one operand's own pattern: rows of the einsum are its entries."""
     patterns: tuple[Pattern]
-    """The pattern of ones alone."""
 
     @classmethod
     def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:

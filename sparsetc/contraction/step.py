@@ -47,7 +47,12 @@ Changed = tuple[Bound, dict[str, object]]
 
 
 class Step(Contraction, Preparation):
-    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x."""
+    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
+
+    Attributes:
+        _empty: whether there is nothing to sum.
+        alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
+    """
 
     def __init__(
         self,
@@ -96,14 +101,12 @@ class Step(Contraction, Preparation):
         self._others = dict[object, Step]()
         sizes = (self.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
-        """Whether there is nothing to sum."""
         self.alone = (
             self.backend == "triton"
             and not (self._empty or self.guard or self.arrays.second)
             and (self.canonical.narrow is self.canonical.written and not self.canonical.reduction.steps)
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
-        """Whether a call is a launch and nothing else, so that calls may share what they need beside it."""
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
 

@@ -42,10 +42,13 @@ class Aside:
 
 
 class Equations(Protocol):
-    """The normal equations of a CP model, over factors that are changed in place."""
+    """The normal equations of a CP model, over factors that are changed in place.
+
+    Attributes:
+        norm: float64 scalar: ``|X|``, or that of its observed entries.
+    """
 
     norm: torch.Tensor
-    """Float64 scalar: ``|X|``, or that of its observed entries."""
 
     def gram(self, mode: int) -> torch.Tensor:
         """H of a mode, (rank, rank) or (size, rank, rank)."""
@@ -70,14 +73,17 @@ class Equations(Protocol):
 
 
 class Whole:
-    """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices."""
+    """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices.
+
+    Attributes:
+        grams: (order, rank, rank) float64, of the factors as they are.
+    """
 
     def __init__(self, x: SparseTensor, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors = factors
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         self.grams = torch.stack([self._gram(m) for m in range(len(factors))])
-        """(order, rank, rank) float64, of the factors as they are."""
 
     def gram(self, mode: int) -> torch.Tensor:
         """H, (rank, rank) float64."""
@@ -131,6 +137,9 @@ class Sweep:
 
     Scaled so, a model is determined by its components alone: whoever starts from a result, in whatever form, goes on
     as the run would have. The sum of the squares of the factors, which `l2_reg` weights, is then the least for them.
+
+    Attributes:
+        measures: the fit.
     """
 
     def __init__(
@@ -142,7 +151,6 @@ class Sweep:
         is_free = [[mode in free] for mode in range(len(factors))]
         self._is_free = torch.tensor(is_free, device=factors[0].device)
         self.measures = torch.zeros(1, dtype=torch.float64, device=factors[0].device)
-        """The fit."""
 
     def __call__(self) -> None:
         for mode in self._free:

@@ -108,7 +108,11 @@ def cp_apr(
 
 
 class _Sweep:
-    """An outer iteration over static buffers: every mode's multiplicative updates, then the likelihood and the fit."""
+    """An outer iteration over static buffers: every mode's multiplicative updates, then the likelihood and the fit.
+
+    Attributes:
+        measures: the fit, the log-likelihood, and the worst violation of the KKT conditions that a mode began with.
+    """
 
     def __init__(self, x: SparseTensor, start: Sequence[torch.Tensor], limits: _Limits, **settings: Any) -> None:
         rank, modes = start[0].shape[1], range(x.order)
@@ -118,7 +122,6 @@ class _Sweep:
         self._kernels = mode_kernels(x, rank, modes, **settings)
         self._model = model_kernel(x.with_values(torch.ones_like(x.values)), rank, **settings)
         self.measures = torch.zeros(3, dtype=torch.float64, device=x.device)
-        """The fit, the log-likelihood, and the worst violation of the KKT conditions that a mode began with."""
 
     def __call__(self) -> None:
         worst = torch.zeros((), dtype=self.weights.dtype, device=self.weights.device)

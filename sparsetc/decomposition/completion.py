@@ -87,6 +87,9 @@ class Observed:
     """The equations of observed entries: B is an MTTKRP of their values, H one matrix a row.
 
     H is symmetric, so an MTTKRP of ones with the ``rank (rank + 1) / 2`` products of two columns is all of it.
+
+    Attributes:
+        _numbers: which of the products each entry of H is.
     """
 
     def __init__(self, seen: Seen, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
@@ -102,7 +105,6 @@ class Observed:
         numbers = torch.zeros(rank, rank, dtype=torch.int64, device=x.device)
         numbers[self._left, self._right] = torch.arange(self._left.numel(), device=x.device)
         self._numbers = torch.maximum(numbers, numbers.T).flatten()
-        """Which of the products each entry of H is."""
 
     def gram(self, mode: int) -> torch.Tensor:
         """H, (size, rank, rank)."""

@@ -128,16 +128,19 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to begin: its equations, and the buffers that it changes."""
+    """A run that is ready to begin: its equations, and the buffers that it changes.
+
+    Attributes:
+        factors: changed in place: the model's, or this process's rows of them.
+        whole: the model's factors as they are.
+        watch: settings of `Watch` that are not the user's.
+    """
 
     equations: Equations
     factors: Sequence[torch.Tensor]
-    """Changed in place: the model's, or this process's rows of them."""
     update: Update
     whole: Callable[[], Sequence[torch.Tensor]]
-    """The model's factors as they are."""
     watch: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of `Watch` that are not the user's."""
 
 
 def start(

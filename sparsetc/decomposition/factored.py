@@ -33,10 +33,13 @@ WORD = 256
 
 @dataclass(frozen=True)
 class Held:
-    """What a file of a model holds."""
+    """What a file of a model holds.
+
+    Attributes:
+        first: the weights, or the core.
+    """
 
     first: torch.Tensor
-    """The weights, or the core."""
     factors: tuple[torch.Tensor, ...]
     numbers: Mapping[str, tuple[float, ...]]
     stopped: str
@@ -185,14 +188,17 @@ Own = TypeVar("Own", bound="Factored")
 
 
 class Factored:
-    """A model of a head, a tensor that its subclass names, and a factor matrix (size, rank) a mode."""
+    """A model of a head, a tensor that its subclass names, and a factor matrix (size, rank) a mode.
+
+    Attributes:
+        KIND: what such a model is called.
+        HEAD: name of the field before the factors.
+        NUMBERS: names of the fields with a number for each iteration.
+    """
 
     KIND: ClassVar[str]
-    """What such a model is called."""
     HEAD: ClassVar[str]
-    """Name of the field before the factors."""
     NUMBERS: ClassVar[tuple[str, ...]]
-    """Names of the fields with a number for each iteration."""
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...]
     stopped: str

@@ -47,13 +47,16 @@ def serves(factors: Sequence[torch.Tensor]) -> bool:
 
 
 class FusedSweep(Sweep):
-    """A sweep of `Whole` by least squares: what is tiny in it is a kernel a step."""
+    """A sweep of `Whole` by least squares: what is tiny in it is a kernel a step.
+
+    Attributes:
+        _inner: the inner product of X and the model.
+    """
 
     def __init__(self, equations: Whole, factors: Sequence[torch.Tensor], free: Sequence[int], l2_reg: float) -> None:
         super().__init__(equations, factors, free, LEAST_SQUARES, l2_reg)
         self._whole, self._grams, self._norm = equations, equations.grams, equations.norm
         self._inner = torch.zeros_like(self._norm)
-        """The inner product of X and the model."""
         self._penalty = torch.full_like(self._norm, l2_reg) if l2_reg else None
 
     def _system(self, mode: int) -> tuple[torch.Tensor, ...]:

@@ -84,7 +84,11 @@ def tucker(
 
 
 class _Sweep:
-    """An iteration: each free mode's leading vectors, then the core and the fit from the last chain."""
+    """An iteration: each free mode's leading vectors, then the core and the fit from the last chain.
+
+    Attributes:
+        measures: the fit.
+    """
 
     def __init__(self, x: SparseTensor, factors: list[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
         ranks = [f.shape[1] for f in factors]
@@ -93,7 +97,6 @@ class _Sweep:
         self._norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self.core = x.values.new_zeros(ranks)
         self.measures = torch.zeros(1, dtype=torch.float64, device=x.device)
-        """The fit."""
 
     def __call__(self) -> None:
         for mode in self._free:

@@ -30,12 +30,15 @@ def hadamard(grams: torch.Tensor) -> torch.Tensor:
 
 
 class Update(NamedTuple):
-    """How a factor is made of its normal equations, in two steps, of which the first does not wait for B."""
+    """How a factor is made of its normal equations, in two steps, of which the first does not wait for B.
+
+    Attributes:
+        system: what the second reads, of H, the factor's dtype and the penalty of squares.
+        apply: change the factor in place, by B and what the first gave.
+    """
 
     system: Callable[[torch.Tensor, torch.dtype, float], tuple[torch.Tensor, ...]]
-    """What the second reads, of H, the factor's dtype and the penalty of squares."""
     apply: Callable[[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]], None]
-    """Change the factor in place, by B and what the first gave."""
 
 
 def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,13 +27,16 @@ WARM = 2
 
 
 class Captured:
-    """A step of an iteration that is captured at its third call on a GPU."""
+    """A step of an iteration that is captured at its third call on a GPU.
+
+    Attributes:
+        _until: calls until the graph is captured; -1 for never.
+    """
 
     def __init__(self, step: Callable[[], None], device: torch.device) -> None:
         self._step, self._device = step, device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._until = WARM if device.type == "cuda" else -1
-        """Calls until the graph is captured; -1 for never."""
 
     def __call__(self) -> None:
         if self._until == 0:
@@ -96,21 +99,24 @@ Rows = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Watch:
-    """What is wanted of a run besides its result."""
+    """What is wanted of a run besides its result.
+
+    Attributes:
+        callback: called after each iteration; True ends the run.
+        capture: whether the step waits for nothing, so that a CUDA graph may hold it.
+        together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
+            whenever measures are looked at.
+        silent: whether another process draws the bar.
+    """
 
     n_iter_max: int
     converged: Callable[[Rows], bool]
     callback: Callable[[Rows], bool] | None = None
-    """Called after each iteration; True ends the run."""
     progress: bool = False
     title: str = ""
     capture: bool = True
-    """Whether the step waits for nothing, so that a CUDA graph may hold it."""
     together: Callable[[str], str] | None = None
-    """Where several processes iterate together: of why each stops, empty for not at all, why all do. Called whenever
-    measures are looked at."""
     silent: bool = False
-    """Whether another process draws the bar."""
 
     @property
     def looks(self) -> int:

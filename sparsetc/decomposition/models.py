@@ -33,20 +33,23 @@ class CP(Factored):
 
     Raises:
         ShapeError, DtypeError, DeviceError: factors that are not matrices of one rank, dtype and device.
+
+    Attributes:
+        weights: (rank,) of the factors' dtype.
+        factors: (size, rank) a mode; a list will do.
+        fits: ``1 - |X - M| / |X|`` after each iteration of the run that made it; with a mask, over observed entries.
+        stopped: why that run ended: ``"converged"``, ``"n_iter_max"``, ``"callback"``, ``"interrupted"`` or
+            ``"diverged"`` (values overflowed).
+        log_likelihoods: the sum of ``x log m - m`` after each iteration of `cp_apr`, without the terms that no model
+            changes.
     """
 
     KIND, HEAD, NUMBERS = "CP", "weights", ("fits", "log_likelihoods")
     weights: torch.Tensor
-    """(rank,) of the factors' dtype."""
     factors: tuple[torch.Tensor, ...]
-    """(size, rank) a mode; a list will do."""
     fits: tuple[float, ...] = ()
-    """``1 - |X - M| / |X|`` after each iteration of the run that made it; with a mask, over observed entries."""
     stopped: str = ""
-    """Why that run ended: ``"converged"``, ``"n_iter_max"``, ``"callback"``, ``"interrupted"`` or
-    ``"diverged"`` (values overflowed)."""
     log_likelihoods: tuple[float, ...] = ()
-    """The sum of ``x log m - m`` after each iteration of `cp_apr`, without the terms that no model changes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(self.factors))
@@ -155,17 +158,19 @@ class Tucker(Factored):
 
     Raises:
         ShapeError, DtypeError, DeviceError: factors that do not fit the core's sizes, dtype and device.
+
+    Attributes:
+        core: the core, whose sizes are the ranks.
+        factors: (size, rank of the mode) a mode, of orthonormal columns if `tucker` made it; a list will do.
+        fits: ``1 - |X - M| / |X|`` after each iteration of the run that made it.
+        stopped: why that run ended, as in `CP`.
     """
 
     KIND, HEAD, NUMBERS = "Tucker", "core", ("fits",)
     core: torch.Tensor
-    """The core, whose sizes are the ranks."""
     factors: tuple[torch.Tensor, ...]
-    """(size, rank of the mode) a mode, of orthonormal columns if `tucker` made it; a list will do."""
     fits: tuple[float, ...] = ()
-    """``1 - |X - M| / |X|`` after each iteration of the run that made it."""
     stopped: str = ""
-    """Why that run ended, as in `CP`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(self.factors))

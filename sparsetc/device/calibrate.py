@@ -50,13 +50,23 @@ SPARSE = 16
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most."""
+    """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
+
+    Attributes:
+        streamed: elements read, in blocks of `block`.
+        table: rows of the table gathered from and added to: 12.8 MB.
+        sums: entries of the result that tasks are added to.
+        product: rows, inner side and columns of a dense product, those to which a contraction of `benchmarks/pair.py`
+            unfolds.
+        pairs: pairs of blocks.
+        blocks: blocks of either operand: 42 MB of both, as many as those of `benchmarks/switches.py` take.
+        moved: elements of the array that torch zeroes, scatters to and gathers from.
+        calls: calls of torch, one after another.
+    """
 
     streamed: int = 1 << 28
-    """Elements read, in blocks of `block`."""
     block: int = 8192
     table: int = 100_000
-    """Rows of the table gathered from and added to: 12.8 MB."""
     gathered: int = 1 << 24
     added: int = 1 << 23
     programs: int = 1 << 12
@@ -64,17 +74,11 @@ class ProbeSizes:
     started: tuple[int, int] = (1 << 16, 1 << 18)
     tasks: int = 1 << 24
     sums: int = 1 << 22
-    """Entries of the result that tasks are added to."""
     product: tuple[int, int, int] = (6700, 686, 6700)
-    """Rows, inner side and columns of a dense product, those to which a contraction of `benchmarks/pair.py` unfolds."""
     pairs: int = 1 << 18
-    """Pairs of blocks."""
     blocks: int = 2560
-    """Blocks of either operand: 42 MB of both, as many as those of `benchmarks/switches.py` take."""
     moved: int = 1 << 26
-    """Elements of the array that torch zeroes, scatters to and gathers from."""
     calls: int = 256
-    """Calls of torch, one after another."""
 
     @property
     def nbytes(self) -> int:
@@ -100,10 +104,13 @@ class ProbeLaunch:
 
 @dataclass(frozen=True)
 class Probe:
-    """Ways to do the same `work` (bytes, operations or calls), of which the fastest counts."""
+    """Ways to do the same `work` (bytes, operations or calls), of which the fastest counts.
+
+    Attributes:
+        rate: the field of a profile, and for tables the precision behind it.
+    """
 
     rate: str
-    """The field of a profile, and for tables the precision behind it."""
     work: int
     launches: tuple[Callable[[], object], ...]
 

@@ -85,6 +85,10 @@ class DeviceProfile:
 
     `profiles/nvidia-h200.json` says what each number means, `sources` where it comes from: ``measured: `` by what and
     when, or ``assumed: `` whose it is; `measured` names those that were measured.
+
+    Attributes:
+        laws: constants of the cost model's formulas, fitted to whole kernels.
+        calibrated: day on which `calibrate` measured; empty for a profile of the package.
     """
 
     name: str
@@ -120,10 +124,8 @@ class DeviceProfile:
     moved: float
     call: float
     laws: Mapping[str, float] = field(hash=False)
-    """Constants of the cost model's formulas, fitted to whole kernels."""
     sources: Mapping[str, str] = field(hash=False)
     calibrated: str = ""
-    """Day on which `calibrate` measured; empty for a profile of the package."""
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -28,13 +28,16 @@ Grid = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Boxes:
-    """A grid with its boundaries, and how many nonzeros lie in each box."""
+    """A grid with its boundaries, and how many nonzeros lie in each box.
+
+    Attributes:
+        grid: ranges along each mode; last, pieces.
+        counts: nonzeros of each box, the last mode's ranges fastest.
+    """
 
     grid: Grid
-    """Ranges along each mode; last, pieces."""
     bounds: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
-    """Nonzeros of each box, the last mode's ranges fastest."""
 
     @property
     def imbalance(self) -> float:

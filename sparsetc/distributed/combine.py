@@ -25,14 +25,17 @@ from sparsetc.tensor.sums import INTEGERS, fitted, refuse_wrapped, wrapped
 
 @dataclass(frozen=True)
 class Send:
-    """One collective operation of a call."""
+    """One collective operation of a call.
+
+    Attributes:
+        kind: ``reduce-scatter`` or ``all-gather``.
+        ranks: how many take part.
+        nbytes: bytes that each of them sends, at least: what it has for others, once.
+    """
 
     kind: str
-    """``reduce-scatter`` or ``all-gather``."""
     ranks: int
-    """How many take part."""
     nbytes: int
-    """Bytes that each of them sends, at least: what it has for others, once."""
 
     def __str__(self) -> str:
         return f"{self.kind} over {self.ranks} ranks, {self.nbytes:,} bytes from each"
@@ -68,15 +71,19 @@ def summed_bytes(dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class DenseResult:
-    """How a dense result is made of blocks."""
+    """How a dense result is made of blocks.
+
+    Attributes:
+        blocks: where the block of each rank lies once it was summed; one of no rows where there are fewer rows than
+            ranks.
+        shares: ranks that share a block before.
+        kept: whether each rank keeps its block, instead of all having the whole.
+    """
 
     shape: tuple[int, ...]
     blocks: tuple[tuple[Range, ...], ...]
-    """Where the block of each rank lies once it was summed; one of no rows where there are fewer rows than ranks."""
     shares: int
-    """Ranks that share a block before."""
     kept: bool
-    """Whether each rank keeps its block, instead of all having the whole."""
 
     @classmethod
     def of(cls, share: Share, kept: bool) -> DenseResult:
@@ -122,12 +129,15 @@ class DenseResult:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A dense result that was not gathered: each rank has a block of it."""
+    """A dense result that was not gathered: each rank has a block of it.
+
+    Attributes:
+        local: this rank's block, of the sizes of `ranges`.
+        result: where all ranks' blocks lie.
+    """
 
     local: torch.Tensor
-    """This rank's block, of the sizes of `ranges`."""
     result: DenseResult
-    """Where all ranks' blocks lie."""
     ranks: Ranks
 
     @property
@@ -151,16 +161,19 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class SparseResult:
-    """How a sparse result stays in shares; where ranks share a block, each keeps a range of the block's entries."""
+    """How a sparse result stays in shares; where ranks share a block, each keeps a range of the block's entries.
+
+    Attributes:
+        cut: how the result lies on the ranks.
+        own: this rank's entries; of its values only shape, dtype and device count.
+        slot: (n,) which of the block's entries each of this rank's local ones is; None where no block is shared.
+        entries: how many entries the block has, padded to equal shares.
+    """
 
     cut: Cut
-    """How the result lies on the ranks."""
     own: SparseTensor
-    """This rank's entries; of its values only shape, dtype and device count."""
     slot: torch.Tensor | None
-    """(n,) which of the block's entries each of this rank's local ones is; None where no block is shared."""
     entries: int
-    """How many entries the block has, padded to equal shares."""
 
     def sends(self) -> list[Send]:
         """What a call sends."""

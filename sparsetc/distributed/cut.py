@@ -20,16 +20,19 @@ LISTED = 16
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor's nonzeros, dealt to ranks: each has those in its box, or a piece of them; `verify` says what holds."""
+    """A tensor's nonzeros, dealt to ranks: each has those in its box, or a piece of them; `verify` says what holds.
+
+    Attributes:
+        shape: sizes of all modes.
+        bounds: for each mode where its ranges begin, and its size at last; (0, size) of a mode that is not cut.
+        places: for each rank the number of its range along every mode and, last, of its piece of the box's nonzeros.
+        nnz: nonzeros of each rank.
+    """
 
     shape: tuple[int, ...]
-    """Sizes of all modes."""
     bounds: tuple[tuple[int, ...], ...]
-    """For each mode where its ranges begin, and its size at last; (0, size) of a mode that is not cut."""
     places: tuple[tuple[int, ...], ...]
-    """For each rank the number of its range along every mode and, last, of its piece of the box's nonzeros."""
     nnz: tuple[int, ...]
-    """Nonzeros of each rank."""
 
     @property
     def order(self) -> int:

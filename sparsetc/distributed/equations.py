@@ -54,15 +54,18 @@ def compiled(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one mode's factor, as the ranks of this one's range share them."""
+    """The rows of one mode's factor, as the ranks of this one's range share them.
+
+    Attributes:
+        sharing: the ranks that have the range.
+        start: the first row of the range, in the factor.
+        share: rows that each rank owns; the last may own fewer, and zeros in the place of others.
+    """
 
     sharing: Ranks
-    """The ranks that have the range."""
     start: int
-    """The first row of the range, in the factor."""
     stop: int
     share: int
-    """Rows that each rank owns; the last may own fewer, and zeros in the place of others."""
 
     @classmethod
     def of(cls, x: Sharded, mode: int) -> Rows:
@@ -94,6 +97,9 @@ class Boxed(Whole):
     B comes from an MTTKRP of the box, by a reduce-scatter over the ranks of its range, and updated rows go back to
     these by an all-gather, beside which the Gram matrix is made. Gram matrices and inner products are sums over all
     ranks.
+
+    Attributes:
+        own: this rank's rows of each factor, changed in place.
     """
 
     def __init__(
@@ -107,7 +113,6 @@ class Boxed(Whole):
         self._rows, self._ranks, self._waiting = rows, x.ranks, list[Callable[[], None]]()
         self._blocks = [r.block(f) for r, f in zip(rows, factors, strict=True)]
         self.own = [r.own(b) for r, b in zip(rows, self._blocks, strict=True)]
-        """This rank's rows of each factor, changed in place."""
         super().__init__(_padded(x.local, rows), self.own, free, **settings)
 
     def joined(self) -> Boxed:

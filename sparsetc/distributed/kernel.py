@@ -36,17 +36,20 @@ Result = torch.Tensor | Block | Sharded
 
 @dataclass(frozen=True)
 class Explained:
-    """How a kernel runs on all ranks, and on this one."""
+    """How a kernel runs on all ranks, and on this one.
+
+    Attributes:
+        placed: the modes by which the result is cut.
+        sends: what a call sends, in order.
+        local: the explanation of this rank's kernel.
+    """
 
     equation: str
     cut: Cut
     placed: tuple[int, ...]
-    """The modes by which the result is cut."""
     sends: tuple[Send, ...]
-    """What a call sends, in order."""
     result: str
     local: Any
-    """The explanation of this rank's kernel."""
 
     @property
     def nbytes(self) -> int:
@@ -64,19 +67,21 @@ class DistributedKernel:
 
     A call is collective. It neither asks whether ranks agree nor waits for a GPU (but for integers, whose sums are
     checked), so it is for loops.
+
+    Attributes:
+        share: the einsum, and how it is cut.
+        kernel: this rank's kernel.
+        result: how results are brought together.
+        ranks: all ranks.
     """
 
     def __init__(
         self, share: Share, kernel: Kernel, result: DenseResult | SparseResult, sharing: Ranks, ranks: Ranks
     ) -> None:
         self.share = share
-        """The einsum, and how it is cut."""
         self.kernel = kernel
-        """This rank's kernel."""
         self.result = result
-        """How results are brought together."""
         self.ranks = ranks
-        """All ranks."""
         self._sharing = sharing
 
     @entry_point

@@ -18,27 +18,30 @@ WORD = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """What one rank does in a second, and what a message costs."""
+    """What one rank does in a second, and what a message costs.
+
+    Attributes:
+        nonzeros: nonzeros of an MTTKRP at `rank` a second.
+        memory: bytes a second that updates of factor rows read and write.
+        link: bytes a second that a rank sends to others in its node.
+        network: bytes a second that a rank sends to ranks of other nodes.
+        latency: seconds of one step of a collective operation, of which it has log2 of its ranks.
+        node: ranks of a node.
+        passes: how often a sweep reads or writes each row that a rank owns.
+        block_passes: how often a sweep reads or writes each row of a rank's ranges, beside the MTTKRP.
+        imbalance: the most nonzeros of a rank over the mean.
+    """
 
     nonzeros: float
-    """Nonzeros of an MTTKRP at `rank` a second."""
     memory: float
-    """Bytes a second that updates of factor rows read and write."""
     link: float
-    """Bytes a second that a rank sends to others in its node."""
     network: float
-    """Bytes a second that a rank sends to ranks of other nodes."""
     latency: float
-    """Seconds of one step of a collective operation, of which it has log2 of its ranks."""
     rank: int = 32
     node: int = 8
-    """Ranks of a node."""
     passes: float = 10.0
-    """How often a sweep reads or writes each row that a rank owns."""
     block_passes: float = 2.0
-    """How often a sweep reads or writes each row of a rank's ranges, beside the MTTKRP."""
     imbalance: float = 1.15
-    """The most nonzeros of a rank over the mean."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,21 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep of CP-ALS takes on each rank, in seconds, and what it holds, in bytes."""
+    """What a sweep of CP-ALS takes on each rank, in seconds, and what it holds, in bytes.
+
+    Attributes:
+        rows: updates of rows that a rank owns.
+        sent: reduce-scatters and all-gathers of factor rows.
+        waits: steps of collective operations.
+        nbytes: a packed copy for each mode, and blocks of factors with what is made of them.
+    """
 
     grid: Grid
     mttkrp: float
     rows: float
-    """Updates of rows that a rank owns."""
     sent: float
-    """Reduce-scatters and all-gathers of factor rows."""
     waits: float
-    """Steps of collective operations."""
     nbytes: float
-    """A packed copy for each mode, and blocks of factors with what is made of them."""
 
     @property
     def seconds(self) -> float:

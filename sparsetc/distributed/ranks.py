@@ -35,14 +35,16 @@ class Ranks:
     """The ranks of a process group, numbered from 0 within it; one rank without a group is alone.
 
     Every method but the properties is collective: all ranks call it, in one order.
+
+    Attributes:
+        size: how many there are.
+        rank: the number of this one.
     """
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
         self.size = 1 if group is None else dist.get_world_size(group)
-        """How many there are."""
         self.rank = 0 if group is None else dist.get_rank(group)
-        """The number of this one."""
         if self.rank < 0:
             raise DistributedError("this process is none of the group's; only the group's ranks may call")
 

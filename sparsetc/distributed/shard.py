@@ -31,16 +31,19 @@ KERNELS = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sharded:
-    """A sparse tensor cut over ranks; `shard` makes one, and so do einsums with a sparse result."""
+    """A sparse tensor cut over ranks; `shard` makes one, and so do einsums with a sparse result.
+
+    Attributes:
+        cut: which rank has what.
+        local: this rank's nonzeros, of the shape of its box, on this rank's device.
+        ranks: the ranks that have it together.
+        kept: what was made of it: kernels by what they were asked for.
+    """
 
     cut: Cut
-    """Which rank has what."""
     local: SparseTensor
-    """This rank's nonzeros, of the shape of its box, on this rank's device."""
     ranks: Ranks
-    """The ranks that have it together."""
     kept: Lru[Any, Any] = field(default_factory=lambda: Lru(KERNELS))
-    """What was made of it: kernels by what they were asked for."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -19,10 +19,13 @@ from sparsetc.support.lru import cached_property
 
 @dataclass(frozen=True)
 class Share:
-    """An einsum of one sparse operand that is cut."""
+    """An einsum of one sparse operand that is cut.
+
+    Attributes:
+        bound: the einsum of the whole tensor.
+    """
 
     bound: Bound
-    """The einsum of the whole tensor."""
     cut: Cut
 
     @cached_property

@@ -25,17 +25,20 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 @dataclass(frozen=True)
 class Source:
-    """Nonzeros to be cut, not read yet."""
+    """Nonzeros to be cut, not read yet.
+
+    Attributes:
+        shape: sizes of the whole tensor, dense modes last.
+        scattered: whether each rank has others.
+        read: this rank's own if they are scattered, else all; on the device where shares will be.
+        said: what must be the same on every rank.
+    """
 
     shape: tuple[int, ...]
-    """Sizes of the whole tensor, dense modes last."""
     sparse_order: int
     scattered: bool
-    """Whether each rank has others."""
     read: Callable[[], Nonzeros]
-    """This rank's own if they are scattered, else all; on the device where shares will be."""
     said: dict[str, Any]
-    """What must be the same on every rank."""
 
 
 def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> Source:

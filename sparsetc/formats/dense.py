@@ -177,6 +177,13 @@ class ProductCost(Cost):
     """Bytes and flops of torch's products, one after another.
 
     Flops are those of products of stored values; forming a right side is counted by its bytes and its call.
+
+    Attributes:
+        flops: multiplications and additions; torch pads none.
+        tables: elements of dense operands.
+        formed: elements of intermediates.
+        summed: positions that a product of matrices sums, one after another.
+        lengths: elements of the rows of the matrices that are multiplied.
     """
 
     def __init__(self, program: TileProgram) -> None:
@@ -188,20 +195,15 @@ class ProductCost(Cost):
         self.once = 2 * STORED if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
         self.flops = sum([2 * program.elements(_letters(s)) for s in of_values])
-        """Multiplications and additions; torch pads none."""
         self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
         self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
         self.gathers, self.rounded, self.split = [], (), ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
-        """Elements of dense operands."""
         self.formed = sum([program.elements(s.out.axes) for s in before])
-        """Elements of intermediates."""
         self.calls, self.matrices = len(products), bool(last.right)
         summing = [program.elements(s.summed) for s in of_values if s.summed]
         self.summed = sum(summing) if program.dots else 0
-        """Positions that a product of matrices sums, one after another."""
         self.lengths = [*summing, *([program.width] if summing else [])]
-        """Elements of the rows of the matrices that are multiplied."""
 
     def describe(self) -> list[str]:
         """Lines for a reader."""

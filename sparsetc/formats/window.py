@@ -55,16 +55,19 @@ PARAMETERS = ("height", "width", "tau", "strip")
 
 @dataclass(frozen=True)
 class Windowing:
-    """Which modes make rows and columns, the sides of a tile, and how rows are grouped."""
+    """Which modes make rows and columns, the sides of a tile, and how rows are grouped.
+
+    Attributes:
+        tau: the similarity of a group's rows, in percent; 0 leaves rows where they are.
+        strip: columns of a strip; rows are compared by the strips that they touch.
+    """
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     height: int
     width: int
     tau: int = 0
-    """The similarity of a group's rows, in percent; 0 leaves rows where they are."""
     strip: int = 1
-    """Columns of a strip; rows are compared by the strips that they touch."""
 
     @classmethod
     def of(cls, storage: Storage) -> Windowing:

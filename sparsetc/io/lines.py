@@ -34,15 +34,18 @@ WASTE = (
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines, each ending in ``\\n``, and where in the file they are."""
+    """Whole lines, each ending in ``\\n``, and where in the file they are.
+
+    Attributes:
+        line: number of the first line, from 1.
+        read: bytes of text before the block.
+        numbers: numbers before the block.
+    """
 
     text: bytes
     line: int
-    """Number of the first line, from 1."""
     read: int
-    """Bytes of text before the block."""
     numbers: int
-    """Numbers before the block."""
 
     def part(self, start: int, end: int, line: int, numbers: int) -> Block:
         """Bytes ``start`` to ``end``, which follow ``line`` lines and ``numbers`` numbers of this block."""
@@ -50,17 +53,20 @@ class Block:
 
 
 class Reader:
-    """A text file, read once from its first line to its last."""
+    """A text file, read once from its first line to its last.
+
+    Attributes:
+        line: number of the line that is read next.
+        comments: comments and blank lines that `peek` has passed over, each run with the number of its first line.
+        numbers: numbers read so far.
+    """
 
     def __init__(self, path: Path, comment: bytes, chunks: Iterator[bytes]) -> None:
         """``chunks`` are whole lines; `opened` makes them."""
         self.path = path
         self.line = 1
-        """Number of the line that is read next."""
         self.comments: list[tuple[int, bytes]] = []
-        """Comments and blank lines that `peek` has passed over, each run with the number of its first line."""
         self.numbers = 0
-        """Numbers read so far."""
         self._chunks = chunks
         self._text = b""
         self._at = 0

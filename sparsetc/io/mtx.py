@@ -32,7 +32,11 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 @dataclass(frozen=True)
 class Header:
-    """The banner and the line of sizes."""
+    """The banner and the line of sizes.
+
+    Attributes:
+        stated: the dtype that a comment says.
+    """
 
     field: str
     symmetry: str
@@ -40,7 +44,6 @@ class Header:
     entries: int
     path: Path
     stated: torch.dtype | None = None
-    """The dtype that a comment says."""
 
     def check(self, dtype: torch.dtype | None) -> None:
         """DtypeError for a dtype that what the file holds cannot be read as."""

@@ -39,15 +39,18 @@ _DESCR = re.compile(r"'([<>|=]?[biufcSU][1-9]\d{0,3})'")
 
 @dataclass(frozen=True)
 class Header:
-    """What an array in the archive is."""
+    """What an array in the archive is.
+
+    Attributes:
+        order: ``C`` or ``F``, of the elements.
+        start: bytes before the elements.
+    """
 
     info: zipfile.ZipInfo
     dtype: np.dtype
     shape: tuple[int, ...]
     order: str
-    """``C`` or ``F``, of the elements."""
     start: int
-    """Bytes before the elements."""
 
     @property
     def count(self) -> int:

@@ -42,11 +42,13 @@ class PackedFile:
     Raises:
         IOFormatError: a file that is no packed file, is truncated or altered; the message names header, array or block.
         OSError: there is no such file, or it may not be read.
+
+    Attributes:
+        path: where the file is.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        """Where the file is."""
         if not stat.S_ISREG(os.stat(path).st_mode) and not self.path.is_dir():
             raise IOFormatError(f"{path}: a packed file is mapped, so it must be a file on disk")
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`

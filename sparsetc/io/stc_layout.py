@@ -137,13 +137,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Header:
-    """A header that was read."""
+    """A header that was read.
+
+    Attributes:
+        table_crc: CRC32 of the table of checksums.
+        crc: CRC32 of the header itself.
+    """
 
     layout: Layout
     table_crc: int
-    """CRC32 of the table of checksums."""
     crc: int
-    """CRC32 of the header itself."""
 
 
 def parsed(page: bytes, size: int) -> Header:

@@ -23,12 +23,15 @@ MOVED = 1 << 20
 
 
 class Writer:
-    """Appends nonzeros to an empty file; `finish` makes it a packed file."""
+    """Appends nonzeros to an empty file; `finish` makes it a packed file.
+
+    Attributes:
+        nnz: nonzeros written so far.
+    """
 
     def __init__(self, file: BinaryIO, most: Layout) -> None:
         """``most`` is the layout of as many nonzeros as may come."""
         self.nnz = 0
-        """Nonzeros written so far."""
         self._file, self._most = file, most
         self._columns = [_Column(file, found, most.block) for found in most.arrays]
 

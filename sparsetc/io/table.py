@@ -22,18 +22,22 @@ from sparsetc.tensor.inputs import NAMED
 
 @dataclass(frozen=True)
 class Layout:
-    """What every line of a table holds: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``."""
+    """What every line of a table holds: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``.
+
+    Attributes:
+        sizes: largest coordinate of each mode, where the head of the file says.
+        rows: rows that the head of the file declares, which messages call entries; None where it says nothing.
+        dtype_open: whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits
+            is refused.
+    """
 
     order: int
     reals: int
     dtype: torch.dtype
     comment: bytes
     sizes: tuple[int, ...] | None = None
-    """Largest coordinate of each mode, where the head of the file says."""
     rows: int | None = None
-    """Rows that the head of the file declares, which messages call entries; None where it says nothing."""
     dtype_open: bool = False
-    """Whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits is refused."""
 
     @property
     def fields(self) -> int:
@@ -55,19 +59,22 @@ _EMPTY = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Part:
-    """The columns of a block."""
+    """The columns of a block.
+
+    Attributes:
+        coords: from 0, (rows,) a mode, int32 where they fit and else int64.
+        reals: numbers, (rows,) a column.
+        largest: largest coordinate of each mode, from 1.
+        lines: lines of text, those without fields included.
+        single: whether float32 holds all digits of the numbers; known where the layout is open.
+    """
 
     coords: list[np.ndarray]
-    """From 0, (rows,) a mode, int32 where they fit and else int64."""
     reals: list[torch.Tensor]
-    """Numbers, (rows,) a column."""
     largest: list[int]
-    """Largest coordinate of each mode, from 1."""
     rows: int
     lines: int
-    """Lines of text, those without fields included."""
     single: bool = True
-    """Whether float32 holds all digits of the numbers; known where the layout is open."""
 
 
 _NOTHING = Part([], [], [], 0, 0)
@@ -75,12 +82,15 @@ _NOTHING = Part([], [], [], 0, 0)
 
 @dataclass
 class Table:
-    """What has been read of a table."""
+    """What has been read of a table.
+
+    Attributes:
+        largest: largest coordinate of each mode, from 1.
+    """
 
     layout: Layout
     rows: int = 0
     largest: list[int] = field(default_factory=list)
-    """Largest coordinate of each mode, from 1."""
     _parts: list[Part] = field(default_factory=list)
 
     def add(self, part: Part) -> None:

@@ -144,20 +144,24 @@ def _dense(inner: Inner, tree: Tree) -> set[str]:
 
 @dataclass(frozen=True)
 class TileGroups:
-    """The letters of a tile, by what becomes of them; each in one group."""
+    """The letters of a tile, by what becomes of them; each in one group.
+
+    Attributes:
+        first: summed by the first dot; empty where there is none, and positions are multiplied one by one.
+        second: summed by the second dot, whose left side is what the first left of them.
+        spread: summed beside the dots: columns of the first, or one position at a time.
+        columns: kept, all positions at once; with a second dot, as many as a program's matrix has room for.
+        gridded: kept, one position a program.
+        sampled: operands, by name, of the two sides of a dot over their dense axes, which is multiplied by what is
+            stored.
+    """
 
     first: tuple[str, ...] = ()
-    """Summed by the first dot; empty where there is none, and positions are multiplied one by one."""
     second: tuple[str, ...] = ()
-    """Summed by the second dot, whose left side is what the first left of them."""
     spread: tuple[str, ...] = ()
-    """Summed beside the dots: columns of the first, or one position at a time."""
     columns: tuple[str, ...] = ()
-    """Kept, all positions at once; with a second dot, as many as a program's matrix has room for."""
     gridded: tuple[str, ...] = ()
-    """Kept, one position a program."""
     sampled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Operands, by name, of the two sides of a dot over their dense axes, which is multiplied by what is stored."""
 
     @property
     def dot(self) -> bool:
@@ -196,7 +200,12 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
 
 
 class Division:
-    """Ways to divide the letters that have sides, of an output and of dense operands."""
+    """Ways to divide the letters that have sides, of an output and of dense operands.
+
+    Attributes:
+        inner: operands that vary along what is summed; the others scale the result once.
+        classes: summed letters that must stay together, since an operand has them all, with their operands.
+    """
 
     def __init__(
         self, side: Mapping[str, int], sizes: Mapping[str, int], output: Sequence[str], operands: Sequence[Operand]
@@ -214,13 +223,11 @@ class Division:
         self.summed = tuple([c for c in self.letters if c not in output])
         self.operands, self.output = operands, output
         self.inner = tuple([o for o in operands if set(o.rows) & set(self.summed)])
-        """Operands that vary along what is summed; the others scale the result once."""
         tied = {c for o in self.inner for c in o.rows if c in self.kept}
         self.gridded = self._ordered(tied)
         self.free = tuple([c for c in self.kept if c not in tied])
         classes = joined((set(o.rows) & set(self.summed), o) for o in self.inner)
         self.classes = sorted(classes, key=lambda c: -max(map(self.letters.index, c[0])))  # of equals, the last first
-        """Summed letters that must stay together, since an operand has them all, with their operands."""
 
     def groups(self, dot: bool, wide: bool = True) -> TileGroups:
         """Return the division that takes the fewest multiplications.

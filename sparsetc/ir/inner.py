@@ -26,46 +26,51 @@ X = "X"
 class Target:
     """What a program is for: whose results go to rows of a dense output, slots of a sparse one, or the nonzeros' own
     positions.
+
+    Attributes:
+        in_operand_order: whether the part keeps the operand's own order, so that a nonzero's position is its slot.
+        owned: whether no two items add to one row, so that results may be stored.
+        rows: rows of the output.
+        index64: whether positions of the stored nonzeros need 64 bits.
+        whole: whether torch is to run it, which takes all rows of a level at once, and whole axes.
     """
 
     sparse: bool = False
     in_operand_order: bool = False
-    """Whether the part keeps the operand's own order, so that a nonzero's position is its slot."""
     owned: bool = False
-    """Whether no two items add to one row, so that results may be stored."""
     rows: int = 1
-    """Rows of the output."""
     index64: bool = False
-    """Whether positions of the stored nonzeros need 64 bits."""
     whole: bool = False
-    """Whether torch is to run it, which takes all rows of a level at once, and whole axes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """What one work item computes: factors by name, their letters, and what the result keeps."""
+    """What one work item computes: factors by name, their letters, and what the result keeps.
+
+    Attributes:
+        letters: letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair.
+        stored: the letters of each factor of stored values.
+        sides: positions along a tile's sides, by letter; empty without tiles. Letters that ride along others have none.
+        key: where results go.
+        dense: letters that only dense operands have, in the order in which tiles have them.
+        kept: letters of the sparse operand that the output has.
+        folds: the letters, with their positions, of an axis along a tile that stands for several.
+    """
 
     equation: str
     view: Nest
     target: Target
     letters: tuple[str, ...]
-    """Letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair."""
     stored: Mapping[str, tuple[str, ...]]
-    """The letters of each factor of stored values."""
     sides: Mapping[str, int]
-    """Positions along a tile's sides, by letter; empty without tiles. Letters that ride along others have none."""
     key: Key
-    """Where results go."""
     output: str
     output_axes: tuple[str, ...]
     operands: tuple[Operand, ...] = ()
     dense: tuple[str, ...] = ()
-    """Letters that only dense operands have, in the order in which tiles have them."""
     kept: tuple[str, ...] = ()
-    """Letters of the sparse operand that the output has."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     folds: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    """The letters, with their positions, of an axis along a tile that stands for several."""
 
     @classmethod
     @lru_cache(maxsize=1024)

@@ -53,25 +53,30 @@ class Storage(Record):
     """How a format stores nonzeros: all that its arrays depend on, beside coordinates and shape, and nothing else.
 
     Parts of one storage are packed once, whatever einsums they serve.
+
+    Attributes:
+        lanes: fibers stored side by side in a block; 1 stores them one after another.
+        max_fiber_len: longest fiber of a block; a longer one is cut. 0: never cut.
+        max_item_nnz: most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row,
+            never cut.
+        narrow: words of leaf modes take 16 bits where they fit: for Triton alone, as torch computes with no such words.
+        sequence: modes in the order in which a tile's positions are stored, the last running fastest; empty: the
+            format's own.
+        contracted: how many modes at the end of `sequence` a column of a dot contracts; 0 where the order serves no
+            dot.
+        params: numbers only the format itself knows: the offsets of a band, the side of a tile.
     """
 
     item: tuple[int, ...] = ()
     lane: tuple[int, ...] = ()
     leaf: tuple[int, ...] = ()
     lanes: int = bounded(1, "the number of lanes", power=True)
-    """Fibers stored side by side in a block; 1 stores them one after another."""
     max_fiber_len: int = bounded(0, "max_fiber_len", 0)
-    """Longest fiber of a block; a longer one is cut. 0: never cut."""
     max_item_nnz: int = bounded(0, "max_item_nnz", 0)
-    """Most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row, never cut."""
     narrow: bool = False
-    """Words of leaf modes take 16 bits where they fit: for Triton alone, as torch computes with no such words."""
     sequence: tuple[int, ...] = ()
-    """Modes in the order in which a tile's positions are stored, the last running fastest; empty: the format's own."""
     contracted: int = 0
-    """How many modes at the end of `sequence` a column of a dot contracts; 0 where the order serves no dot."""
     params: tuple[tuple[str, int], ...] = ()
-    """Numbers only the format itself knows: the offsets of a band, the side of a tile."""
 
     def param(self, name: str) -> int:
         """A number of the format's own."""
@@ -111,47 +116,56 @@ class Storage(Record):
 
 @dataclass(frozen=True)
 class Schedule(Record):
-    """How one tile program runs: every number a tuner may change, and nothing else."""
+    """How one tile program runs: every number a tuner may change, and nothing else.
+
+    Attributes:
+        blocks: block size of each dense axis, a power of two; an axis longer than its block is split over the grid.
+        dot: contract by `tl.dot` where an axis pair makes a matrix product.
+        precision: precision of dots: ieee, tf32x3, tf32 or bf16; dots of whole tiles may also have f16x3.
+        stages: depth of software pipelining in loops with dots (H200, gathered TTMc: tf32 ran 1.4 times as fast with 1
+            as with 3; `benchmarks/results/ttmc_stages.json`).
+        registers: most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler.
+        columns: most columns of a dot over tiles by the default rule: of output modes, then of modes that no dot
+            contracts.
+        lanes: nonzeros of a run that one step takes side by side; steps over blocks of fibers take `Storage.lanes`.
+        unroll: unroll factor of the main loop, in which every lane has a nonzero and nothing is masked.
+        masked_unroll: unroll factor of the masked loop that follows: 1 for long fibers, more for short rows.
+        pieces: for one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for
+            24.
+        slabs: dense axes whose block number is the slowest dimension of the grid: all items run for one block before
+            the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow
+            one another.
+        rounded: dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is
+            half the bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are
+            of float32.
+        copies: copies of a dense output among which work items spread their atomic additions, and which are summed
+            afterwards: with few rows, additions to one copy wait for one another. Only for Triton, and only for results
+            that are added.
+        tree: what is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says.
+        take: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
+            letters.
+        turns: letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid.
+        ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
+    """
 
     warps: int = bounded(1, "the number of warps", most=MOST_WARPS, power=True)
     blocks: tuple[tuple[str, int], ...] = ()
-    """Block size of each dense axis, a power of two; an axis longer than its block is split over the grid."""
     dot: bool = True
-    """Contract by `tl.dot` where an axis pair makes a matrix product."""
     precision: str = "ieee"
-    """Precision of dots: ieee, tf32x3, tf32 or bf16; dots of whole tiles may also have f16x3."""
     stages: int = bounded(3, "the number of stages", 0, MOST_STEPS)
-    """Depth of software pipelining in loops with dots (H200, gathered TTMc: tf32 ran 1.4 times as fast with 1 as with
-    3; `benchmarks/results/ttmc_stages.json`)."""
     registers: int = bounded(0, "the number of registers", 0, MOST_REGISTERS)
-    """Most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler."""
     columns: int = bounded(128, "columns", power=True)
-    """Most columns of a dot over tiles by the default rule: of output modes, then of modes that no dot contracts."""
     lanes: int = bounded(1, "the number of lanes", power=True)
-    """Nonzeros of a run that one step takes side by side; steps over blocks of fibers take `Storage.lanes`."""
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
-    """Unroll factor of the main loop, in which every lane has a nonzero and nothing is masked."""
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
-    """Unroll factor of the masked loop that follows: 1 for long fibers, more for short rows."""
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """For one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for 24."""
     slabs: tuple[str, ...] = ()
-    """Dense axes whose block number is the slowest dimension of the grid: all items run for one block before the next,
-    so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow one another."""
     rounded: tuple[str, ...] = ()
-    """Dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is half the
-    bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are of float32."""
     copies: int = bounded(1, "the number of copies", power=True)
-    """Copies of a dense output among which work items spread their atomic additions, and which are summed afterwards:
-    with few rows, additions to one copy wait for one another. Only for Triton, and only for results that are added."""
     tree: Tree | None = None
-    """What is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says."""
     take: tuple[tuple[str, int], ...] = ()
-    """Positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other letters."""
     turns: tuple[str, ...] = ()
-    """Letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid."""
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    """`tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over."""
 
     def by_rule(self) -> Schedule:
         """Return the schedule without a tree, `take` and `turns` that the default rule gave it; others stay."""
@@ -173,7 +187,13 @@ def in_bf16(rounded: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Part(Record):
-    """One disjoint piece of a sparse operand: what stores it and how it runs."""
+    """One disjoint piece of a sparse operand: what stores it and how it runs.
+
+    Attributes:
+        label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
+        operand: which of two sparse operands the part stores, of which the path says how it runs; None where there is
+            one.
+    """
 
     format: str
     storage: Storage = Storage()
@@ -181,9 +201,7 @@ class Part(Record):
     nnz: int = 0
     nbytes: int = 0
     label: str = ""
-    """What the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters."""
     operand: int | None = None
-    """Which of two sparse operands the part stores, of which the path says how it runs; None where there is one."""
 
     @property
     def sides(self) -> dict[str, int]:
@@ -214,20 +232,22 @@ class Plan(Record):
     """Parts whose results add up to the einsum, and why they were chosen; without parts, a request for such a plan.
 
     A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.
+
+    Attributes:
+        fused: run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C).
+        partition: name of the rule that dealt the nonzeros to the parts.
+        options: arguments of that rule; of a request, what is not to be chosen.
+        shares: which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all.
+        steps: the plan of each contraction, in order, where there are several; None of one of two dense operands.
     """
 
     name: str
     parts: tuple[Part, ...] = ()
     fused: bool = True
-    """Run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C)."""
     partition: str = "all"
-    """Name of the rule that dealt the nonzeros to the parts."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Arguments of that rule; of a request, what is not to be chosen."""
     shares: tuple[int, ...] = ()
-    """Which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all."""
     steps: tuple[Plan | None, ...] = ()
-    """The plan of each contraction, in order, where there are several; None of one of two dense operands."""
     reason: str = field(default="", compare=False)
 
     @property

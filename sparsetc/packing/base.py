@@ -21,7 +21,18 @@ from sparsetc.tensor.coords import INT32_MAX
 
 @dataclass(frozen=True)
 class Packed:
-    """A part, stored. `arrays` lacks ``values``, which `pack_values` makes."""
+    """A part, stored. `arrays` lacks ``values``, which `pack_values` makes.
+
+    Attributes:
+        positions: (stored,) the nonzero each stored value came from, -1 for padding; None when stored in the order
+            given.
+        representatives: a nonzero of each item, and of each lane (-1 for an unused one): what they share is read off
+            it.
+        split_rows: whether a row has several items.
+        split_fibers: whether a fiber has several lanes.
+        source: (nnz,) which nonzeros of the whole tensor the part holds; None for all of them.
+        token: what values packed for this part are known by.
+    """
 
     format: str
     storage: Storage
@@ -30,20 +41,14 @@ class Packed:
     view: Nest
     arrays: dict[str, torch.Tensor]
     positions: torch.Tensor | None
-    """(stored,) the nonzero each stored value came from, -1 for padding; None when stored in the order given."""
     stored: int
     items: int
     representatives: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-    """A nonzero of each item, and of each lane (-1 for an unused one): what they share is read off it."""
     split_rows: bool = False
-    """Whether a row has several items."""
     split_fibers: bool = False
-    """Whether a fiber has several lanes."""
     padded: bool = False
     source: torch.Tensor | None = field(default=None)
-    """(nnz,) which nonzeros of the whole tensor the part holds; None for all of them."""
     token: object = field(default_factory=object, compare=False, repr=False)
-    """What values packed for this part are known by."""
 
     @property
     def nbytes(self) -> int:

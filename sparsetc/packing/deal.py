@@ -29,14 +29,17 @@ Deal = Callable[..., list[torch.Tensor | None]]
 
 @dataclass(frozen=True)
 class Partition:
-    """A rule and what is known of it."""
+    """A rule and what is known of it.
+
+    Attributes:
+        by_rows: how nonzeros are dealt depends on the modes that the output keeps.
+        whole_rows: the nonzeros of one output row all go to one part, so parts never add to each other's rows.
+    """
 
     name: str
     deal: Deal
     by_rows: bool
-    """How nonzeros are dealt depends on the modes that the output keeps."""
     whole_rows: bool
-    """The nonzeros of one output row all go to one part, so parts never add to each other's rows."""
 
 
 PARTITIONS: dict[str, Partition] = {}
@@ -218,12 +221,15 @@ def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.T
 
 @dataclass(frozen=True)
 class Dealing:
-    """What the shares of a pattern's nonzeros depend on; they are kept with the pattern under it."""
+    """What the shares of a pattern's nonzeros depend on; they are kept with the pattern under it.
+
+    Attributes:
+        kept: modes that the output keeps; empty where the rule does not deal by rows.
+    """
 
     partition: str
     options: tuple[tuple[str, Any], ...]
     kept: tuple[int, ...]
-    """Modes that the output keeps; empty where the rule does not deal by rows."""
 
     @classmethod
     def of(cls, partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Dealing:

@@ -20,11 +20,14 @@ from sparsetc.tensor.numbering import lexsort
 
 @dataclass(frozen=True)
 class Nonzeros:
-    """Nonzeros in the order in which they are stored."""
+    """Nonzeros in the order in which they are stored.
+
+    Attributes:
+        positions: (nnz,) which nonzero each is; None in the order given.
+    """
 
     coords: torch.Tensor
     positions: torch.Tensor | None
-    """(nnz,) which nonzero each is; None in the order given."""
 
     @classmethod
     def sorted(cls, coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:

@@ -47,7 +47,11 @@ Read = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BlockPath(Listed):
-    """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks."""
+    """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks.
+
+    Attributes:
+        room: most blocks of the result made at a time.
+    """
 
     name = "bcb"
 
@@ -96,7 +100,6 @@ class BlockPath(Listed):
         budget.require(blocking.pairs.tasks * TASK_BYTES, what)
         self.tasks, buffer = BlockPairList.of(blocking), max(1, min(BUFFER_BYTES, budget.limit // 4))
         self.room = max(1, buffer // (r * c * p.width))
-        """Most blocks of the result made at a time."""
         self.launch_of_halves = self._launch_of(p.backend, True) if in_halves(p, self.bitmaps) else None
         first = self.launch_of_halves or self.launch
         self.inner, (self.program,) = (first,), first.programs

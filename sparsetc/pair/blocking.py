@@ -43,19 +43,22 @@ from sparsetc.tensor.numbering import histogram, narrowed, numbered
 
 @dataclass(frozen=True)
 class Blocks:
-    """A pattern in blocks."""
+    """A pattern in blocks.
+
+    Attributes:
+        sides: positions a mode, powers of two.
+        block_coords: (blocks,) int64 a mode: coordinates of the non-empty blocks, in lexicographic order.
+        blocks: non-empty blocks, M.
+        block: (nnz,) int64, the block that each nonzero is in; in the operand's order.
+        place: (nnz,) int64, the position in it, row-major.
+    """
 
     shape: tuple[int, ...]
     sides: tuple[int, ...]
-    """Positions a mode, powers of two."""
     block_coords: tuple[torch.Tensor, ...]
-    """(blocks,) int64 a mode: coordinates of the non-empty blocks, in lexicographic order."""
     blocks: int
-    """Non-empty blocks, M."""
     block: torch.Tensor
-    """(nnz,) int64, the block that each nonzero is in; in the operand's order."""
     place: torch.Tensor
-    """(nnz,) int64, the position in it, row-major."""
 
     @property
     def nnz(self) -> int:
@@ -166,20 +169,23 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Counts of the work on pairs of blocks: of all, or of those whose block of x has many nonzeros."""
+    """Counts of the work on pairs of blocks: of all, or of those whose block of x has many nonzeros.
+
+    Attributes:
+        pairs: pairs of blocks that match.
+        made: most blocks of the result: as many as pairs, or as rows times columns of blocks.
+        elements: elements of the whole blocks of each operand.
+        nnz: nonzeros of both operands in such blocks.
+        threshold: fewest nonzeros of a block of x that is multiplied as a block.
+        tasks: pairs of nonzeros that the other blocks of x are in.
+    """
 
     pairs: int
-    """Pairs of blocks that match."""
     made: int
-    """Most blocks of the result: as many as pairs, or as rows times columns of blocks."""
     elements: tuple[int, int]
-    """Elements of the whole blocks of each operand."""
     nnz: int
-    """Nonzeros of both operands in such blocks."""
     threshold: int = 1
-    """Fewest nonzeros of a block of x that is multiplied as a block."""
     tasks: int = 0
-    """Pairs of nonzeros that the other blocks of x are in."""
 
     @property
     def pure(self) -> str | None:
@@ -191,14 +197,17 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Blocking:
-    """Both operands in blocks, and the join of the blocks; `BlockPairList` makes the pairs."""
+    """Both operands in blocks, and the join of the blocks; `BlockPairList` makes the pairs.
+
+    Attributes:
+        join: the join of the nonzeros.
+        pairs: the join of the blocks by their coordinates; every block matches some, as one of its nonzeros does.
+    """
 
     join: Join
-    """The join of the nonzeros."""
     x: Blocks
     y: Blocks
     pairs: Join
-    """The join of the blocks by their coordinates; every block matches some, as one of its nonzeros does."""
     rows: tuple[tuple[str, int], ...]
     columns: tuple[tuple[str, int], ...]
     inner: tuple[tuple[str, int], ...]
@@ -257,20 +266,23 @@ some: a program takes its pairs one after another."""
 
 @dataclass(frozen=True)
 class BlockPairList:
-    """The pairs of blocks that match, sorted by block of the result: of all its blocks, or of some, made together."""
+    """The pairs of blocks that match, sorted by block of the result: of all its blocks, or of some, made together.
+
+    Attributes:
+        places: (blocks of the result,) int64, ascending: row of blocks * columns of blocks + column of blocks.
+        ptr: (programs + 1,) int64, the range of pairs of each program: of each block of the result, or of a part of it.
+        x: (pairs,) int32 or int64, the block of x of each pair.
+        y: (pairs,) int32 or int64, the block of y of each pair.
+        start: the first block, of all of the result.
+        owner: (programs,) the block, counted from `start`, that each program adds to; None when it is one each.
+    """
 
     places: torch.Tensor
-    """(blocks of the result,) int64, ascending: row of blocks * columns of blocks + column of blocks."""
     ptr: torch.Tensor
-    """(programs + 1,) int64, the range of pairs of each program: of each block of the result, or of a part of it."""
     x: torch.Tensor
-    """(pairs,) int32 or int64, the block of x of each pair."""
     y: torch.Tensor
-    """(pairs,) int32 or int64, the block of y of each pair."""
     start: int = 0
-    """The first block, of all of the result."""
     owner: torch.Tensor | None = None
-    """(programs,) the block, counted from `start`, that each program adds to; None when it is one each."""
 
     @classmethod
     def of(cls, blocking: Blocking) -> BlockPairList:

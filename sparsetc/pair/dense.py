@@ -65,7 +65,12 @@ def unfolded_bytes(p: PairProblem) -> int:
 
 
 class DensePath(Listed):
-    """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied."""
+    """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied.
+
+    Attributes:
+        at: (nnz,) the positions in the product of the results; None for all.
+        x_line: (matched x,) the line of the product, one for each row of the result, that each entry of x is in.
+    """
 
     name = "dense"
 
@@ -99,7 +104,6 @@ class DensePath(Listed):
         self.module: Any = module
         self.inner = (SimpleNamespace(programs=(), source=source, path=path),)
         self.at: torch.Tensor | None = None
-        """(nnz,) the positions in the product of the results; None for all."""
         n = (m.x_key.numel(), m.y_key.numel())
 
         def rank(letters: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,7 +120,6 @@ class DensePath(Listed):
         else:
             x_free = m.row.rank
         self.x_line = x_batch * free_x + x_free
-        """(matched x,) the line of the product, one for each row of the result, that each entry of x is in."""
         self.x_at = self.x_line * contracted + x_inner
         self.y_at = (y_batch * contracted + y_inner) * m.columns + m.column.rank
 

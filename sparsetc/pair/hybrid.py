@@ -66,7 +66,12 @@ HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
 class HybridPath(Listed):
-    """Blocks of x with as many nonzeros as a threshold, or more, by pairs of blocks; its other nonzeros by tasks."""
+    """Blocks of x with as many nonzeros as a threshold, or more, by pairs of blocks; its other nonzeros by tasks.
+
+    Attributes:
+        entries: entries of x that each side takes.
+        slots: entries of the result that each side's results belong to.
+    """
 
     name = "bcb+scalar"
 
@@ -116,9 +121,7 @@ class HybridPath(Listed):
         (of_blocks, in_blocks), (of_tasks, others) = p.join.only(filled), p.join.only(~filled)
         self.inner = BlockPath(replace(p, join=of_blocks), plan), TaskSums(replace(p, join=of_tasks))
         self.entries = in_blocks, others
-        """Entries of x that each side takes."""
         self.slots: list[torch.Tensor] = []
-        """Entries of the result that each side's results belong to."""
         self.nnz = 0
 
     @property

@@ -44,13 +44,16 @@ def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic:
 
 @dataclass(frozen=True)
 class Roles:
-    """Letters by role; `x` and `y` are the operands' letters without those summed in one operand alone."""
+    """Letters by role; `x` and `y` are the operands' letters without those summed in one operand alone.
+
+    Attributes:
+        kept_x: free of x, and batch, in the result's order: the rows of the result.
+        free_y: free of y, in the result's order: the columns of the result.
+    """
 
     output: tuple[str, ...]
     kept_x: tuple[str, ...]
-    """Free of x, and batch, in the result's order: the rows of the result."""
     free_y: tuple[str, ...]
-    """Free of y, in the result's order: the columns of the result."""
     batch: tuple[str, ...]
     contracted: tuple[str, ...]
 
@@ -97,22 +100,25 @@ class Roles:
 
 @dataclass(frozen=True)
 class JoinOperand:
-    """The pattern of an operand of a join: distinct coordinates by letter, in its own order where that serves."""
+    """The pattern of an operand of a join: distinct coordinates by letter, in its own order where that serves.
+
+    Attributes:
+        coords: (n,) int64 a letter.
+        n: number of distinct entries.
+        ordered: whether the entries are known to be in lexicographic order of `letters`.
+        source: (m,) which of the operand's values take part, sorted by entry; None for all, as they are.
+        owner: (m,) the entry that each value of `source` adds to; None when each is an entry of its own.
+        like: an int64 tensor on the operand's device.
+    """
 
     letters: tuple[str, ...]
     sizes: tuple[int, ...]
     coords: tuple[torch.Tensor, ...]
-    """(n,) int64 a letter."""
     n: int
-    """Number of distinct entries."""
     ordered: bool
-    """Whether the entries are known to be in lexicographic order of `letters`."""
     source: torch.Tensor | None
-    """(m,) which of the operand's values take part, sorted by entry; None for all, as they are."""
     owner: torch.Tensor | None
-    """(m,) the entry that each value of `source` adds to; None when each is an entry of its own."""
     like: torch.Tensor
-    """An int64 tensor on the operand's device."""
 
     def rows(self, letters: Sequence[str], entries: torch.Tensor | None = None) -> list[torch.Tensor]:
         """The coordinates of each letter, (n,), or (len(entries),) for some entries only."""
@@ -182,30 +188,33 @@ PIECE = 1 << 23
 
 @dataclass(frozen=True)
 class Join:
-    """The entries of two operands that match in ``x,y->output``, and the rows and columns that they make."""
+    """The entries of two operands that match in ``x,y->output``, and the rows and columns that they make.
+
+    Attributes:
+        x_matched: (matched x,) the entries of x that match any of y, ascending; None for all.
+        y_matched: (matched y,) the entries of y that match any of x, ascending; None for all.
+        x_key: (matched x,) int64, ordered as the shared coordinates are: equal to `y_key` where entries match.
+        y_key: (matched y,) int64, the key of each entry of y.
+        y_each: (keys,) number of entries of y with each key.
+        counts: (matched x,) number of tasks of each entry.
+        row: numbers of the matched entries of x, by the letters that the result has.
+        column: numbers of the matched entries of y, by their free letters.
+        shared: number of distinct shared coordinates of the matched entries.
+    """
 
     roles: Roles
     x: JoinOperand
     y: JoinOperand
     x_matched: torch.Tensor | None
-    """(matched x,) the entries of x that match any of y, ascending; None for all."""
     y_matched: torch.Tensor | None
-    """(matched y,) the entries of y that match any of x, ascending; None for all."""
     x_key: torch.Tensor
-    """(matched x,) int64, ordered as the shared coordinates are: equal to `y_key` where entries match."""
     y_key: torch.Tensor
-    """(matched y,) int64, the key of each entry of y."""
     y_each: torch.Tensor
-    """(keys,) number of entries of y with each key."""
     counts: torch.Tensor
-    """(matched x,) number of tasks of each entry."""
     row: Numbering
-    """Numbers of the matched entries of x, by the letters that the result has."""
     column: Numbering
-    """Numbers of the matched entries of y, by their free letters."""
     tasks: int
     shared: int
-    """Number of distinct shared coordinates of the matched entries."""
 
     @classmethod
     def of(cls, x: JoinOperand, y: JoinOperand, roles: Roles) -> Join:

@@ -105,17 +105,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class PairProblem:
-    """``x,y->output`` of two patterns."""
+    """``x,y->output`` of two patterns.
+
+    Attributes:
+        wanted: the request for a plan.
+        swapped: whether x is the equation's second operand.
+    """
 
     join: Join
     einsum: Einsum
     wanted: Plan
-    """The request for a plan."""
     dtype: torch.dtype
     backend: str
     budget: Budget
     swapped: bool
-    """Whether x is the equation's second operand."""
 
     @property
     def equation(self) -> str:

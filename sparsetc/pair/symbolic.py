@@ -34,37 +34,44 @@ def chunk_size(limit: int) -> int:
 
 @dataclass(frozen=True)
 class Expanded:
-    """Tasks ``begin .. end`` as two vectors, of int32 where that holds them."""
+    """Tasks ``begin .. end`` as two vectors, of int32 where that holds them.
+
+    Attributes:
+        p: (n,) the position in `x_entry` of the entry of x of each task, not falling.
+        q: (n,) the position in `y_entry` of the entry of y of each task, rising where p stays the same.
+        first: the first element of p.
+        shift: (entries of x,) q of a task less its number, counted from `begin`, for each p from `first` on.
+    """
 
     begin: int
     end: int
     p: torch.Tensor
-    """(n,) the position in `x_entry` of the entry of x of each task, not falling."""
     q: torch.Tensor
-    """(n,) the position in `y_entry` of the entry of y of each task, rising where p stays the same."""
     first: int
-    """The first element of p."""
     shift: torch.Tensor
-    """(entries of x,) q of a task less its number, counted from `begin`, for each p from `first` on."""
 
 
 @dataclass(frozen=True)
 class JoinOrder:
-    """The tasks of a `Join` in the order of the entries of x, row by row: each entry of x has a run of entries of y."""
+    """The tasks of a `Join` in the order of the entries of x, row by row: each entry of x has a run of entries of y.
+
+    Attributes:
+        x_entry: (matched x,) the matched entries of x in the order of rows; None for all as they are.
+        y_entry: (matched y,) the matched entries of y in the order of the shared letters, then of columns; None for
+            all.
+        first: (matched x,) the first of the ordered entries of y that each entry of x matches.
+        ends: (matched x,) number of tasks up to and with each entry: counted, not made.
+        row: (matched x,) the rank of the row of each entry, not falling.
+        column: (matched y,) the rank of the column of each entry.
+    """
 
     join: Join
     x_entry: torch.Tensor | None
-    """(matched x,) the matched entries of x in the order of rows; None for all as they are."""
     y_entry: torch.Tensor | None
-    """(matched y,) the matched entries of y in the order of the shared letters, then of columns; None for all."""
     first: torch.Tensor
-    """(matched x,) the first of the ordered entries of y that each entry of x matches."""
     ends: torch.Tensor
-    """(matched x,) number of tasks up to and with each entry: counted, not made."""
     row: torch.Tensor
-    """(matched x,) the rank of the row of each entry, not falling."""
     column: torch.Tensor
-    """(matched y,) the rank of the column of each entry."""
     tasks: int
 
     @classmethod

@@ -135,20 +135,23 @@ def keeps(tasks: int, budget: Budget) -> bool:
 
 @dataclass(frozen=True)
 class NonzeroPairList:
-    """The pairs of nonzeros of tasks ``begin .. end`` as they are stored; positions count from `begin`."""
+    """The pairs of nonzeros of tasks ``begin .. end`` as they are stored; positions count from `begin`.
+
+    Attributes:
+        x_word: (n,) uint8: p of each task, less the base of its frame.
+        x_base: (frames,) p of the first task of each frame.
+        y_shift: (matched x,) q of a task less its position, by p; set where p has tasks in the list.
+        z_word: (n,) the entry of the result of each task.
+    """
 
     join_order: JoinOrder
     nnz: int
     begin: int
     end: int
     x_word: torch.Tensor
-    """(n,) uint8: p of each task, less the base of its frame."""
     x_base: torch.Tensor
-    """(frames,) p of the first task of each frame."""
     y_shift: torch.Tensor
-    """(matched x,) q of a task less its position, by p; set where p has tasks in the list."""
     z_word: torch.Tensor
-    """(n,) the entry of the result of each task."""
 
     @classmethod
     def room(cls, join_order: JoinOrder, begin: int, end: int) -> NonzeroPairList:
@@ -259,13 +262,16 @@ def markable(join_order: JoinOrder, budget: Budget) -> bool:
 
 
 class Tasks:
-    """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use."""
+    """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use.
+
+    Attributes:
+        nnz: number of entries of the result, once its pattern is known.
+    """
 
     def __init__(self, join_order: JoinOrder, budget: Budget) -> None:
         self.join_order, self.budget = join_order, budget
         self.fits = keeps(join_order.tasks, budget)
         self.nnz = 0
-        """Number of entries of the result, once its pattern is known."""
         self._kept: NonzeroPairList | None = None
 
     def places(self) -> torch.Tensor:

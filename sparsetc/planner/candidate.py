@@ -22,19 +22,22 @@ fastest plan, or more)."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, what packing its parts is expected to give and, once it is priced, what it is expected to take."""
+    """A plan, what packing its parts is expected to give and, once it is priced, what it is expected to take.
+
+    Attributes:
+        expected: what packing each part is expected to give.
+        name: the plan, for a reader: its name, and what tells it from others of that name.
+        seconds: seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel.
+        scalar: True where the cost model tells the plan from others of its kind by `APART` only.
+        costs: costs of the parts' programs, once they are priced.
+    """
 
     plan: Plan
     expected: tuple[Statistics, ...] = ()
-    """What packing each part is expected to give."""
     name: str = ""
-    """The plan, for a reader: its name, and what tells it from others of that name."""
     seconds: tuple[float, ...] | None = None
-    """Seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel."""
     scalar: bool = False
-    """True where the cost model tells the plan from others of its kind by `APART` only."""
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
-    """Costs of the parts' programs, once they are priced."""
 
     @property
     def total(self) -> float | None:
@@ -44,15 +47,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan as it is run, and what it and the others were expected to take."""
+    """A plan as it is run, and what it and the others were expected to take.
+
+    Attributes:
+        considered: (plan, seconds), the cheapest first; None for one that does not fit. Empty for a plan that the
+            caller gave.
+        expected: what packing each part was expected to give, where parts were packed after the choice.
+        seconds: seconds of the plan's parts: together what `considered` says of it.
+    """
 
     plan: Plan
     considered: tuple[tuple[str, float | None], ...] = ()
-    """(plan, seconds), the cheapest first; None for one that does not fit. Empty for a plan that the caller gave."""
     expected: tuple[Statistics, ...] = ()
-    """What packing each part was expected to give, where parts were packed after the choice."""
     seconds: tuple[float, ...] = ()
-    """Seconds of the plan's parts: together what `considered` says of it."""
 
     def __repr__(self) -> str:
         expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""

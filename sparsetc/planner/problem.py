@@ -168,28 +168,31 @@ class Counts:
 
 @dataclass(frozen=True)
 class Problem:
-    """The facts that a plan is made by: a canonical einsum, its sparse operand's type and pattern, and options."""
+    """The facts that a plan is made by: a canonical einsum, its sparse operand's type and pattern, and options.
+
+    Attributes:
+        precisions: the precision of dots that is asked for, then more exact ones, which are allowed too.
+        counts: counts of the sparse operand's pattern.
+        memory_limit: bytes that stored tiles may take; None for what is free.
+        halves: True if a float32 product may be made of three products of 16-bit halves.
+        coalesced: True if no coordinate occurs twice: tiles hold one value a position.
+        rows: rows of the output.
+        sparse_output: True if output rows are those of a pattern.
+        adding: True if the nonzeros are a chunk of a larger tensor.
+    """
 
     bound: Bound
     backend: str
     dtype: torch.dtype
     precisions: tuple[str, ...]
-    """The precision of dots that is asked for, then more exact ones, which are allowed too."""
     counts: Counts = field(compare=False, repr=False)
-    """Counts of the sparse operand's pattern."""
     deterministic: bool
     memory_limit: int | None
-    """Bytes that stored tiles may take; None for what is free."""
     halves: bool
-    """True if a float32 product may be made of three products of 16-bit halves."""
     coalesced: bool
-    """True if no coordinate occurs twice: tiles hold one value a position."""
     rows: int
-    """Rows of the output."""
     sparse_output: bool
-    """True if output rows are those of a pattern."""
     adding: bool = False
-    """True if the nonzeros are a chunk of a larger tensor."""
 
     @classmethod
     def of(

@@ -30,21 +30,26 @@ M = TypeVar("M", bound=MakePlan)
 
 @dataclass(frozen=True)
 class Method:
-    """A way to run an einsum with one sparse operand: plans of one name."""
+    """A way to run an einsum with one sparse operand: plans of one name.
+
+    Attributes:
+        candidates: the plans worth considering under ``"auto"``; none where the method does not apply.
+        candidate: the plan of a problem, its counts and a request's options; None, or `PlanError`, where it does not
+            apply.
+        options: the options that a request by the method's name may have.
+        alone: True where ``"auto"`` considers the method for one einsum, and not only for several that share a copy.
+        shared: True where nonzeros are dealt and stored alike for every einsum, so that one packed copy serves them
+            all.
+        make: the function that a format offers or a user registered.
+    """
 
     name: str
     candidates: Callable[[Problem, Counts], Iterable[Candidate]]
-    """The plans worth considering under ``"auto"``; none where the method does not apply."""
     candidate: Callable[..., Candidate | None]
-    """The plan of a problem, its counts and a request's options; None, or `PlanError`, where it does not apply."""
     options: tuple[str, ...] = ()
-    """The options that a request by the method's name may have."""
     alone: bool = True
-    """True where ``"auto"`` considers the method for one einsum, and not only for several that share a copy."""
     shared: bool = False
-    """True where nonzeros are dealt and stored alike for every einsum, so that one packed copy serves them all."""
     make: MakePlan | None = None
-    """The function that a format offers or a user registered."""
 
     def estimates(self, problem: Problem) -> Iterable[Candidate]:
         """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.

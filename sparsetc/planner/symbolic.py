@@ -67,11 +67,13 @@ class SymbolicCost(Mapping[str, Any]):
     elements added by atomics, multiplications and additions, and the seconds expected of the device. Symbols are the
     sizes by their letters; ``items``, ``fibers``, ``nonzeros`` as they are stored, ``chain`` (rounds of dependent
     loads) and ``runs_<letter>`` of each part, numbered where there are several; ``itemsize``; and the device's numbers.
+
+    Attributes:
+        symbols: the value that each symbol has for this kernel.
     """
 
     expressions: Mapping[str, Any]
     symbols: Mapping[Any, float]
-    """The value that each symbol has for this kernel."""
 
     def __getitem__(self, name: str) -> Any:
         return self.expressions[name]

@@ -28,15 +28,18 @@ MOST_SETS = 1 << 13
 
 @dataclass(frozen=True)
 class Option:
-    """A plan of one of the einsums."""
+    """A plan of one of the einsums.
+
+    Attributes:
+        copies: bytes of what each part stores, its values included, by what its arrays depend on.
+        other: True if another plan was asked for.
+        seconds: seconds of a call; infinitely many where the plan does not fit.
+    """
 
     candidate: Candidate
     copies: dict[Hashable, int]
-    """Bytes of what each part stores, its values included, by what its arrays depend on."""
     other: bool
-    """True if another plan was asked for."""
     seconds: float
-    """Seconds of a call; infinitely many where the plan does not fit."""
 
     @property
     def nbytes(self) -> int:

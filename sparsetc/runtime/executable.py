@@ -30,18 +30,21 @@ class SecondPass:
     Atomics add in whatever order programs finish. So each addition has a partial row of its own to store: every work
     item, mostly (or fiber, or nonzero, where a result is added for each), of all parts of a plan. Each output row is
     then summed by one thread a column, so the same bits come back at every run.
+
+    Attributes:
+        order: partial rows sorted by output row; None when they are so already.
+        rows: (runs,) the output rows that have any partial row.
+        lengths: how many consecutive rows make up each sum: of the partial rows first, then of their sums, and so on,
+            until there is one a run.
+        stored: rows that lie before the partial ones: those of the result, of which some parts store their own; or
+            none.
     """
 
     partials: int
     order: torch.Tensor | None
-    """Partial rows sorted by output row; None when they are so already."""
     rows: torch.Tensor
-    """(runs,) the output rows that have any partial row."""
     lengths: tuple[torch.Tensor, ...]
-    """How many consecutive rows make up each sum: of the partial rows first, then of their sums, and so on, until
-    there is one a run."""
     stored: int = 0
-    """Rows that lie before the partial ones: those of the result, of which some parts store their own; or none."""
 
     @classmethod
     def of(cls, row_of_partial: torch.Tensor, stored: int = 0) -> SecondPass:
@@ -78,13 +81,16 @@ def _in_pieces(lengths: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Arrays:
-    """What is read beside values and dense operands."""
+    """What is read beside values and dense operands.
+
+    Attributes:
+        second: the partial rows that make up each row of a deterministic sum; None of any other.
+        zeroed: (rows,) the rows that are zeros before programs run, every other one being stored; None where all are.
+    """
 
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
-    """The partial rows that make up each row of a deterministic sum; None of any other."""
     zeroed: torch.Tensor | None = None
-    """(rows,) the rows that are zeros before programs run, every other one being stored; None where all are."""
 
 
 class Listed:

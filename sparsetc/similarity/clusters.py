@@ -32,20 +32,23 @@ COMPARED = 1 << 19
 
 @dataclass(frozen=True)
 class Clusters:
-    """Disjoint sets of rows, each with the union of its rows' patterns. All tensors are int64 but the signatures."""
+    """Disjoint sets of rows, each with the union of its rows' patterns. All tensors are int64 but the signatures.
+
+    Attributes:
+        ptr: (count + 1,) where each cluster's strips begin.
+        strips: the strips of each union, ascending; numbered among those that have nonzeros.
+        height: (count,) rows of each cluster.
+        filled: (count,) strips that the rows of each cluster touch, summed over the rows.
+        signature: (count, HASHES) int32 of each union.
+        strip_count: strips that have nonzeros.
+    """
 
     ptr: torch.Tensor
-    """(count + 1,) where each cluster's strips begin."""
     strips: torch.Tensor
-    """The strips of each union, ascending; numbered among those that have nonzeros."""
     height: torch.Tensor
-    """(count,) rows of each cluster."""
     filled: torch.Tensor
-    """(count,) strips that the rows of each cluster touch, summed over the rows."""
     signature: torch.Tensor
-    """(count, HASHES) int32 of each union."""
     strip_count: int
-    """Strips that have nonzeros."""
 
     @property
     def count(self) -> int:

@@ -31,33 +31,39 @@ TAUS = tuple(n / 10 for n in range(1, 11))
 
 @dataclass(frozen=True)
 class BlockingPoint:
-    """The blocking by one similarity."""
+    """The blocking by one similarity.
+
+    Attributes:
+        blocks: blocks that have nonzeros: strips that each group touches, over the groups.
+        height: mean rows of such a block; 0 of a matrix without nonzeros.
+        density: nonzeros a stored value; 0 of a matrix without nonzeros.
+        stored: values that the blocks store; the last strip counts as wide as any.
+        seconds: time of grouping the rows.
+    """
 
     tau: float
     groups: int
     blocks: int
-    """Blocks that have nonzeros: strips that each group touches, over the groups."""
     height: float
-    """Mean rows of such a block; 0 of a matrix without nonzeros."""
     density: float
-    """Nonzeros a stored value; 0 of a matrix without nonzeros."""
     stored: int
-    """Values that the blocks store; the last strip counts as wide as any."""
     seconds: float
-    """Time of grouping the rows."""
 
 
 @dataclass(frozen=True, repr=False)
 class BlockingCurve:
-    """Blockings of one matrix; printed, it is a table."""
+    """Blockings of one matrix; printed, it is a table.
+
+    Attributes:
+        mode: the mode whose slices are rows.
+        points: in the order of the similarities asked for.
+    """
 
     shape: tuple[int, ...]
     mode: int
-    """The mode whose slices are rows."""
     nnz: int
     width: int
     points: tuple[BlockingPoint, ...]
-    """In the order of the similarities asked for."""
 
     def table(self) -> str:
         """A line a similarity, below the names of the columns."""

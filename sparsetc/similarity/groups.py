@@ -23,12 +23,15 @@ from sparsetc.tensor import coords as crd
 
 @dataclass(frozen=True)
 class Groups:
-    """Disjoint groups of the rows that have nonzeros, in the order of their first rows. All tensors are int64."""
+    """Disjoint groups of the rows that have nonzeros, in the order of their first rows. All tensors are int64.
+
+    Attributes:
+        order: (rows that have nonzeros,) the numbers of the rows, group by group, ascending within a group.
+        ptr: (groups + 1,) where each group begins in `order`.
+    """
 
     order: torch.Tensor
-    """(rows that have nonzeros,) the numbers of the rows, group by group, ascending within a group."""
     ptr: torch.Tensor
-    """(groups + 1,) where each group begins in `order`."""
 
     @property
     def count(self) -> int:

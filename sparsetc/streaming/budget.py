@@ -38,18 +38,21 @@ COPIES_SHARE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes that an einsum takes on the device beside chunks."""
+    """Bytes that an einsum takes on the device beside chunks.
+
+    Attributes:
+        dense: dense operands, and the tables made of them.
+        row: a row of the result, as it is summed.
+        finished: what is made of a row where the result is converted, or copied in another order; 0 where it is not.
+        coordinates: coordinates of a row of a sparse result.
+        block: what a tensor larger than this may take more than its bytes; 0 where it takes none.
+    """
 
     dense: int
-    """Dense operands, and the tables made of them."""
     row: int
-    """A row of the result, as it is summed."""
     finished: int
-    """What is made of a row where the result is converted, or copied in another order; 0 where it is not."""
     coordinates: int
-    """Coordinates of a row of a sparse result."""
     block: int = 0
-    """What a tensor larger than this may take more than its bytes; 0 where it takes none."""
 
     @classmethod
     def of(cls, compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
@@ -94,15 +97,18 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Budget:
-    """What fits."""
+    """What fits.
+
+    Attributes:
+        resident: whether the whole result is kept on the device; else a chunk's rows at a time, which are copied back.
+        chunk: most bytes of a chunk.
+        rows: most rows of the result that a chunk may number; None for any.
+    """
 
     limit: int
     resident: bool
-    """Whether the whole result is kept on the device; else a chunk's rows at a time, which are copied back."""
     chunk: int
-    """Most bytes of a chunk."""
     rows: int | None
-    """Most rows of the result that a chunk may number; None for any."""
 
     @classmethod
     def of(

@@ -32,20 +32,23 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 @dataclass(frozen=True)
 class Variant:
-    """Programs that chunks have in common."""
+    """Programs that chunks have in common.
+
+    Attributes:
+        parts: what the programs were lowered from.
+        ordered: for each part, whether a result row is the nonzero's own number.
+        wide: for each part, whether stored positions need 64 bits.
+        programs: lowered for one row; `Compiler.generate` is told how many there are.
+        fused: whether one launch runs all of them.
+        reads_zeros: whether positions are multiplied that hold no nonzero, which an infinity would turn into NaN.
+    """
 
     parts: tuple[Part, ...]
-    """What the programs were lowered from."""
     ordered: tuple[bool, ...]
-    """For each part, whether a result row is the nonzero's own number."""
     wide: tuple[bool, ...]
-    """For each part, whether stored positions need 64 bits."""
     programs: tuple[TileProgram, ...]
-    """Lowered for one row; `Compiler.generate` is told how many there are."""
     fused: bool
-    """Whether one launch runs all of them."""
     reads_zeros: bool
-    """Whether positions are multiplied that hold no nonzero, which an infinity would turn into NaN."""
 
     @property
     def copies(self) -> int:
@@ -55,16 +58,25 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class PackedChunk:
-    """The nonzeros of a chunk, packed, and what runs them."""
+    """The nonzeros of a chunk, packed, and what runs them.
+
+    Attributes:
+        rows: (kept modes, rows) the coordinates of its rows of the result, rising; None where rows are known by them.
+    """
 
     variant: Variant
     parts: tuple[PackedPart, ...]
     rows: torch.Tensor | None
-    """(kept modes, rows) the coordinates of its rows of the result, rising; None where rows are known by them."""
 
 
 class Compiler:
-    """Packs the chunks of one tensor for one einsum."""
+    """Packs the chunks of one tensor for one einsum.
+
+    Attributes:
+        form, copies: the form of chunks' results, and the most copies that programs may add to.
+        plan: the plan by which chunks are packed, once it is chosen.
+        samples: gives other nonzeros to choose a plan by: coordinates and values, as `pack` takes them.
+    """
 
     def __init__(self, bound: Bound, dtype: torch.dtype, settings: Options, form: str, target: torch.device) -> None:
         """Take an einsum.
@@ -79,11 +91,8 @@ class Compiler:
         self.bound, self.dtype, self.target = bound, dtype, target
         self.settings = replace(settings, backend=settings.effective_backend(target), memory_limit=None)
         self.form, self.copies = form, 1
-        """The form of chunks' results, and the most copies that programs may add to."""
         self.plan: Plan | None = None
-        """The plan by which chunks are packed, once it is chosen."""
         self.samples: Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]] = tuple
-        """Gives other nonzeros to choose a plan by: coordinates and values, as `pack` takes them."""
 
     @cached_property
     def template(self) -> Preparation:

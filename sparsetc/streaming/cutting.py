@@ -31,14 +31,17 @@ SAMPLES = 16
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor in chunks."""
+    """A tensor in chunks.
+
+    Attributes:
+        rows: rows of the result that are numbered; 0 where rows are known by coordinates.
+        coords: (kept modes, rows) their coordinates.
+    """
 
     chunks: tuple[Chunk, ...]
     variants: tuple[Variant, ...]
     rows: int
-    """Rows of the result that are numbered; 0 where rows are known by coordinates."""
     coords: torch.Tensor | None
-    """(kept modes, rows) their coordinates."""
 
     @property
     def nbytes(self) -> int:

@@ -36,18 +36,21 @@ _DTYPES = NAMED | {dtype_name(d): d for d in (torch.uint8, torch.uint16, torch.u
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is streamed, and how: all that chunks and programs depend on beside the nonzeros."""
+    """What is streamed, and how: all that chunks and programs depend on beside the nonzeros.
+
+    Attributes:
+        shapes: shapes of all operands, the streamed one first.
+        output: the form of the result that was asked for.
+        numbered: whether chunks number the rows of the result that they have.
+    """
 
     equation: str
     shapes: tuple[tuple[int, ...], ...]
-    """Shapes of all operands, the streamed one first."""
     dtype: torch.dtype
     precision: str
     backend: str
     output: str
-    """The form of the result that was asked for."""
     numbered: bool
-    """Whether chunks number the rows of the result that they have."""
     drop_zeros: bool
 
     def known(self) -> dict[str, Any]:

@@ -25,45 +25,58 @@ from sparsetc.support.notices import At, unseen
 
 @dataclass(frozen=True)
 class ChunkTimes:
-    """When a chunk was copied and computed, in milliseconds from the beginning of the first copy."""
+    """When a chunk was copied and computed, in milliseconds from the beginning of the first copy.
+
+    Attributes:
+        chunk: its number, in the order in which chunks were cut.
+        copy: beginning and end of its copy to the device; of a run on the CPU, of its reading.
+        back: beginning and end of the copy of its rows to the host; None where the result stays on the device.
+    """
 
     chunk: int
-    """Its number, in the order in which chunks were cut."""
     nnz: int
     nbytes: int
     stream: int
     copy: tuple[float, float]
-    """Beginning and end of its copy to the device; of a run on the CPU, of its reading."""
     kernel: tuple[float, float]
     back: tuple[float, float] | None
-    """Beginning and end of the copy of its rows to the host; None where the result stays on the device."""
 
 
 @dataclass
 class Lane:
-    """What a stream has of its own on the device."""
+    """What a stream has of its own on the device.
+
+    Attributes:
+        staging: (bytes of the largest chunk,) uint8; None on the CPU.
+        rows: (most rows of a chunk, *width) where rows are copied back; None where the result stays.
+    """
 
     stream: Any
     staging: torch.Tensor | None
-    """(bytes of the largest chunk,) uint8; None on the CPU."""
     rows: torch.Tensor | None
-    """(most rows of a chunk, *width) where rows are copied back; None where the result stays."""
 
 
 @dataclass
 class Target:
-    """Where results go."""
+    """Where results go.
+
+    Attributes:
+        whole: (copies, rows, *width) on the device, to which chunks add; None where rows are copied back.
+        host: (rows, *width) on the host.
+        firsts: (chunks, *width) the first row of each chunk, which the chunk before may have as its last.
+    """
 
     whole: torch.Tensor | None
-    """(copies, rows, *width) on the device, to which chunks add; None where rows are copied back."""
     host: torch.Tensor | None = None
-    """(rows, *width) on the host."""
     firsts: torch.Tensor | None = None
-    """(chunks, *width) the first row of each chunk, which the chunk before may have as its last."""
 
 
 class Engine:
-    """Runs the chunks of one stream, in one order; it may be run again and again."""
+    """Runs the chunks of one stream, in one order; it may be run again and again.
+
+    Attributes:
+        _marks: events, or times, of each chunk that was run: begin, copied, computed, copied back.
+    """
 
     def __init__(
         self,
@@ -90,7 +103,6 @@ class Engine:
         self.lanes: list[Lane] = []
         self._bound: dict[int, tuple[int, Call, list[torch.Tensor]]] = {}
         self._marks: list[list[Any]] = []
-        """Events, or times, of each chunk that was run: begin, copied, computed, copied back."""
 
     def allocate(self, width: tuple[int, ...], dtype: torch.dtype, returned: bool) -> None:
         """Take the streams' buffers, which are kept from one run to the next."""

@@ -44,12 +44,15 @@ MOST = 1 << 32
 
 
 class Blob:
-    """Bytes in a file, and the checksums of their blocks."""
+    """Bytes in a file, and the checksums of their blocks.
+
+    Attributes:
+        checked: whether all bytes were compared once.
+    """
 
     def __init__(self, offset: int, nbytes: int, crcs: Sequence[int]) -> None:
         self.offset, self.nbytes, self.crcs = index(offset), index(nbytes), list(map(index, crcs))
         self.checked = False
-        """Whether all bytes were compared once."""
 
     def known(self) -> list[Any]:
         """What a description says of them."""
@@ -90,7 +93,11 @@ class Writer:
 
 
 class Chunks:
-    """An open file of packed chunks."""
+    """An open file of packed chunks.
+
+    Attributes:
+        check: raises `FormatError` for the bytes of a chunk of which programs would read what is not there.
+    """
 
     def __init__(self, path: str | os.PathLike[str], pinned: bool = False) -> None:
         """Open a file and read its description.
@@ -107,7 +114,6 @@ class Chunks:
         self._ring: list[torch.Tensor] = []
         self.lock = Lock()
         self.check: Callable[[int, torch.Tensor], None] = nothing
-        """Raises `FormatError` for the bytes of a chunk of which programs would read what is not there."""
         self._file = open(self.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115  # closed by `close`
         try:
             self.description = self._described()

@@ -41,10 +41,13 @@ class Place:
 
 @dataclass(frozen=True)
 class PartPlaces:
-    """Where the arrays of a part lie."""
+    """Where the arrays of a part lie.
+
+    Attributes:
+        index: the arrays of `PartArrays.index`.
+    """
 
     index: tuple[Place, ...]
-    """The arrays of `PartArrays.index`."""
     values: Place
     items: int
     stored: int
@@ -52,17 +55,20 @@ class PartPlaces:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some of the nonzeros of a tensor, packed."""
+    """Some of the nonzeros of a tensor, packed.
+
+    Attributes:
+        nbytes: bytes of its buffer.
+        first: the first row of the result that it adds to, where its rows are numbered from there; else 0.
+        rows: how many rows it numbers so; 0 where rows are known by coordinates.
+        variant: which of the stream's programs it takes.
+    """
 
     nnz: int
     nbytes: int
-    """Bytes of its buffer."""
     first: int
-    """The first row of the result that it adds to, where its rows are numbered from there; else 0."""
     rows: int
-    """How many rows it numbers so; 0 where rows are known by coordinates."""
     variant: int
-    """Which of the stream's programs it takes."""
     parts: tuple[PartPlaces, ...]
 
     def views(self, buffer: torch.Tensor) -> tuple[list[PartArrays], list[torch.Tensor]]:
@@ -143,10 +149,13 @@ class Memory:
 
 
 class Kept:
-    """Chunks that are there, by their position in the order in which they are run."""
+    """Chunks that are there, by their position in the order in which they are run.
+
+    Attributes:
+        passing: True if the memory that chunks are in goes when the feed ends.
+    """
 
     passing = False
-    """True if the memory that chunks are in goes when the feed ends."""
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
         self._buffers = buffers

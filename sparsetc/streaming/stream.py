@@ -45,6 +45,9 @@ class Stream:
     `stream_kernel` and `open_stream` make one. It holds the chunks in (pinned) host memory or has a file of them, and
     buffers on the device from its first call on; `close`, or the end of a ``with`` block, frees them. Calls from
     several threads take turns, also those of streams of the same chunks (`on`). It computes no gradients.
+
+    Attributes:
+        _there: the pattern of a sparse result, and the order of its values, on the device.
     """
 
     def __init__(
@@ -72,7 +75,6 @@ class Stream:
         self._output, self._arrangement = self._arranged()
         self._by_nonzeros: Stream | None = None
         self._there: tuple[Pattern, torch.Tensor | None] | None = None
-        """The pattern of a sparse result, and the order of its values, on the device."""
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

@@ -79,10 +79,15 @@ _clock = itertools.count()
 
 @dataclass
 class _Kept(Generic[V]):
+    """A value, and when it was used last.
+
+    Attributes:
+        needs: references whose callbacks drop the value; they die with it.
+    """
+
     value: V
     used: int
     needs: tuple[weakref.ref[object], ...]
-    """References whose callbacks drop the value; they die with it."""
 
 
 class Lru(Generic[K, V]):

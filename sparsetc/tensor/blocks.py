@@ -94,15 +94,18 @@ def checked(sides: Sequence[int], shape: Sequence[int]) -> Blocks:
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks cut into smaller ones, whose sides divide theirs."""
+    """Blocks cut into smaller ones, whose sides divide theirs.
+
+    Attributes:
+        coords: (modes, m) of the smaller blocks; sorted if those of the larger are.
+        times: how many smaller blocks a larger one has along each mode.
+        source: (m,) which of the smaller blocks, one larger block after the other, each is; None for all as they are.
+    """
 
     blocks: Blocks
     coords: torch.Tensor
-    """(modes, m) of the smaller blocks; sorted if those of the larger are."""
     times: tuple[int, ...]
-    """How many smaller blocks a larger one has along each mode."""
     source: torch.Tensor | None
-    """(m,) which of the smaller blocks, one larger block after the other, each is; None for all as they are."""
 
     @classmethod
     def of(cls, blocks: Blocks, coords: torch.Tensor, coalesced: bool, sides: tuple[int, ...]) -> Cut:

@@ -239,14 +239,17 @@ def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
 
 @dataclass(frozen=True)
 class Merge:
-    """How nonzeros as given become sorted and unique ones."""
+    """How nonzeros as given become sorted and unique ones.
+
+    Attributes:
+        order: (given,) the nonzeros in lexicographic order.
+        run: (given,) which of the unique ones each of those adds to; None when there are no duplicates.
+        count: how many unique ones there are.
+    """
 
     order: torch.Tensor
-    """(given,) the nonzeros in lexicographic order."""
     run: torch.Tensor | None
-    """(given,) which of the unique ones each of those adds to; None when there are no duplicates."""
     count: int
-    """How many unique ones there are."""
 
     def values(self, values: torch.Tensor) -> torch.Tensor:
         """(count, ...) values, of (given, ...) values; differentiable."""
@@ -286,12 +289,15 @@ readings: Lru[Any, Reading] = Lru(READINGS)
 
 @dataclass(frozen=True)
 class Reading:
-    """A pattern, and how the library's values become values on it."""
+    """A pattern, and how the library's values become values on it.
+
+    Attributes:
+        indices: the index arrays as they were when they were read.
+        versions: torch's counts of changes of the arrays at that time, where they are believed.
+    """
 
     indices: tuple[torch.Tensor, ...]
-    """The index arrays as they were when they were read."""
     versions: tuple[int | None, ...]
-    """Torch's counts of changes of the arrays at that time, where they are believed."""
     pattern: Pattern
     merge: Merge | None
 

@@ -26,12 +26,15 @@ FEW = 1 << 12
 
 @dataclass(frozen=True)
 class Numbering:
-    """Distinct tuples, numbered in lexicographic order."""
+    """Distinct tuples, numbered in lexicographic order.
+
+    Attributes:
+        rank: (n,) the number of each tuple.
+        coords: (count,) a mode: the tuple of each number.
+    """
 
     rank: torch.Tensor
-    """(n,) the number of each tuple."""
     coords: tuple[torch.Tensor, ...]
-    """(count,) a mode: the tuple of each number."""
     count: int
 
 

@@ -49,6 +49,11 @@ class Pattern:
     Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
     that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
     `clear_cache`. A pattern pickles as its coordinates.
+
+    Attributes:
+        counts: distinct coordinates and the like, for the planner: a few numbers for each set of modes.
+        number: the number that a graph which torch traces knows the pattern by.
+        results: patterns of results in traced graphs, by the names of the contractions that give them.
     """
 
     __slots__ = (
@@ -57,14 +62,11 @@ class Pattern:
     )
 
     counts: dict[Any, Any]
-    """Distinct coordinates and the like, for the planner: a few numbers for each set of modes."""
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
     number: int
-    """The number that a graph which torch traces knows the pattern by."""
 
     results: dict[str, Pattern]
-    """Patterns of results in traced graphs, by the names of the contractions that give them."""
 
     def __init__(
         self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool, blocks: Blocks | None = None

@@ -60,6 +60,10 @@ class SparseTensor:
         ShapeError: a shape that is no shape, or dense modes that do not match.
         DtypeError: values of a dtype not listed above, or integer duplicates whose sum does not fit theirs.
         DeviceError: coords and values on different devices.
+
+    Attributes:
+        _sole: whether nobody else has ever had the values, and could change them unseen.
+        _stored: values as storages hold them, each with torch's count of changes of those that they were packed from.
     """
 
     __slots__ = ("__weakref__", "_pattern", "_sole", "_stored", "_values")
@@ -67,9 +71,7 @@ class SparseTensor:
     _pattern: Pattern
     _values: torch.Tensor
     _sole: bool
-    """Whether nobody else has ever had the values, and could change them unseen."""
     _stored: Lru[Any, tuple[int | None, Any]] | None
-    """Values as storages hold them, each with torch's count of changes of those that they were packed from."""
 
     @entry_point
     def __init__(

@@ -83,15 +83,18 @@ def numbers(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> torch
 
 @dataclass(frozen=True)
 class Built:
-    """What a case is run with, and what the reference reads."""
+    """What a case is run with, and what the reference reads.
+
+    Attributes:
+        leaves: the tensor that each operand's values are laid out from; gradients are those of these.
+        coords: (sparse modes, nnz) of each sparse operand, on the CPU.
+        space: variables of the operands.
+    """
 
     case: Case
     leaves: tuple[torch.Tensor, ...]
-    """The tensor that each operand's values are laid out from; gradients are those of these."""
     coords: tuple[torch.Tensor | None, ...]
-    """(sparse modes, nnz) of each sparse operand, on the CPU."""
     space: dict[str, Any]
-    """Variables of the operands."""
 
 
 def build(case: Case) -> Built:

@@ -29,7 +29,14 @@ class Values:
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand: its letters and shape, its values, how they lie in memory, and where a sparse one is not zero."""
+    """One operand: its letters and shape, its values, how they lie in memory, and where a sparse one is not zero.
+
+    Attributes:
+        nonzeros: coordinates, a tuple for each nonzero, duplicates allowed; None for a dense operand.
+        dense_modes: trailing modes of a sparse operand that its values hold whole.
+        dtype: where it is not the case's: under autocast operands may have different ones.
+        same_as: the place of an earlier operand that is the same object.
+    """
 
     letters: str
     shape: tuple[int, ...]
@@ -37,14 +44,10 @@ class Operand:
     memory: str = "plain"
     learned: bool = False
     nonzeros: tuple[tuple[int, ...], ...] | None = None
-    """Coordinates, a tuple for each nonzero, duplicates allowed; None for a dense operand."""
     form: str = "tensor"
     dense_modes: int = 0
-    """Trailing modes of a sparse operand that its values hold whole."""
     dtype: str = ""
-    """Where it is not the case's: under autocast operands may have different ones."""
     same_as: int | None = None
-    """The place of an earlier operand that is the same object."""
 
     @property
     def sparse(self) -> bool:
@@ -77,7 +80,13 @@ class PlanCall:
 
 @dataclass(frozen=True)
 class Case:
-    """An einsum, its operands, its options, and the circumstance in which it is called."""
+    """An einsum, its operands, its options, and the circumstance in which it is called.
+
+    Attributes:
+        memory_limit: bytes, as an option of the call; 0 for none.
+        ellipsis: letters that are written as "...".
+        second: whether gradients are differentiated once more.
+    """
 
     kind: str
     operands: tuple[Operand, ...]
@@ -90,13 +99,10 @@ class Case:
     backend: str = "torch"
     device: str = "cpu"
     memory_limit: int = 0
-    """Bytes, as an option of the call; 0 for none."""
     notation: str = "plain"
     ellipsis: str = ""
-    """Letters that are written as "..."."""
     circumstance: str = "plain"
     second: bool = False
-    """Whether gradients are differentiated once more."""
     seed: int = field(default=0, compare=False)
 
     @property

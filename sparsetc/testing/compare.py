@@ -36,22 +36,25 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True)
 class Expected:
-    """The reference's result."""
+    """The reference's result.
+
+    Attributes:
+        magnitude: the sum of the absolute values of each element's terms.
+        nan: where a term has a NaN; None where no operand has one.
+        any_value: whether values are not compared.
+        fits: whether its dtype holds the result; if not, an error is expected.
+        pattern: where entries are; None where the pattern is no matter.
+    """
 
     values: torch.Tensor
     magnitude: torch.Tensor
-    """The sum of the absolute values of each element's terms."""
     dtype: torch.dtype
     tolerance: float
     smallest: float = 0.0
     nan: torch.Tensor | None = None
-    """Where a term has a NaN; None where no operand has one."""
     any_value: bool = False
-    """Whether values are not compared."""
     fits: bool = True
-    """Whether its dtype holds the result; if not, an error is expected."""
     pattern: torch.Tensor | None = None
-    """Where entries are; None where the pattern is no matter."""
 
 
 def tolerance(dtype: str, precision: str) -> float:

@@ -19,16 +19,19 @@ HUGE = 10**6
 
 @dataclass(frozen=True)
 class Bounds:
-    """How large a case may be."""
+    """How large a case may be.
+
+    Attributes:
+        nonzeros: most nonzeros of a sparse operand.
+        work: products that the reference forms.
+        result: elements of the result.
+        operand: elements of a dense operand.
+    """
 
     nonzeros: int = 120
-    """Most nonzeros of a sparse operand."""
     work: int = 60_000
-    """Products that the reference forms."""
     result: int = 30_000
-    """Elements of the result."""
     operand: int = 5_000
-    """Elements of a dense operand."""
     sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     large: tuple[int, ...] = (8, 9, 15, 16, 17, 31, 33, 40, 64, 70)
 

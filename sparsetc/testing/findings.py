@@ -32,11 +32,14 @@ check.check(case)"""
 
 @dataclass(frozen=True)
 class Finding:
-    """Failures of one cause."""
+    """Failures of one cause.
+
+    Attributes:
+        case: the one that was drawn.
+    """
 
     key: str
     case: Case
-    """The one that was drawn."""
     smallest: Case
     message: str
 

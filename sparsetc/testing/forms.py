@@ -21,15 +21,19 @@ COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 @dataclass(frozen=True)
 class Memory:
-    """How values lie in memory: a text that makes them of a tensor, and where it applies."""
+    """How values lie in memory: a text that makes them of a tensor, and where it applies.
+
+    Attributes:
+        complex: True where operands must be complex, False where they are the real or imaginary part of a complex
+            tensor.
+        first: whether the tensor has one slice, which is expanded along the first mode.
+        least: the least order.
+    """
 
     text: str
     complex: bool | None = None
-    """True where operands must be complex, False where they are the real or imaginary part of a complex tensor."""
     first: bool = False
-    """Whether the tensor has one slice, which is expanded along the first mode."""
     least: int = 0
-    """The least order."""
     numpy: bool = False
 
     def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -79,18 +83,21 @@ def magnitude_memory(memory: str) -> str:
 
 @dataclass(frozen=True)
 class SparseForm:
-    """A way to give a sparse operand."""
+    """A way to give a sparse operand.
+
+    Attributes:
+        order: the only order it takes.
+        unique: whether duplicates are not allowed.
+        learned: whether autograd goes through it to the values.
+        narrow: whether it takes float16, bfloat16 and narrow integers.
+    """
 
     text: str
     order: int | None = None
-    """The only order it takes."""
     dense_modes: bool = False
     unique: bool = False
-    """Whether duplicates are not allowed."""
     learned: bool = False
-    """Whether autograd goes through it to the values."""
     narrow: bool = True
-    """Whether it takes float16, bfloat16 and narrow integers."""
     on_gpu: bool = True
 
     @property
@@ -139,21 +146,24 @@ def sparse_text(form: str, c: str, v: str, shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Circumstance:
-    """Lines that call an einsum and bind ``found``, and where they apply."""
+    """Lines that call an einsum and bind ``found``, and where they apply.
+
+    Attributes:
+        factor: what the result is a multiple of, where the lines change values.
+        gradients: whether gradients can be asked for within.
+        own: whether the first sparse operand must be a `SparseTensor` without dense modes.
+        copies: whether operands are copied, which autograd allows of leaves alone: none may be learned.
+        changes: whether values are written in place: they must be of plain memory, and not learned.
+        bits: whether the bits of a deterministic result can be compared with those of a second run.
+    """
 
     text: str
     factor: int = 1
-    """What the result is a multiple of, where the lines change values."""
     gradients: bool = True
-    """Whether gradients can be asked for within."""
     own: bool = False
-    """Whether the first sparse operand must be a `SparseTensor` without dense modes."""
     copies: bool = False
-    """Whether operands are copied, which autograd allows of leaves alone: none may be learned."""
     changes: bool = False
-    """Whether values are written in place: they must be of plain memory, and not learned."""
     bits: bool = True
-    """Whether the bits of a deterministic result can be compared with those of a second run."""
 
 
 _changed = partial(Circumstance, factor=2, gradients=False, own=True, changes=True, bits=False)

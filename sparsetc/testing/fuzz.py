@@ -26,7 +26,11 @@ GRACE = 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is told."""
+    """What a run is told.
+
+    Attributes:
+        cases: cases of each kind; 0 for as many as the minutes allow.
+    """
 
     kinds: tuple[str, ...] = KINDS
     minutes: float = 10.0
@@ -35,7 +39,6 @@ class Settings:
     device: str = "cpu"
     workers: int = 1
     cases: int = 0
-    """Cases of each kind; 0 for as many as the minutes allow."""
     limit: float = 60.0
 
 

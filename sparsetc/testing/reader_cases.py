@@ -42,16 +42,19 @@ REPEATED = (b"\n", b"\r", b" ", b"1", b"#", b"%", b"1 1 1\n")
 
 @dataclass(frozen=True)
 class Case:
-    """A file to read."""
+    """A file to read.
+
+    Attributes:
+        dtype: what to read it as.
+        wanted: what must be found in it; None where an error may be found as well.
+        text: the text in it, where it is text and whole.
+    """
 
     name: str
     data: bytes
     dtype: torch.dtype | None
-    """What to read it as."""
     wanted: SparseTensor | None
-    """What must be found in it; None where an error may be found as well."""
     text: bytes | None
-    """The text in it, where it is text and whole."""
 
 
 def draw(random: Random) -> Case:

@@ -27,12 +27,15 @@ CHUNK = 2**24
 
 @dataclass(frozen=True)
 class Term:
-    """An operand as the reference reads it."""
+    """An operand as the reference reads it.
+
+    Attributes:
+        coords: (order, nnz); None for a dense operand, whose sizes may be 1 where its letter's is larger.
+    """
 
     letters: str
     values: torch.Tensor
     coords: torch.Tensor | None = None
-    """(order, nnz); None for a dense operand, whose sizes may be 1 where its letter's is larger."""
 
 
 @dataclass(frozen=True)

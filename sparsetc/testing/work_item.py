@@ -47,26 +47,32 @@ from sparsetc.ir.program.tile import (
 
 @dataclass(frozen=True)
 class Memory:
-    """What a part's program reads and writes."""
+    """What a part's program reads and writes.
+
+    Attributes:
+        arrays: index arrays, slots and values, by name.
+        tables: dense operands, each (elements,).
+        out: (elements,)
+        nnz: nonzeros stored, padding included.
+        dtype: what is computed in.
+    """
 
     arrays: dict[str, torch.Tensor]
-    """Index arrays, slots and values, by name."""
     tables: dict[str, torch.Tensor]
-    """Dense operands, each (elements,)."""
     out: torch.Tensor
-    """(elements,)"""
     nnz: int
-    """Nonzeros stored, padding included."""
     dtype: torch.dtype
-    """What is computed in."""
 
 
 class Spread(NamedTuple):
-    """Whole numbers, one for each position of the axes along which they vary."""
+    """Whole numbers, one for each position of the axes along which they vary.
+
+    Attributes:
+        live: which of them stand for something.
+    """
 
     at: torch.Tensor
     live: torch.Tensor
-    """Which of them stand for something."""
 
 
 class Halves(NamedTuple):

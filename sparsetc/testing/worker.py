@@ -23,20 +23,23 @@ SHRUNK = 2
 
 @dataclass(frozen=True)
 class Errand:
-    """What a process is to do."""
+    """What a process is to do.
+
+    Attributes:
+        seed: seed of its first case; the next are `step` apart.
+        deadline: on the clock of `time.time`.
+        known: rough keys of findings that need not be shrunk again.
+        most: cases after which it ends; 0 for no end but the deadline.
+    """
 
     kind: str
     seed: int
-    """Seed of its first case; the next are `step` apart."""
     step: int
     deadline: float
-    """On the clock of `time.time`."""
     backend: str
     device: str
     known: tuple[str, ...] = ()
-    """Rough keys of findings that need not be shrunk again."""
     most: int = 0
-    """Cases after which it ends; 0 for no end but the deadline."""
     limit: float = 60.0
     shrink_seconds: float = 30.0
 

@@ -31,14 +31,17 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is held at a time."""
+    """How much is held at a time.
+
+    Attributes:
+        run: nonzeros of a run.
+        fan_in: runs merged together, at least 2.
+        block: nonzeros of each of them that are held, and that a checksum of a run covers.
+    """
 
     run: int
-    """Nonzeros of a run."""
     fan_in: int
-    """Runs merged together, at least 2."""
     block: int
-    """Nonzeros of each of them that are held, and that a checksum of a run covers."""
 
 
 def limit(given: Any, before: int | None) -> int:

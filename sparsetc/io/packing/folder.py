@@ -44,23 +44,29 @@ class Place:
 
 @dataclass(frozen=True)
 class Run:
-    """A file of sorted nonzeros, duplicates included, those before ``place`` and after that of the run before."""
+    """A file of sorted nonzeros, duplicates included, those before ``place`` and after that of the run before.
+
+    Attributes:
+        crc: checksum of its header, on which every byte depends.
+    """
 
     name: str
     rows: int
     crc: int
-    """Checksum of its header, on which every byte depends."""
     place: Place
 
 
 class Folder:
-    """Runs of one target, in the order of the source."""
+    """Runs of one target, in the order of the source.
+
+    Attributes:
+        done: whether the runs are all of the source.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: list[Run] = []
         self.done = False
-        """Whether the runs are all of the source."""
         self._about: dict[str, Any] = {}
         self._kept = self._manifest()
         self._names = 0

@@ -28,14 +28,17 @@ Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
 
 
 class _Buffer:
-    """The next nonzeros of one run."""
+    """The next nonzeros of one run.
+
+    Attributes:
+        last: the keys of the last nonzero held; more are in the file if they are of concern.
+    """
 
     def __init__(self, file: PackedFile, shape: tuple[int, ...], rows: int) -> None:
         self._file, self._shape, self._rows = file, shape, rows
         self._read = 0
         self._at = 0
         self.last: tuple[int, ...] = ()
-        """The keys of the last nonzero held; more are in the file if they are of concern."""
         self._fill()
 
     @property

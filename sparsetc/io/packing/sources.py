@@ -36,25 +36,31 @@ WHOLE = 4
 
 @dataclass(frozen=True)
 class Piece:
-    """Nonzeros of one block."""
+    """Nonzeros of one block.
+
+    Attributes:
+        coords: (n,) a mode, int32 or int64, from 0 and below the sizes.
+        place: where the next block begins.
+    """
 
     coords: list[torch.Tensor]
-    """(n,) a mode, int32 or int64, from 0 and below the sizes."""
     values: torch.Tensor
     place: Place
-    """Where the next block begins."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An open file."""
+    """An open file.
+
+    Attributes:
+        shape: None where each size is the largest coordinate and one.
+        pieces: the blocks from a place on; to be called once.
+    """
 
     order: int
     dtype: torch.dtype
     shape: tuple[int, ...] | None
-    """None where each size is the largest coordinate and one."""
     pieces: Callable[[Place], Iterator[Piece]]
-    """The blocks from a place on; to be called once."""
 
 
 @contextmanager

@@ -59,16 +59,19 @@ def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T
 
 @dataclass(frozen=True)
 class Einsum:
-    """``output[...] = sum over the other indices of the product of the operands``; see the grammar above."""
+    """``output[...] = sum over the other indices of the product of the operands``; see the grammar above.
+
+    Attributes:
+        inputs: the index names of each operand.
+        output: the index names of the result.
+        sparse: the positions of the sparse operands, ascending.
+        text: what the user wrote, for messages and headers.
+    """
 
     inputs: tuple[tuple[str, ...], ...]
-    """The index names of each operand."""
     output: tuple[str, ...]
-    """The index names of the result."""
     sparse: tuple[int, ...]
-    """The positions of the sparse operands, ascending."""
     text: str = field(default="", compare=False)
-    """What the user wrote, for messages and headers."""
 
     def __str__(self) -> str:
         return ",".join(map("".join, self.inputs)) + "->" + "".join(self.output)

@@ -61,12 +61,15 @@ def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class DenseStep:
-    """One dense einsum. Its result takes the place of the first of its operands; the others leave the list."""
+    """One dense einsum. Its result takes the place of the first of its operands; the others leave the list.
+
+    Attributes:
+        positions: where its operands stand, ascending, in the list that the steps before have left.
+        equation: in the grammar of `torch.einsum`.
+    """
 
     positions: tuple[int, ...]
-    """Where its operands stand, ascending, in the list that the steps before have left."""
     equation: str
-    """In the grammar of `torch.einsum`."""
 
     def __str__(self) -> str:
         return f"{self.equation}  of operands {', '.join(str(p + 1) for p in self.positions)}"

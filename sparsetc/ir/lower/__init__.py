@@ -37,7 +37,12 @@ from sparsetc.ir.program.tile import LANES, Gather, Position, Product, Tile, Til
 
 
 class WholeLowering(Lowering):
-    """One part's program in the making, each of its axes one block."""
+    """One part's program in the making, each of its axes one block.
+
+    Attributes:
+        sizes: of all axes, in the order in which products have them.
+        factors: the factors that each tile is made of, by its name.
+    """
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
@@ -47,11 +52,9 @@ class WholeLowering(Lowering):
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
         stored = (a for name in inner.stored for a in self._stored(name))
         self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
-        """Of all axes, in the order in which products have them."""
         self.order = (LANES, *self.sizes)
         self.axes = {name: inner.axes(name) for name in self.tree.factors}
         self.factors: dict[str, frozenset[str]] = {}
-        """The factors that each tile is made of, by its name."""
 
     def load(self, factor: str) -> Value | Gather:
         """Stored values, their positions as they are stored; or rows, along the sides that they are gathered by."""

@@ -35,14 +35,18 @@ from sparsetc.support.lru import cached_property
 
 
 class Lowering:
-    """One part's program in the making."""
+    """One part's program in the making.
+
+    Attributes:
+        order: axes in the order in which tiles have them.
+        unscale: scales that the sum of the dot in halves is yet to be multiplied by.
+    """
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         """Raises `PlanError` where the schedule's tree is none of the einsum's."""
         assert schedule.tree is not None
         self.inner, self.schedule, self.view, self.tree = inner, schedule, inner.view, schedule.tree
         self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
-        """Axes in the order in which tiles have them."""
         self.statements: list[Statement] = []
         self.made: dict[Tree, Tile] = {}
         self.dots = [node for node in self.tree.nodes if isinstance(node, Dot)]
@@ -58,7 +62,6 @@ class Lowering:
         if self.split:
             self.operand[self.split] = replace(self.operand[self.split], split=True)
         self.unscale: list[Tile] = []
-        """Scales that the sum of the dot in halves is yet to be multiplied by."""
         self.take = dict(schedule.take)
         self.positions = tuple(
             [ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]

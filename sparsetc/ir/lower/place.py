@@ -38,7 +38,13 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
 
 
 class _Placement:
-    """Statements that have been placed; depth n is inside the first n loops."""
+    """Statements that have been placed; depth n is inside the first n loops.
+
+    Attributes:
+        depth: the loops around what is known at each level.
+        known: the depth at which each name is known.
+        late: names that are known only after the loop at their depth.
+    """
 
     def __init__(self, around: Sequence[Loop]) -> None:
         self.around = around
@@ -47,11 +53,8 @@ class _Placement:
         self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
         levels = [loop.level for loop in around]
         self.depth = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
-        """The loops around what is known at each level."""
         self.known: dict[str, int] = {}
-        """The depth at which each name is known."""
         self.late: set[str] = set()
-        """Names that are known only after the loop at their depth."""
 
     def add(self, statement: Statement) -> None:
         """Places one statement after all that were placed before it."""

@@ -47,16 +47,19 @@ OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
 
 @dataclass(frozen=True)
 class Reader:
-    """What an expression is evaluated with; tensors and whole numbers stand for one another."""
+    """What an expression is evaluated with; tensors and whole numbers stand for one another.
+
+    Attributes:
+        position: the positions along an axis.
+        coordinate: the coordinates of a mode that was read before; of tiles, those of the tile.
+        along: the positions along a mode's side of a tile.
+        lookup: the elements of an array at some positions.
+    """
 
     position: Callable[[str], Any]
-    """The positions along an axis."""
     coordinate: Callable[[int], Any]
-    """The coordinates of a mode that was read before; of tiles, those of the tile."""
     along: Callable[[int], Any]
-    """The positions along a mode's side of a tile."""
     lookup: Callable[[str, Any], Any]
-    """The elements of an array at some positions."""
 
 
 class Writer(Protocol):
@@ -369,14 +372,17 @@ class ModeCoordinate:
 
 @dataclass(frozen=True)
 class Field(ModeCoordinate):
-    """Coordinate of `mode`: bits ``shift .. shift + bits`` of `array`; `top` says that no bits lie above it."""
+    """Coordinate of `mode`: bits ``shift .. shift + bits`` of `array`; `top` says that no bits lie above it.
+
+    Attributes:
+        frame: positions whose words are offsets from one base (frame of reference), a power of two; 0: words are whole.
+    """
 
     array: str
     shift: int
     bits: int
     top: bool
     frame: int = 0
-    """Positions whose words are offsets from one base (frame of reference), a power of two; 0: words are whole."""
 
     def expression(self, at: Position) -> Expression:
         bits = Bits(Lookup(self.array, at), self.shift, self.bits, self.top)
@@ -410,10 +416,12 @@ class Consecutive(ModeCoordinate):
 
     All that is stored is the difference between coordinate and position, once for each coordinate of `by`: so do the
     entries of a row of a compressed matrix lie, and those that meet an entry of another operand.
+
+    Attributes:
+        array: name of the array of differences, one for each coordinate of `by`; they may be negative.
     """
 
     array: str
-    """Name of the array of differences, one for each coordinate of `by`; they may be negative."""
     by: int
 
     def expression(self, at: Position) -> Expression:
@@ -432,14 +440,17 @@ class Listed(ModeCoordinate):
 
     So rows of any numbers make a group, and columns of any numbers a window. A place that stands for no coordinate
     holds the size of the mode, or more. Where several modes are listed along one side, each of its places is a fiber.
+
+    Attributes:
+        array: name of the array of lists, one after another.
+        side: places of a list.
+        along: the mode whose side the places lie along, where the mode, whose own side is 1, rides along it; None: its
+            own.
     """
 
     array: str
-    """Name of the array of lists, one after another."""
     side: int
-    """Places of a list."""
     along: int | None = None
-    """The mode whose side the places lie along, where the mode, whose own side is 1, rides along it; None: its own."""
 
     def expression(self, at: Position) -> Expression:
         place = Along(self.mode if self.along is None else self.along)

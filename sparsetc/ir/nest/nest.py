@@ -77,25 +77,30 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True)
 class Axis:
-    """What a loop goes over, or the grid."""
+    """What a loop goes over, or the grid.
+
+    Attributes:
+        level: the level of what is known in the loop and not outside it.
+        sums: the accumulator's name in a program that sums over the axis.
+        letter: the einsum letter whose positions along a tile's side the loop takes; empty for all other loops.
+        arrays: the index arrays that the loop reads, beside coordinates.
+        strays: whether padding has arbitrary coordinates: its zeros may be added to some row, so rows must not be
+            stored.
+        ordered: whether a result that is added here may have a partial row of its own, for a deterministic second pass
+            to sum.
+        name: what the loop counts; its pointers are called ``<name>_ptr``.
+        lanes: vector width: how many nonzeros, or fibers, are taken side by side; 0 for none.
+    """
 
     level: ClassVar[int] = LEAF
-    """The level of what is known in the loop and not outside it."""
     sums: ClassVar[str] = "total"
-    """The accumulator's name in a program that sums over the axis."""
     letter: ClassVar[str] = ""
-    """The einsum letter whose positions along a tile's side the loop takes; empty for all other loops."""
     arrays: ClassVar[tuple[str, ...]] = ()
-    """The index arrays that the loop reads, beside coordinates."""
     strays: ClassVar[bool] = False
-    """Whether padding has arbitrary coordinates: its zeros may be added to some row, so rows must not be stored."""
     ordered: ClassVar[bool] = True
-    """Whether a result that is added here may have a partial row of its own, for a deterministic second pass to sum."""
 
     name: str
-    """What the loop counts; its pointers are called ``<name>_ptr``."""
     lanes: int = 0
-    """Vector width: how many nonzeros, or fibers, are taken side by side; 0 for none."""
 
     def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
         """Return the iterations of the loop over all programs, for the cost model.
@@ -131,13 +136,16 @@ class Axis:
 
 @dataclass(frozen=True)
 class Items(Axis):
-    """Work items, one grid program each, with a range of what the next axis numbers, between two pointers."""
+    """Work items, one grid program each, with a range of what the next axis numbers, between two pointers.
+
+    Attributes:
+        counts: scalar arguments that a kernel takes for the part, beside the number of its programs.
+        size: positions of the next axis in every item but the last; 0 where any number may be.
+    """
 
     level = ITEM
     counts: ClassVar[tuple[str, ...]] = ()
-    """Scalar arguments that a kernel takes for the part, beside the number of its programs."""
     size: ClassVar[int] = 0
-    """Positions of the next axis in every item but the last; 0 where any number may be."""
 
     name: str = "item"
 
@@ -208,12 +216,16 @@ class OneEach(Chunks):
 
 @dataclass(frozen=True)
 class Each(Axis):
-    """The ids in the item's range, one at a time: of a ``tile``, a ``pair``, or a ``block`` of fibers side by side."""
+    """The ids in the item's range, one at a time: of a ``tile``, a ``pair``, or a ``block`` of fibers side by side.
+
+    Attributes:
+        operands: the two operands for pairs, where an id stands for a tile of each; empty where it is a tile's or
+            block's own.
+    """
 
     level, ordered = LANE, False
 
     operands: tuple[str, ...] = ()
-    """The two operands for pairs, where an id stands for a tile of each; empty where it is a tile's or block's own."""
 
     @property
     def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -259,12 +271,15 @@ class Fibers(Axis):
 
 @dataclass(frozen=True)
 class Turns(Axis):
-    """The positions along a side of a tile, some at a time."""
+    """The positions along a side of a tile, some at a time.
+
+    Attributes:
+        unrolled: whether the text of a turn is printed for each, where it holds no loop.
+    """
 
     size: int = 1
     take: int = 1
     unrolled: bool = True
-    """Whether the text of a turn is printed for each, where it holds no loop."""
 
     @property
     def letter(self) -> str:  # type: ignore[override]
@@ -292,20 +307,24 @@ def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Nest:
-    """Axes, outermost first; the modes of each level; how values are stored."""
+    """Axes, outermost first; the modes of each level; how values are stored.
+
+    Attributes:
+        items: work items: what the range of each is known by.
+        loops: what a work item takes in turn, outermost first.
+        levels: how each mode is read: by the item, by a fiber or a tile, by the nonzero; in each in the order of
+            reading.
+        values: how values are stored; pairs have `pairs` instead.
+        pairs: tiles as the two operands of a task list store them; empty elsewhere. No mode of such a nest is read.
+        narrow: whether words of leaf modes take 16 bits where they fit.
+    """
 
     items: Items
-    """Work items: what the range of each is known by."""
     loops: tuple[Axis, ...]
-    """What a work item takes in turn, outermost first."""
     levels: tuple[Modes, Modes, Modes] = ((), (), ())
-    """How each mode is read: by the item, by a fiber or a tile, by the nonzero; in each in the order of reading."""
     values: Values = VALUES
-    """How values are stored; pairs have `pairs` instead."""
     pairs: tuple[Values, ...] = ()
-    """Tiles as the two operands of a task list store them; empty elsewhere. No mode of such a nest is read."""
     narrow: bool = False
-    """Whether words of leaf modes take 16 bits where they fit."""
 
     @property
     def order(self) -> int:

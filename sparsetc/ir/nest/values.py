@@ -48,31 +48,34 @@ V = TypeVar("V", bound="Values")
 
 @dataclass(frozen=True)
 class Values:
-    """How values are stored."""
+    """How values are stored.
+
+    Attributes:
+        structure: the names of the arrays that say where values are.
+        held: the names of the arrays with one element for each value; none where every value is 1.
+        packed: the names of the arrays that are made again when values change and the pattern does not.
+        loads: how the printed program reads them; `how` stands for the verb, which differs for tiles of pairs.
+        tiled: whether this kind stores tiles, not single nonzeros.
+        bitmap: whether only the nonzeros' values of a tile are stored.
+        halves: whether each value is stored as two of 16 bits, for dots that multiply halves.
+        sides: positions a mode of a tile; empty where there are no tiles.
+        sequence: modes in the order in which a tile's positions are stored, the last running fastest.
+        contracted: how many modes at the end of `sequence` are contracted by a dot; 0 if the order serves no dot.
+        word: bits of a word of a bitmap: 8, 16 or 32.
+    """
 
     structure: ClassVar[tuple[str, ...]] = ()
-    """The names of the arrays that say where values are."""
     held: ClassVar[tuple[str, ...]] = ("values",)
-    """The names of the arrays with one element for each value; none where every value is 1."""
     packed: ClassVar[tuple[str, ...]] = ("values",)
-    """The names of the arrays that are made again when values change and the pattern does not."""
     loads: ClassVar[str] = "load {where}"
-    """How the printed program reads them; `how` stands for the verb, which differs for tiles of pairs."""
     tiled: ClassVar[bool] = False
-    """Whether this kind stores tiles, not single nonzeros."""
     bitmap: ClassVar[bool] = False
-    """Whether only the nonzeros' values of a tile are stored."""
     halves: ClassVar[bool] = False
-    """Whether each value is stored as two of 16 bits, for dots that multiply halves."""
 
     sides: tuple[int, ...] = ()
-    """Positions a mode of a tile; empty where there are no tiles."""
     sequence: tuple[int, ...] = ()
-    """Modes in the order in which a tile's positions are stored, the last running fastest."""
     contracted: int = 0
-    """How many modes at the end of `sequence` are contracted by a dot; 0 if the order serves no dot."""
     word: int = 32
-    """Bits of a word of a bitmap: 8, 16 or 32."""
 
     @property
     def arrays(self) -> tuple[str, ...]:

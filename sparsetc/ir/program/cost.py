@@ -82,7 +82,14 @@ BY_LEVEL = (ITEMS, FIBERS, STORED)
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of a packed part, or estimates of them."""
+    """Counts of a packed part, or estimates of them.
+
+    Attributes:
+        runs: for a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1.
+        chain: rounds of loads that wait for one another in the longest work item.
+        split_rows: True if a row has several items: then results are added, not stored.
+        split_fibers: True if a fiber has several lanes: then results are added too.
+    """
 
     items: int
     fibers: int
@@ -90,13 +97,9 @@ class Statistics:
     nnz: int
     itemsize: int
     runs: tuple[tuple[str, int], ...] = ()
-    """For a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1."""
     chain: int = 0
-    """Rounds of loads that wait for one another in the longest work item."""
     split_rows: bool = False
-    """True if a row has several items: then results are added, not stored."""
     split_fibers: bool = False
-    """True if a fiber has several lanes: then results are added too."""
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""
@@ -137,27 +140,30 @@ VECTOR = 4
 
 @dataclass(frozen=True)
 class GatherTerm:
-    """Rows of one operand that a program gathers."""
+    """Rows of one operand that a program gathers.
+
+    Attributes:
+        width: elements of a row.
+        table_width: elements of a row that caches must hold for it to be found there again by neighbours.
+        held_width: elements of a row that one program or another takes at a time: all of it, but of slabs.
+        whole_width: elements of a row of the operand.
+        letters: sparse letters of the operand whose coordinates may repeat as stored.
+        sector: bytes that reach registers of a row at least.
+        slabs: slabs that the operand is taken in, where these are known to be gathered faster.
+        itemsize: bytes of an element: those of a value, or of bfloat16.
+    """
 
     operand: str
     rows: Count
     width: int
-    """Elements of a row."""
     table_rows: int
     table_width: int
-    """Elements of a row that caches must hold for it to be found there again by neighbours."""
     held_width: int
-    """Elements of a row that one program or another takes at a time: all of it, but of slabs."""
     whole_width: int
-    """Elements of a row of the operand."""
     letters: tuple[str, ...] = ()
-    """Sparse letters of the operand whose coordinates may repeat as stored."""
     sector: int = 0
-    """Bytes that reach registers of a row at least."""
     slabs: int = 1
-    """Slabs that the operand is taken in, where these are known to be gathered faster."""
     itemsize: Count = ONE.bytes
-    """Bytes of an element: those of a value, or of bfloat16."""
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
         """Return True if the table is too large for the L2 cache to hold most of it."""
@@ -186,6 +192,23 @@ class Cost:
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
+
+    Attributes:
+        programs: grid programs an item.
+        readers: grid programs that read the same values.
+        slabs: programs of an item that are apart on the grid, since an axis is taken in slabs.
+        stream, once: bytes of what is stored, as all programs read it, and as the first of an item does.
+        registers: bytes that each of a row's threads reads into registers, beside gathered rows.
+        multiply, dot: multiplications and additions outside dots, and inside them.
+        staged: bytes of gathered rows that are sides of dots.
+        converted, halved: elements of dots' sides that are brought to 16 bits, and those of which halves are made.
+        expanded: positions of bitmap tiles.
+        met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
+        lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
+        sparse: True if the result has the rows alone to which something is added.
+        turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
+        rounded: the operands that are rounded before the program runs, and how many elements each has.
+        split: the operands whose largest magnitude is found before the program runs, and how many elements each has.
     """
 
     def __init__(self, program: ir.TileProgram) -> None:
@@ -193,44 +216,29 @@ class Cost:
         self.p = p = program
         self.sides = {a.letter for a in p.axes} & {*p.letters}
         self.programs = prod([a.programs for a in p.split])
-        """Grid programs an item."""
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
-        """Grid programs that read the same values."""
         self.slabs = self._slabs(a.letter for a in p.axes)
-        """Programs of an item that are apart on the grid, since an axis is taken in slabs."""
         values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
-        """Bytes of what is stored, as all programs read it, and as the first of an item does."""
         self.registers = self._words() * self.programs
-        """Bytes that each of a row's threads reads into registers, beside gathered rows."""
         self.gathers: list[GatherTerm] = []
         self.multiply = self.dot = ZERO
-        """Multiplications and additions outside dots, and inside them."""
         self.staged = ZERO
-        """Bytes of gathered rows that are sides of dots."""
         self.converted = self.halved = ZERO
-        """Elements of dots' sides that are brought to 16 bits, and those of which halves are made."""
         self.expanded = ZERO
-        """Positions of bitmap tiles."""
         self.added_rows = self.added_bytes = ZERO
         self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
         self.met = 0
-        """Rows, copies included, that are added to in no order; 0 where results are stored, or added in order."""
         self.lane = 0.0
-        """Threads that a lane has which stores a row of its own; 0 where lanes do not."""
         self.sparse = False
-        """True if the result has the rows alone to which something is added."""
         self.visit(p.body, ITEMS * self.programs)
         self.precision = program.schedule.precision
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
-        """Flops of dots in one turn of a program over a tile; None where there are no tiles."""
         self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
-        """The operands that are rounded before the program runs, and how many elements each has."""
         self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
-        """The operands whose largest magnitude is found before the program runs, and how many elements each has."""
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:

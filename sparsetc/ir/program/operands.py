@@ -29,17 +29,20 @@ MIN_DOT = 16
 
 @dataclass(frozen=True)
 class DenseAxis:
-    """An axis only dense operands have (a rank): its size, and the block one program takes of it."""
+    """An axis only dense operands have (a rank): its size, and the block one program takes of it.
+
+    Attributes:
+        fold: the letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major.
+        pieces: powers of two that add up to the block, where a program takes it in several vectors; empty for one.
+        slab: whether the grid takes one block after the other, all items each time, and not all blocks of an item.
+    """
 
     letter: str
     size: int
     block: int
     fold: tuple[tuple[str, int], ...] = ()
-    """The letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major."""
     pieces: tuple[int, ...] = ()
-    """Powers of two that add up to the block, where a program takes it in several vectors; empty for one."""
     slab: bool = False
-    """Whether the grid takes one block after the other, all items each time, and not all blocks of an item."""
 
     @cached_property
     def programs(self) -> int:
@@ -63,7 +66,13 @@ class DenseAxis:
 
 @dataclass(frozen=True)
 class Operand:
-    """A dense operand, stored contiguously as (sparse letters, then dense letters)."""
+    """A dense operand, stored contiguously as (sparse letters, then dense letters).
+
+    Attributes:
+        width: elements of one row: the product of the sizes of `axes`.
+        rounded: whether it is read in bfloat16, to which it is rounded once a call.
+        split: whether a dot takes its rows in halves, so that its largest magnitude is found once a call.
+    """
 
     name: str
     position: int
@@ -71,11 +80,8 @@ class Operand:
     extents: tuple[int, ...]
     axes: tuple[str, ...]
     width: int
-    """Elements of one row: the product of the sizes of `axes`."""
     rounded: bool = False
-    """Whether it is read in bfloat16, to which it is rounded once a call."""
     split: bool = False
-    """Whether a dot takes its rows in halves, so that its largest magnitude is found once a call."""
 
     @cached_property
     def nrows(self) -> int:
@@ -85,10 +91,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Stored:
-    """A sparse operand as a `Value` reads it: the letters along whose sides its values lie, and how they are stored."""
+    """A sparse operand as a `Value` reads it: the letters along whose sides its values lie, and how they are stored.
+
+    Attributes:
+        name: empty where it is the only one.
+    """
 
     name: str
-    """Empty where it is the only one."""
     letters: tuple[str, ...]
     values: Values
 
@@ -153,11 +162,14 @@ MADE = ("", "rounded", "most")
 
 
 class Table(NamedTuple):
-    """What programs are given of a dense operand, made once a call where it is not the operand itself."""
+    """What programs are given of a dense operand, made once a call where it is not the operand itself.
+
+    Attributes:
+        made: one of `MADE`.
+    """
 
     operand: str
     made: str = ""
-    """One of `MADE`."""
 
     @property
     def name(self) -> str:

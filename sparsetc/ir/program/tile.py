@@ -36,14 +36,17 @@ from sparsetc.support.lru import cached_property
 
 @dataclass(frozen=True)
 class Tile:
-    """A value of the program: its name, its axes, and the level at which it is made."""
+    """A value of the program: its name, its axes, and the level at which it is made.
+
+    Attributes:
+        folded: for the result of a dot, or of what torch makes of it: how many of the axes make up its rows; the others
+            make up its columns.
+    """
 
     name: str
     axes: tuple[str, ...]
     level: int
     folded: int = 0
-    """For the result of a dot, or of what torch makes of it: how many of the axes make up its rows; the others make up
-    its columns."""
 
     @cached_property
     def within(self) -> tuple[str, ...]:
@@ -56,17 +59,20 @@ class Tile:
 
 @dataclass(frozen=True)
 class Decode:
-    """``letter`` = the coordinate of one mode: a nonzero's, a tile's, or those along a tile's side."""
+    """``letter`` = the coordinate of one mode: a nonzero's, a tile's, or those along a tile's side.
+
+    Attributes:
+        tile: whether the coordinate is that of a whole tile.
+        along: the letters along whose sides there is a coordinate for each position.
+        end: the size of the mode, where coordinates may reach it, so that what they address is guarded; else 0.
+    """
 
     letter: str
     coordinate: Expression
     level: int
     tile: bool = False
-    """Whether the coordinate is that of a whole tile."""
     along: tuple[str, ...] = ()
-    """The letters along whose sides there is a coordinate for each position."""
     end: int = 0
-    """The size of the mode, where coordinates may reach it, so that what they address is guarded; else 0."""
 
     @property
     def name(self) -> str:
@@ -188,21 +194,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Slot:
-    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides."""
+    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides.
+
+    Attributes:
+        letters: letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no
+            row.
+    """
 
     array: str
     level: int
     letters: tuple[str, ...] = ()
-    """Letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no row."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """The output row: the position of the nonzero itself, or, at the item level, the item's number."""
+    """The output row: the position of the nonzero itself, or, at the item level, the item's number.
+
+    Attributes:
+        letters: none, as no letter says which row it is.
+    """
 
     level: int = LEAF
     letters: ClassVar[tuple[str, ...]] = ()
-    """No letter says which row it is."""
 
 
 Key = Row | Slot | Position
@@ -226,17 +239,26 @@ Statement = Decode | Value | Scale | Gather | Zero | Product | Sum | Loop | Add
 
 @dataclass(frozen=True)
 class TileProgram:
-    """One part's program."""
+    """One part's program.
+
+    Attributes:
+        covers: whether it stores every row of the result, being products of whole tensors that a format made in its
+            place.
+        letters: the sparse operand's index letters, by mode.
+        slot: name of the array of output slots, where the output is sparse.
+        rows: rows of the output; with its width, this decides whether an address needs 64 bits.
+        index64: whether the part stores so many nonzeros that their positions need 64 bits.
+        whole: whether torch runs it: no axis is split, and a product sums what nothing after it reads.
+        terms: letters of each operand of a task list, by mode; empty without one.
+    """
 
     covers: ClassVar[bool] = False
-    """Whether it stores every row of the result, being products of whole tensors that a format made in its place."""
 
     equation: str
     number: int
     format: str
     view: Nest
     letters: tuple[str, ...]
-    """The sparse operand's index letters, by mode."""
     axes: tuple[DenseAxis, ...]
     operands: tuple[Operand, ...]
     output: str
@@ -244,15 +266,10 @@ class TileProgram:
     body: tuple[Statement, ...]
     schedule: Schedule
     slot: str = ""
-    """Name of the array of output slots, where the output is sparse."""
     rows: int = 1
-    """Rows of the output; with its width, this decides whether an address needs 64 bits."""
     index64: bool = False
-    """Whether the part stores so many nonzeros that their positions need 64 bits."""
     whole: bool = False
-    """Whether torch runs it: no axis is split, and a product sums what nothing after it reads."""
     terms: tuple[tuple[str, ...], ...] = ()
-    """Letters of each operand of a task list, by mode; empty without one."""
 
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""
