@@ -59,7 +59,9 @@ def total(name: str, level: int, *factors: Tile) -> Product:
 def outline(body: Sequence[Statement]) -> str:
     """What stands where: a loop is braces behind its letter, a zero is the name of its accumulator and ``=0``."""
     words = [
-        f"{s.letter}{{{outline(s.body)}}}" if isinstance(s, Loop) else flow(s)[0] + "=0" * isinstance(s, Zero) or "add"
+        f"{s.axis.letter}{{{outline(s.body)}}}"
+        if isinstance(s, Loop)
+        else flow(s)[0] + "=0" * isinstance(s, Zero) or "add"
         for s in body
     ]
     return " ".join(words)

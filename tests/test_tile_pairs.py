@@ -343,7 +343,7 @@ def test_what_a_program_says_of_itself() -> None:
     assert program.looped == {"k"}
     assert program.split == ()
     assert not program.half
-    assert [s.level for s, _ in walk(program.body) if isinstance(s, Loop)] == [LANE, LEAF]
+    assert [s.axis.level for s, _ in walk(program.body) if isinstance(s, Loop)] == [LANE, LEAF]
     assert program.stored("y").letters == ("l", "k")
     assert program.stored("y").stride("l") == 16
     assert program.stored("y").array("bits") == "y_bits"

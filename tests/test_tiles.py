@@ -178,7 +178,7 @@ def test_schedules_follow_from_the_letters() -> None:
         equation, given = operands(name)
         k = stc.compile(equation, *given, plan=tile_plan(equation, given, "triton"), backend="triton")
         (program,) = k.step.programs
-        assert [s.letter for s, _ in walk(program.body) if isinstance(s, Loop) and s.letter] == loops
+        assert [s.axis.letter for s, _ in walk(program.body) if isinstance(s, Loop) and s.axis.letter] == loops
         assert len(program.dots) == dots
 
 

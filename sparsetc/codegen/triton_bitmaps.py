@@ -72,7 +72,7 @@ def _before(printer: FunctionPrinter, s: Value) -> tuple[str, ...]:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
     p, letters = printer.p, printer.p.stored(s.operand).letters
     gridded = tuple(a.letter for a in p.split if a.letter in letters and a.letter not in s.out.axes)
-    loops = (inner.letter for inner, _ in p.statements if isinstance(inner, Loop) and inner.letter)
+    loops = (inner.axis.letter for inner, _ in p.statements if isinstance(inner, Loop) and inner.axis.letter)
     return (*gridded, *(c for c in loops if c in letters and c not in s.out.axes))
 
 

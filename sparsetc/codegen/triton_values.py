@@ -89,7 +89,7 @@ def in_halves(printer: FunctionPrinter, s: Product) -> bool:
 
 def scale(printer: FunctionPrinter, s: Scale) -> None:
     """Factors by which the rows of an item's tiles are to be multiplied, or all of an operand."""
-    if not s.by_row:
+    if not s.out.axes:
         _of_all(printer, s)
         return
     (letter,) = s.out.axes

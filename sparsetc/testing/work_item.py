@@ -306,7 +306,7 @@ class WorkItem:
 
     def scale(self, s: Scale) -> torch.Tensor:
         """Powers of two: by which the rows of the item's tiles are to be multiplied, or all of an operand."""
-        if not s.by_row:
+        if not s.out.axes:
             name = self.program.largest(s)
             most = self.memory.arrays[name] if name in self.memory.arrays else self.memory.tables[name]
             return halves.scale(most.float(), s.into).to(self.memory.dtype).view((1,) * self.rank)

@@ -50,8 +50,8 @@ class _Placement:
         self.around = around
         self.before: list[list[Statement]] = [[] for _ in (None, *around)]
         self.zeros, self.after = [[list(at) for at in self.before] for _ in range(2)]
-        self.turn = {loop.letter: n + 1 for n, loop in enumerate(around) if loop.letter}
-        levels = [loop.level for loop in around]
+        self.turn = {loop.axis.letter: n + 1 for n, loop in enumerate(around) if loop.axis.letter}
+        levels = [loop.axis.level for loop in around]
         self.depth = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
         self.known: dict[str, int] = {}
         self.late: set[str] = set()

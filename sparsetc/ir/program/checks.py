@@ -12,7 +12,6 @@ from sparsetc.ir.nest.nest import ITEM
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.text import line
 
 MOST_ELEMENTS = 1 << 20
@@ -23,8 +22,6 @@ def verify(program: ir.TileProgram) -> None:
     """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
     scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
     adds = 0
-    # What others follow from: a mode's first coordinate, which is that of the tile where there are tiles.
-    read = {s.letter: s.name for s, _ in reversed(program.statements) if isinstance(s, ir.Decode)}
     for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
@@ -56,7 +53,8 @@ def verify(program: ir.TileProgram) -> None:
             c = statement.coordinate
             if lacking := [lookup.array for lookup in c.lookups if lookup.array not in program.view.arrays]:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
-            inputs = tuple([read.get(program.letters[mode], names.at(program.letters[mode])) for mode in c.modes])
+            letters = [program.letters[mode] for mode in c.modes]
+            inputs = tuple([program.read.get(letter, names.at(letter)) for letter in letters])
         if unknown := [name for name in inputs if not any(name in scope for scope in scopes)]:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         scopes[depth].add(made)
@@ -87,23 +85,22 @@ def _verify_stored(p: ir.TileProgram) -> None:
     """Raise `PlanError` unless the axes are those of what is stored, and values and scales are read where they are."""
     if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
-    sides = {axis.letter for axis in p.axes} & {*p.letters}
     for operand in p.sparse:
         if operand.values.halves != (p.schedule.precision == F16X3) or (operand.values.halves and not p.dots):
-            raise PlanError(f"{_name(operand)}: tiles in halves are multiplied by dots in {F16X3}, and only they")
-        sizes = tuple(p.axis(c).size for c in operand.letters if c in sides)
-        if sizes != operand.values.sides:
-            raise PlanError(f"{_name(operand)}: a tile has {operand.values.sides} positions, its axes have {sizes}")
+            raise PlanError(f"{operand.name or 'X'}: tiles in halves are multiplied by dots in {F16X3}, and only they")
+        sizes, sides = tuple(p.axis(c).size for c in operand.letters if c in p.along), operand.values.sides
+        if sizes != sides:
+            raise PlanError(f"{operand.name or 'X'}: a tile has {sides} positions, its axes have {sizes}")
     loops: list[ir.Loop] = []
     for statement, depth in p.statements:
         del loops[depth:]
         if isinstance(statement, ir.Loop):
             loops.append(statement)
         elif isinstance(statement, ir.Value):
-            _verify_value(p, statement, loops, sides)
+            _verify_value(p, statement, loops)
         elif isinstance(statement, ir.Scale):
             _verify_scale(p, statement, loops)
-        elif isinstance(statement, ir.Add) and sides & {*statement.axes}:
+        elif isinstance(statement, ir.Add) and p.along & {*statement.axes}:
             if statement.key == ir.Position(ITEM) and statement.owned:
                 continue
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
@@ -111,7 +108,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
 
 def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
-    if not s.by_row:
+    if not s.out.axes:
         split = any(o.split for o in p.operands if o.name == s.operand)
         halves = p.view.values.halves if p.largest(s) == "most" else split
         if not halves or loops or p.terms:
@@ -122,19 +119,15 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
         raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
 
 
-def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop], sides: set[str]) -> None:
+def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless stored values are read in the loop that is at them, along all sides that they have."""
     operand, over = p.stored(s.operand), p.view.loops[-1].name
-    wanted = [c for c in operand.letters if c in sides]
+    wanted = [c for c in operand.letters if c in p.along]
     alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
-    taken = dict.fromkeys(a for a in (*s.out.axes, *(loop.letter for loop in loops), *alone) if a not in ("", ir.LANES))
+    turned = [loop.axis.letter for loop in loops if loop.axis.letter]
+    taken = dict.fromkeys((*s.out.within, *turned, *alone))
     if all(loop.axis.name != over for loop in loops) or taken.keys() != {*wanted}:
         raise PlanError(
-            f"{s.out}: in the loop over {over}s, a tile of {_name(operand)} is read along "
+            f"{s.out}: in the loop over {over}s, a tile of {operand.name or 'X'} is read along "
             f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(taken) or 'none'}"
         )
-
-
-def _name(operand: Stored) -> str:
-    """What an operand is called in messages."""
-    return operand.name or "X"

@@ -224,15 +224,10 @@ class Cost:
         self.stream, self.once = self.values + index * self.programs, values + index
         self.registers = self._words() * self.programs
         self.gathers: list[GatherTerm] = []
-        self.multiply = self.dot = ZERO
-        self.staged = ZERO
-        self.converted = self.halved = ZERO
-        self.expanded = ZERO
+        self.multiply = self.dot = self.staged = self.converted = self.halved = self.expanded = ZERO
         self.added_rows = self.added_bytes = ZERO
         self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
-        self.met = 0
-        self.lane = 0.0
-        self.sparse = False
+        self.met, self.lane, self.sparse = 0, 0.0, False
         self.visit(p.body, ITEMS * self.programs)
         self.precision = program.schedule.precision
         tiles = "tile" in [axis.name for axis in program.view.loops]
@@ -290,7 +285,7 @@ class Cost:
         match s:
             case ir.Value():
                 self._value(s)
-            case ir.Scale() if s.by_row:
+            case ir.Scale() if s.out.axes:
                 self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
             case ir.Gather() if s.operand.rows:
                 self.gathers.append(self._gathered(s, visits))

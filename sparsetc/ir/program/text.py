@@ -50,7 +50,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         how, where = ("expand", tile) if stored.name else ("load", "X.values")
         return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
     if isinstance(s, ir.Scale):
-        if s.by_row:
+        if s.out.axes:
             return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
         exponent = f"exponent of {p.largest(s)}"
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
@@ -66,9 +66,8 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
         over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
-        present = dict.fromkeys(a for t in s.inputs for a in t.axes if a != ir.LANES)
-        summed = ", ".join(a for a in present if a not in s.out.axes)
-        how = f"dot over {over}, {p.schedule.precision}" if s.dot else f"sum over {summed}" if summed else "multiply"
+        summed = f"sum over {', '.join(s.summed)}" if s.summed else "multiply"
+        how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
     if isinstance(key, ir.Row):

@@ -102,11 +102,6 @@ class Scale:
     operand: str
     into: bool = False
 
-    @property
-    def by_row(self) -> bool:
-        """Whether there is one for each row."""
-        return bool(self.out.axes)
-
 
 @dataclass(frozen=True)
 class Gather:
@@ -167,16 +162,6 @@ class Loop:
 
     axis: Axis
     body: tuple[Statement, ...] = ()
-
-    @property
-    def level(self) -> int:
-        """The level of what is known in the loop and not outside it."""
-        return self.axis.level
-
-    @property
-    def letter(self) -> str:
-        """The letter whose positions the loop takes, if it takes any."""
-        return self.axis.letter
 
 
 @dataclass(frozen=True)
@@ -310,7 +295,7 @@ class TileProgram:
     @cached_property
     def looped(self) -> frozenset[str]:
         """Letters of a tile whose positions a loop takes."""
-        return frozenset([s.letter for s, _ in self.statements if isinstance(s, Loop) and s.letter])
+        return frozenset([s.axis.letter for s, _ in self.statements if isinstance(s, Loop) and s.axis.letter])
 
     @cached_property
     def along(self) -> frozenset[str]:
@@ -392,7 +377,7 @@ def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
         case Decode():
             return s.name, (), s.level
         case Loop():
-            return "", (), s.level
+            return "", (), s.axis.level
         case Add():
             return "", (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ())), s.key.level
         case Product():
