@@ -80,7 +80,8 @@ class Step(Contraction, Preparation):
         self.number = next(_numbers)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
-        self._sizes, expanded = tuple(x._values.shape[1:]), x.expand_dense()
+        self._sizes = tuple(x._values.shape[1:])
+        expanded = x.expand_dense() if self._sizes else x
         operands = [expanded if o is x else o for o in operands]
         Preparation.__init__(self, bound, operands, settings, form, repeated)
         self._x, self.backend = expanded._bare(), self.problem.backend
@@ -151,7 +152,7 @@ class Step(Contraction, Preparation):
         """
         if transforming():
             return None
-        x, own = operands[0].expand_dense(), {} if known is None else known
+        x, own = operands[0].expand_dense() if self._sizes else operands[0], {} if known is None else known
         found = [x._packed(key) if key not in own else own[key] for key in self._value_keys]
         if missing := [n for n, f in enumerate(found) if f is None]:
             for n, packed in zip(missing, self.packed_values(x._values, missing), strict=True):

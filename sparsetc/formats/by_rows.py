@@ -28,9 +28,8 @@ Longs = Callable[[Problem, Counts], Iterable[Candidate]]
 
 
 def _considered(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-    """A hybrid for each candidate of the other method, on a GPU."""
-    applies = problem.backend == "triton" and problem.kept and problem.rest
-    return _hybrids(name, longs, problem, counts) if applies else ()
+    """A hybrid for each candidate of the other method."""
+    return _hybrids(name, longs, problem, counts) if problem.kept and problem.rest else ()
 
 
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
@@ -105,4 +104,4 @@ for _name, _longs in (
     ("coo+rows", lambda problem, counts: (coo(problem, counts),)),
     ("fiber+rows", fibers),
 ):
-    add_plans(Method(_name, partial(_considered, _name, _longs), partial(_first, _name, _longs)))
+    add_plans(Method(_name, partial(_considered, _name, _longs), partial(_first, _name, _longs), kernels=True))

@@ -318,9 +318,8 @@ PACKING = 2 * 8
 
 
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """The dense tensor, on a GPU, where enough of it is filled or there is little to fill."""
-    filled = FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz)
-    if problem.backend == "triton" and filled:
+    """The dense tensor, where enough of it is filled or there is little to fill."""
+    if FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz):
         with suppress(PlanError):
             yield dense(problem, counts)
 
@@ -370,4 +369,4 @@ def _of_precision(problem: Problem, precision: str) -> tuple[Plan, ProductCost]:
     return Plan("dense", (part,)), ProductCost(Dense().lower(problem.bound, part, target, 0))
 
 
-add_plans(Method("dense", _considered, dense))
+add_plans(Method("dense", _considered, dense, kernels=True))

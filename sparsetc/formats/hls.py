@@ -215,8 +215,8 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 
 
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """The hybrid by the best threshold: on a GPU, with dots, and with tiles worth making dense."""
-    usable = problem.backend == "triton" and problem.floating and problem.coalesced and not problem.deterministic
+    """The hybrid by the best threshold: with dots, and with tiles worth making dense."""
+    usable = problem.floating and problem.coalesced and not problem.deterministic
     if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).dot:
         found = by_tiles(problem, counts)
         if any(tiles.nnz for tiles in found.expected[:-1]):
@@ -301,4 +301,4 @@ def plan_hls(threshold: int | None = None) -> Plan:
     return Plan("hls", options=() if threshold is None else (("threshold", threshold),))
 
 
-add_plans(Method("hls", _considered, by_tiles, ("threshold",)))
+add_plans(Method("hls", _considered, by_tiles, ("threshold",), kernels=True))

@@ -309,9 +309,14 @@ def _nbytes(problem: Problem, candidate: Candidate) -> int:
 
 
 def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """The best split for each shape of tile and similarity, on a GPU, where tiles make matrix products."""
-    usable = problem.backend == "triton" and problem.floating and problem.coalesced
-    if not usable or not counts.nnz or not problem.kept or not problem.rest or _products_of_rows(problem):
+    """The best split for each shape of tile and similarity, where tiles make matrix products."""
+    if (
+        not (problem.floating and problem.coalesced)
+        or not counts.nnz
+        or not problem.kept
+        or not problem.rest
+        or _products_of_rows(problem)
+    ):
         return
     columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
     grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
@@ -520,7 +525,6 @@ def check_windows(named: Mapping[str, object]) -> None:
 
 OPTIONS = ("height", "width", "threshold", "halves")
 """What a request for windows may say; for groups of similar rows, ``tau`` and ``strip`` too."""
-add_plans(
-    Method("window", partial(considered, "window", (0,)), partial(_requested, "window", (0,)), OPTIONS),
-    Method("1-sa", partial(considered, "1-sa", USUAL), partial(_requested, "1-sa", TAUS), (*OPTIONS, "tau", "strip")),
-)
+for _name, _usual, _taus, _more in (("window", (0,), (0,), ()), ("1-sa", USUAL, TAUS, ("tau", "strip"))):
+    _considered, _by_name = partial(considered, _name, _usual), partial(_requested, _name, _taus)
+    add_plans(Method(_name, _considered, _by_name, (*OPTIONS, *_more), kernels=True))

@@ -120,7 +120,7 @@ class PairProblem:
     budget: Budget
     swapped: bool
 
-    @property
+    @cached_property
     def equation(self) -> str:
         """The einsum, for a reader."""
         return str(self.einsum)

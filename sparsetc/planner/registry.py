@@ -41,6 +41,7 @@ class Method:
         shared: True where nonzeros are dealt and stored alike for every einsum, so that one packed copy serves them
             all.
         make: the function that a format offers or a user registered.
+        kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Method:
     alone: bool = True
     shared: bool = False
     make: MakePlan | None = None
+    kernels: bool = False
 
     def estimates(self, problem: Problem) -> Iterable[Candidate]:
         """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.
@@ -57,7 +59,7 @@ class Method:
         A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
         """
         found: dict[Plan, list[Candidate]] = {}
-        for n in range(len(problem.precisions)):
+        for n in range(len(problem.precisions) if problem.backend == "triton" or not self.kernels else 0):
             own = changed(problem, precisions=problem.precisions[n:]) if n else problem
             for candidate in self.candidates(own, problem.counts):
                 # Precisions tell only those plans apart whose dots have them.
