@@ -7,7 +7,7 @@ that names the node and the fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree
@@ -49,7 +49,7 @@ def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> Non
     assert schedule.tree is not None
     _verify_factors(schedule.tree, inner)
     _verify_roles(inner, schedule)
-    found = _Check(schedule.tree, inner, around, dict(schedule.take)).axes(schedule.tree)
+    found = _axes_of(schedule.tree, inner, around, dict(schedule.take))
     for axis in sorted(found - inner.keyed):
         raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
     for axis in sorted(inner.keyed - found):
@@ -85,66 +85,61 @@ def _verify_roles(inner: Inner, schedule: Schedule) -> None:
             raise PlanError(f"the {side} positions of {c} are summed, so they are taken at once or in turn")
 
 
-class _Check:
-    """Goes through a tree from its factors on."""
+def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str, int]) -> frozenset[str]:
+    """The axes on which a tree depends; raises `PlanError` at the first node, from its factors on, that cannot be."""
+    looped = [axis.name for axis in around]
 
-    def __init__(self, tree: Tree, inner: Inner, around: Sequence[Axis], take: dict[str, int]) -> None:
-        self.tree, self.inner, self.around, self.take = tree, inner, around, take
-        self.looped = [axis.name for axis in around]
+    def fail(node: Tree, why: str) -> PlanError:
+        return PlanError(f"tree {tree}: {node} {why}")
 
-    def fail(self, node: Tree, why: str) -> PlanError:
-        return PlanError(f"tree {self.tree}: {node} {why}")
+    def in_registers(axes: frozenset[str]) -> set[str]:
+        return {a for a in axes if a == LANES or a in take or a in inner.dense}
 
-    def axes(self, node: Tree) -> frozenset[str]:
-        """The axes on which a node depends."""
+    def axes_of(node: Tree) -> frozenset[str]:
         if isinstance(node, Factor):
-            return self.inner.axes(node.name)
-        parts = [self.axes(part) for part in node.parts]
-        found = frozenset().union(*parts)
+            return inner.axes(node.name)
+        parts = [axes_of(part) for part in node.parts]
+        axes = frozenset().union(*parts)
         over = node.over if isinstance(node, Dot | Sum) else ()
         for axis in over:
             if over.count(axis) > 1 or any(axis not in part for part in parts):
-                raise self.fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
-            outside = Counter(self.tree.factors) - Counter(node.factors)
-            if late := [name for name in outside if axis in self.inner.axes(name)]:
-                raise self.fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
+                raise fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
+            outside = Counter(tree.factors) - Counter(node.factors)
+            if late := [name for name in outside if axis in inner.axes(name)]:
+                raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
         if isinstance(node, Dot):
-            self.dot(node, *parts)
+            check_dot(node, *parts)
         elif isinstance(node, Sum):
-            self.sum(node, found)
-        return found - set(over)
+            check_sum(node, axes)
+        return axes - set(over)
 
-    def dot(self, node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
+    def check_dot(node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
         """The axes of a dot are in registers, and its sides have axes of their own."""
         for axis in node.over:
-            if axis in self.looped:
-                raise self.fail(node, f"contracts {axis}, whose positions are taken in turn")
-        rows, columns = (self.beside(side) - set(node.over) for side in (left, right))
+            if axis in looped:
+                raise fail(node, f"contracts {axis}, whose positions are taken in turn")
+        rows, columns = (in_registers(side) - set(node.over) for side in (left, right))
         if rows & columns:
-            raise self.fail(node, f"has axis {min(rows & columns)} on both sides, and does not contract it")
+            raise fail(node, f"has axis {min(rows & columns)} on both sides, and does not contract it")
         if not rows or not columns:
-            raise self.fail(node, f"has a side of no axis but {', '.join(node.over)}")
+            raise fail(node, f"has a side of no axis but {', '.join(node.over)}")
 
-    def beside(self, axes: frozenset[str]) -> set[str]:
-        """Axes among these that are in registers."""
-        return {a for a in axes if a == LANES or a in self.take or a in self.inner.dense}
-
-    def sum(self, node: Sum, axes: frozenset[str]) -> None:
+    def check_sum(node: Sum, axes: frozenset[str]) -> None:
         """Loops are summed from the innermost outwards, dense axes last."""
-        dense = [axis for axis in node.over if axis in self.inner.dense]
-        if dense and node is not self.tree:
-            raise self.fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
+        dense = [axis for axis in node.over if axis in inner.dense]
+        if dense and node is not tree:
+            raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
         left = set(axes)
-        for beside, over in turns_of_sums(node.over, self.looped, self.beside(axes)):
+        for beside, over in turns_of_sums(node.over, looped, in_registers(axes)):
             left -= {*beside, *over}
-            if over:
-                self.loops(node, over, left)
+            if not over:
+                continue
+            # What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends.
+            first = min(map(looped.index, over))
+            if inside := [axis for axis in looped[first:] if axis in left]:
+                raise fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
+            level = home(around, over)
+            if sum([axis.level <= level for axis in around]) > first:
+                raise fail(node, f"sums over {over[0]} apart from {looped[first - 1]}: both are one sum")
 
-    def loops(self, node: Sum, over: Sequence[str], left: Collection[str]) -> None:
-        """What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends."""
-        first = min(map(self.looped.index, over))
-        if inside := [axis for axis in self.looped[first:] if axis in left]:
-            raise self.fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
-        level = home(self.around, over)
-        if sum([axis.level <= level for axis in self.around]) > first:
-            raise self.fail(node, f"sums over {over[0]} apart from {self.looped[first - 1]}: both are one sum")
+    return axes_of(tree)

@@ -31,58 +31,34 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
         PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
             statement stands in, or adds up over no loop.
     """
-    placement = _Placement(around)
+    before, zeros, after = ([list[Statement]() for _ in (None, *around)] for _ in range(3))  # inside the first n loops
+    turn = {loop.axis.letter: n + 1 for n, loop in enumerate(around) if loop.axis.letter}
+    levels = [loop.axis.level for loop in around]
+    loops_around = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
+    known = dict[str, int]()  # the depth at which each name is known
+    late = set[str]()  # names that are known only after the loop at their depth
     for statement in statements:
-        placement.add(statement)
-    return placement.body()
-
-
-class _Placement:
-    """Statements that have been placed; depth n is inside the first n loops.
-
-    Attributes:
-        depth: the loops around what is known at each level.
-        known: the depth at which each name is known.
-        late: names that are known only after the loop at their depth.
-    """
-
-    def __init__(self, around: Sequence[Loop]) -> None:
-        self.around = around
-        self.before: list[list[Statement]] = [[] for _ in (None, *around)]
-        self.zeros, self.after = [[list(at) for at in self.before] for _ in range(2)]
-        self.turn = {loop.axis.letter: n + 1 for n, loop in enumerate(around) if loop.axis.letter}
-        levels = [loop.axis.level for loop in around]
-        self.depth = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
-        self.known: dict[str, int] = {}
-        self.late: set[str] = set()
-
-    def add(self, statement: Statement) -> None:
-        """Places one statement after all that were placed before it."""
         made, inputs, level = flow(statement)
         name = made or "add"
-        if unknown := {*inputs} - self.known.keys():
+        if unknown := {*inputs} - known.keys():
             raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
-        turns = [self.turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
-        depth = max([self.depth[level], *turns, *map(self.known.__getitem__, inputs)])
-        for read in self.late.intersection(inputs):
-            if self.known[read] < depth:
+        turns = [turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
+        depth = max([loops_around[level], *turns, *map(known.__getitem__, inputs)])
+        for read in late.intersection(inputs):
+            if known[read] < depth:
                 raise PlanError(f"{name} stands in a loop after which {read} is complete")
-        after = bool(self.zeros[depth])
-        (self.after if after else self.before)[depth].append(statement)
+        behind = bool(zeros[depth])
+        (after if behind else before)[depth].append(statement)
         if isinstance(statement, Product) and statement.accumulate:
-            home = self.depth[statement.out.level]
+            home = loops_around[statement.out.level]
             if home >= depth:
                 raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
-            if Zero(statement.out) not in self.zeros[home]:
-                self.zeros[home].append(Zero(statement.out))
-            depth, after = home, True
-        self.known[name] = depth
-        self.late |= {name} if after else set()
-
-    def body(self) -> tuple[Statement, ...]:
-        """The statements, nested."""
-        body: tuple[Statement, ...] = ()
-        for n in reversed(range(len(self.before))):
-            inner = (replace(self.around[n], body=body),) if n < len(self.around) else ()
-            body = (*self.before[n], *self.zeros[n], *inner, *self.after[n])
-        return body
+            if Zero(statement.out) not in zeros[home]:
+                zeros[home].append(Zero(statement.out))
+            depth, behind = home, True
+        known[name] = depth
+        late |= {name} if behind else set()
+    body = (*before[-1], *zeros[-1], *after[-1])
+    for n in reversed(range(len(around))):
+        body = (*before[n], *zeros[n], replace(around[n], body=body), *after[n])
+    return body
