@@ -273,7 +273,7 @@ class StepFunction(Multilinear):
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
         rows = iter(run_all([job for job in jobs if job is not None]))
         return [
-            None if job is None else job.step.output.shaped(next(rows)) if n or self.ones else self._of_all(next(rows))
+            None if job is None else job[0].output.shaped(next(rows)) if n or self.ones else self._of_all(next(rows))
             for n, job in enumerate(jobs)
         ]
 
@@ -291,7 +291,7 @@ class StepFunction(Multilinear):
         others = [s for s in sources if s not in e.sparse]
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
         pattern = step.slotted if sparse else self.pattern
-        return Job(self._step_of(operand, einsum, pattern, operands), pattern, values, operands)
+        return self._step_of(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
         """The gradient for all values; nonzeros off the diagonal of a repeated letter take no part."""
@@ -323,14 +323,8 @@ MOST_TOGETHER = 1 << 22
 the host took three times as long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A gradient to be computed: a step, and what it is called with."""
-
-    step: Step
-    pattern: Pattern
-    values: torch.Tensor | None
-    dense: list[torch.Tensor]
+Job = tuple["Step", Pattern, torch.Tensor | None, list[torch.Tensor]]
+"""A gradient to be computed: a step, and what it is called with."""
 
 
 def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
@@ -339,29 +333,27 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
     call of torch for each kernel would take more time than the kernels do.
     """
-    together = [job.step.alone and not followed([job.values, *job.dense]) for job in jobs]
+    together = [step.alone and not followed([values, *dense]) for step, _, values, dense in jobs]
     if sum(together) < 2:
-        return [job.step(job.pattern, job.values, job.dense) for job in jobs]
+        return [step(pattern, values, dense) for step, pattern, values, dense in jobs]
     joint = [job for job, t in zip(jobs, together, strict=True) if t]
     packed, outputs, rows = iter(_packed(joint)), iter(_zeros(joint)), []
-    for job, t in zip(jobs, together, strict=True):
-        step = job.step
+    for (step, pattern, values, dense), t in zip(jobs, together, strict=True):
         if t:
-            tables = step.canonical.arrange(job.dense, step.settings)
+            tables = step.canonical.arrange(dense, step.settings)
             out = next(outputs)
             rows.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
         else:
-            rows.append(step(job.pattern, job.values, job.dense))
+            rows.append(step(pattern, values, dense))
     return rows
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
-    runs = [job.step.executable for job in jobs]
-    device = jobs[0].pattern.device
+    runs = [(step.executable, step.device) for step, *_ in jobs]
     outputs = [
         torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
-        for run in runs
+        for run, device in runs
     ]
     if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
         torch._foreach_zero_(added)
@@ -370,13 +362,13 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
-    with_values = [job for job in jobs if job.values is not None]
-    gathered = [part.packed for job in with_values for part in job.step.parts if not part.packed.in_order]
-    values = with_values[0].values if with_values else None
-    together = all(job.values is values and job.step.dtype == job.values.dtype for job in with_values)  # type: ignore[union-attr]
-    if values is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
-        return [job.step.packed_values(job.values) for job in jobs]
-    key, cache = ("together", *(job.step.number for job in with_values)), with_values[0].pattern.cache
+    with_values = [(step, pattern, values) for step, pattern, values, _ in jobs if values is not None]
+    gathered = [part.packed for step, *_ in with_values for part in step.parts if not part.packed.in_order]
+    _, pattern, values = with_values[0] if with_values else (None, None, None)
+    together = all(own is values and step.dtype == own.dtype for step, _, own in with_values)
+    if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
+        return [step.packed_values(own) for step, _, own, _ in jobs]
+    key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
     pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split(sizes))
@@ -384,7 +376,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
-    return [job.step.packed_values(None) if job.values is None else packed(job.step) for job in jobs]
+    return [step.packed_values(None) if own is None else packed(step) for step, _, own, _ in jobs]
 
 
 @lasting()
