@@ -14,14 +14,14 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.packing import words
 from sparsetc.packing.words import bits_of
-from sparsetc.pair.blocking import Blocks, in_blocks
+from sparsetc.pair.blocking import OperandBlocks, in_blocks
 from sparsetc.tensor.numbering import set_bits
 from sparsetc.testing import PATTERNS, UNBOUNDED, pattern
 
 SHAPES = {1: (11,), 2: (16, 9), 3: (17, 6, 30), 4: (3, 14, 5, 9), 5: (3, 1, 4, 13, 4), 6: (2, 3, 2, 3, 2, 3)}
 
 
-def blocks(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> Blocks:
+def blocks(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> OperandBlocks:
     """Nonzeros in blocks of these sides."""
     return in_blocks(tuple(coords), shape, sides, coords[:0].flatten(), coords.shape[1])
 
@@ -31,7 +31,7 @@ def storage_bits(shape: tuple[int, ...], sides: tuple[int, ...], blocks: int, nn
     return (sum(bits_of(n) for n in tiles_along(shape, sides)) + prod(sides)) * blocks + value_bits * nnz
 
 
-def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> Blocks:
+def check(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> OperandBlocks:
     """Every promise of the format, on nonzeros in the order given."""
     packed = blocks(coords, shape, sides)
     nnz, positions = coords.shape[1], packed.positions

@@ -118,7 +118,7 @@ def test_one_rank_is_asked_nothing() -> None:
 
 def test_the_model_counts_what_its_formulas_say() -> None:
     rates = model.Rates(1e9, 1e10, 1e8, 1e7, 1e-3, rank=2, passes=1, block_passes=1, imbalance=1)
-    small = model.Tensor("small", (100, 40), 10_000)
+    small = model.TensorSize("small", (100, 40), 10_000)
     alone = model.sweep(small, 1, rates)
     assert alone.seconds == pytest.approx(2 * 10_000 / 1e9 + 2 * 140 * 8 / 1e10)
     four = model.sweep(small, 4, rates)

@@ -16,7 +16,7 @@ from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.coordinates import Computed, Field
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program.tile import Add, Position, Row, Slot, walk
+from sparsetc.ir.program.tile import Add, OwnPosition, Row, Slot, walk
 from sparsetc.testing import reference
 from sparsetc.testing.interpret import run_plan, run_program
 
@@ -59,10 +59,10 @@ class Case:
 COO = [
     Case("chunks", "i,i->", "coo", ((), (), (0,)), most=3, key=(Row, ITEM), owned=False, density=1.0),
     Case("whole", "i,ir->r", "coo", ((), (), (0,)), lanes=16, key=(Row, ITEM), owned=True, density=0.9),
-    Case("position", "i,i->i", "coo", ((), (), (0,)), most=4, key=(Position, LEAF), owned=True),
+    Case("position", "i,i->i", "coo", ((), (), (0,)), most=4, key=(OwnPosition, LEAF), owned=True),
     Case("rows", "ij,jr->ir", "coo", ((0,), (), (1,)), lanes=1, key=(Row, ITEM), owned=True),
     Case("cut rows", "ij,ir->jr", "coo", ((1,), (), (0,)), lanes=2, most=5, unroll=2, owned=False, density=0.9),
-    Case("sampled", "ijk,ir,jr,kr->ijk", "coo", ((), (), (0, 1, 2)), 16, 0, 32, unroll=2, key=(Position, LEAF)),
+    Case("sampled", "ijk,ir,jr,kr->ijk", "coo", ((), (), (0, 1, 2)), 16, 0, 32, unroll=2, key=(OwnPosition, LEAF)),
     Case("sum split", "ijk,is,js,ks->ijk", "coo", ((), (), (0, 1, 2)), blocks=(("s", 8),), owned=False),
     Case("MTTKRP", "ijk,jr,kr->ir", "coo", ((0,), (), (1, 2)), lanes=32, unroll=4, key=(Row, ITEM), owned=True),
     Case("MTTKRP, ragged", "ijk,js,ks->is", "coo", ((0,), (), (1, 2)), blocks=(("s", 8),), owned=True),

@@ -13,7 +13,7 @@ from cases import WIDE
 import sparsetc as stc
 from sparsetc.io import stc as packed
 from sparsetc.io import stc_layout
-from sparsetc.io.stc_layout import PAGE, Layout, index_dtype
+from sparsetc.io.stc_layout import PAGE, FileLayout, index_dtype
 from sparsetc.tensor.inputs import DTYPES
 
 
@@ -37,7 +37,7 @@ def same(x: stc.SparseTensor, y: stc.SparseTensor) -> bool:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 nonzeros in what is written."""
     monkeypatch.setattr(packed, "BLOCK", 64)
-    monkeypatch.setattr(packed, "Layout", lambda *fields: Layout(*fields, block=64))
+    monkeypatch.setattr(packed, "FileLayout", lambda *fields: FileLayout(*fields, block=64))
 
 
 # ---- round trips ------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_the_dtype_wanted(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path, small: None) -> tuple[Path, Layout]:
+def file(tmp_path: Path, small: None) -> tuple[Path, FileLayout]:
     """A file of several blocks."""
     stc.write(tmp_path / "x.stc", tensor((300, 70_000, 3), 500))
     return tmp_path / "x.stc", stc.open_packed(tmp_path / "x.stc").layout
@@ -151,7 +151,7 @@ def sealed(page: bytes) -> bytes:
     return page[:-4] + struct.pack("<I", zlib.crc32(page[:-4]))
 
 
-def test_truncated_anywhere(file: tuple[Path, Layout]) -> None:
+def test_truncated_anywhere(file: tuple[Path, FileLayout]) -> None:
     path, layout = file
     data = path.read_bytes()
     for size, where in ((0, "header"), (5, "header"), (8, "header: truncated"), (PAGE - 1, "header: truncated")):
@@ -165,7 +165,7 @@ def test_truncated_anywhere(file: tuple[Path, Layout]) -> None:
     assert "1 bytes follow the end" in refused(path, data + b"\0")
 
 
-def test_a_bit_flipped_anywhere(file: tuple[Path, Layout]) -> None:
+def test_a_bit_flipped_anywhere(file: tuple[Path, FileLayout]) -> None:
     path, layout = file
     data = path.read_bytes()
 
@@ -183,7 +183,7 @@ def test_a_bit_flipped_anywhere(file: tuple[Path, Layout]) -> None:
     assert "checksums" in flipped(layout.size - 1)
 
 
-def test_only_the_block_that_is_damaged_is_refused(file: tuple[Path, Layout]) -> None:
+def test_only_the_block_that_is_damaged_is_refused(file: tuple[Path, FileLayout]) -> None:
     path, layout = file
     data = bytearray(path.read_bytes())
     data[layout.arrays[1].offset + 64 * 4] ^= 1
@@ -195,7 +195,7 @@ def test_only_the_block_that_is_damaged_is_refused(file: tuple[Path, Layout]) ->
             opened.block(100, 101)
 
 
-def test_hostile_headers(file: tuple[Path, Layout]) -> None:
+def test_hostile_headers(file: tuple[Path, FileLayout]) -> None:
     path, layout = file
     data = path.read_bytes()
     fields = {  # offset: (struct, values)
@@ -244,7 +244,7 @@ def test_foreign_files(tmp_path: Path) -> None:
         stc.open_packed(tmp_path)
 
 
-def test_a_file_that_is_shortened_while_it_is_open(file: tuple[Path, Layout]) -> None:
+def test_a_file_that_is_shortened_while_it_is_open(file: tuple[Path, FileLayout]) -> None:
     path, layout = file
     with stc.open_packed(path) as opened:
         with path.open("r+b") as shorter:
@@ -254,7 +254,7 @@ def test_a_file_that_is_shortened_while_it_is_open(file: tuple[Path, Layout]) ->
 
 
 def test_a_checksum_for_each_nonzero_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "Layout", lambda *fields: Layout(*fields, block=1))
+    monkeypatch.setattr(packed, "FileLayout", lambda *fields: FileLayout(*fields, block=1))
     stc.write(tmp_path / "x.stc", stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)))
     with pytest.raises(stc.IOFormatError, match="a checksum every 1 nonzeros; a file has one every 16 or more"):
         stc.read(tmp_path / "x.stc")
@@ -263,7 +263,7 @@ def test_a_checksum_for_each_nonzero_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_duplicates_whose_sum_overflows_are_refused_with_the_file_s_name(tmp_path: Path) -> None:
     path = tmp_path / "x.stc"
     with path.open("wb") as file:
-        writer = packed.Writer(file, Layout((3,), 2, torch.int8, coalesced=False))
+        writer = packed.PackedWriter(file, FileLayout((3,), 2, torch.int8, coalesced=False))
         writer.append([torch.tensor([1, 1])], torch.tensor([100, 100], dtype=torch.int8))
         writer.finish()
     with pytest.raises(stc.IOFormatError, match=r"x\.stc.*duplicates holds 200"):

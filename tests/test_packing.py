@@ -19,11 +19,11 @@ import sparsetc as stc
 from sparsetc import __main__ as command_line
 from sparsetc.io import lines
 from sparsetc.io.packing import budget, runs, sources
-from sparsetc.io.packing.budget import Budget
+from sparsetc.io.packing.budget import PackingBudget
 from sparsetc.io.packing.folder import Folder
-from sparsetc.io.stc_writer import Writer
+from sparsetc.io.stc_writer import PackedWriter
 
-SMALL = Budget(run=300, fan_in=4, block=48)
+SMALL = PackingBudget(run=300, fan_in=4, block=48)
 """About 16 runs of the 5,000 nonzeros below, merged twice."""
 
 
@@ -77,7 +77,7 @@ def test_text(tmp_path: Path, name: str, frugal: None, monkeypatch: pytest.Monke
     source = text(tmp_path / name, *entries())
     found = packed(source)
     is_as_read(source)
-    for other in (Budget(10**6, 64, 1000), Budget(1000, 2, 37), Budget(700, 3, 1000)):
+    for other in (PackingBudget(10**6, 64, 1000), PackingBudget(1000, 2, 37), PackingBudget(700, 3, 1000)):
         monkeypatch.setattr(budget, "of", lambda *_, other=other: other)
         assert packed(source) == found
 
@@ -267,7 +267,13 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize(
     ("module", "name", "after"),
-    [(runs, "_keep", 0), (runs, "_keep", 9), (Writer, "append", 5), (Writer, "append", 60), (Writer, "append", 140)],
+    [
+        (runs, "_keep", 0),
+        (runs, "_keep", 9),
+        (PackedWriter, "append", 5),
+        (PackedWriter, "append", 60),
+        (PackedWriter, "append", 140),
+    ],
 )
 @pytest.mark.parametrize("suffix", [".tns", ".npz"])
 def test_an_interrupted_call_goes_on(
@@ -339,7 +345,7 @@ import sparsetc.io
 from sparsetc.io import lines
 from sparsetc.io.packing import budget, pack, runs, sources
 lines.BLOCK, sources.ROWS = 3000, 100
-budget.of = lambda *_: budget.Budget(300, 4, 48)
+budget.of = lambda *_: budget.PackingBudget(300, 4, 48)
 right = runs._keep
 def keep(held, folder, *more):
     if len(folder.runs) == 5:
@@ -364,7 +370,7 @@ def test_a_killed_process_leaves_its_runs(tmp_path: Path, frugal: None, parsed: 
 def test_a_disk_that_was_full_before(tmp_path: Path, frugal: None) -> None:
     source = text(tmp_path / "x.tns", *entries())
     with pytest.MonkeyPatch.context() as patch:
-        stopping(patch, Writer, "append", 0, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        stopping(patch, PackedWriter, "append", 0, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         with pytest.raises(OSError, match=r"no space left to pack [^;]*$"):
             stc.pack(source, tmp_path / "x.stc")
     assert [p.name for p in tmp_path.iterdir()] == ["x.tns"]
@@ -374,7 +380,7 @@ def test_a_disk_that_was_full_before(tmp_path: Path, frugal: None) -> None:
 def test_a_full_disk(tmp_path: Path, frugal: None, after: int) -> None:
     source, target = text(tmp_path / "x.tns", *entries()), tmp_path / "packed.stc"
     with pytest.MonkeyPatch.context() as patch:
-        stopping(patch, Writer, "append", after, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        stopping(patch, PackedWriter, "append", after, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         with pytest.raises(OSError, match=r"no space left to pack .*x\.tns; [\d,]+ sorted nonzeros stay in") as caught:
             stc.pack(source, target)
     assert caught.value.errno == errno.ENOSPC

@@ -22,11 +22,11 @@ from sparsetc.ir.program.tile import (
     Gather,
     Loop,
     Operand,
-    Position,
+    OwnPosition,
     Product,
+    Reduce,
     Row,
     Statement,
-    Sum,
     Tile,
     TileProgram,
     Value,
@@ -101,7 +101,7 @@ def test_sums_of_sums() -> None:
     x = value()
     inner = total("f", LANE, x.out)
     outer = total("t", ITEM, inner.out)
-    add = Add(outer.out, Position(ITEM), ("r",), True)
+    add = Add(outer.out, OwnPosition(ITEM), ("r",), True)
     assert outline(place([x, inner, outer, add], loops(BLOCKS))) == "t=0 {f=0 {x f} t} add"
 
 
@@ -122,7 +122,7 @@ def test_a_coordinate_is_known_in_the_loop_over_the_side_that_it_rides_along() -
 def test_what_is_listed_after_a_sum_stands_after_its_loop() -> None:
     x, late = value(), gather("b", "", ITEM)
     t = total("t", ITEM, x.out)
-    summed = Sum(Tile("s", ("r",), ITEM), Tile("t", (LANES, "r"), ITEM))
+    summed = Reduce(Tile("s", ("r",), ITEM), Tile("t", (LANES, "r"), ITEM))
     scaled = Product(Tile("p", ("r",), ITEM), (summed.out, late.out))
     assert outline(place([x, t, late, summed, scaled], loops(RUNS))) == "t=0 {x t} b s p"
 
@@ -134,7 +134,7 @@ def test_two_sums_in_one_loop() -> None:
 
 
 X, T = value(), total("t", ITEM, value().out)
-S = Sum(Tile("s", (), ITEM), T.out)
+S = Reduce(Tile("s", (), ITEM), T.out)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ S = Sum(Tile("s", (), ITEM), T.out)
     [
         ([total("t", ITEM, X.out)], "t: x is not made before it"),
         ([gather("b", "ij", LEAF)], "b: at_i, at_j is not made before it"),
-        ([X, Add(T.out, Position(ITEM), (), True)], "add: t is not made before it"),
+        ([X, Add(T.out, OwnPosition(ITEM), (), True)], "add: t is not made before it"),
         ([X, T, total("u", ITEM, X.out, T.out)], "u stands in a loop after which t is complete"),
         ([X, T, S, Product(Tile("p", (), LEAF), (X.out, S.out))], "p stands in a loop after which s is complete"),
-        ([X, T, Add(T.out, Position(LEAF), (), True)], "add stands in a loop after which t is complete"),
+        ([X, T, Add(T.out, OwnPosition(LEAF), (), True)], "add stands in a loop after which t is complete"),
         ([gather("b", "", ITEM), total("t", ITEM, Tile("b", ("r",), ITEM))], "adds up over no loop"),
         ([X, total("t", LEAF, X.out)], "adds up over no loop"),
     ],

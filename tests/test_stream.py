@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc.streaming import Stream
-from sparsetc.streaming.budget import CHUNK, SMALLEST, Budget, Sizes, most_rows
+from sparsetc.streaming.budget import CHUNK, SMALLEST, Sizes, StreamBudget, most_rows
 
 PLANS = ("auto", "coo", "rows", "fiber", *TILED, "mm-csf", "coo+rows", "fiber+rows")
 EQUATIONS = {
@@ -577,7 +577,7 @@ def test_what_a_budget_allows_is_within_the_limit_and_uses_it(sparse: bool, kept
     for limit in (12_000, 20_000, 40_000, 10**5, 3 * 10**5, 10**6, 10**7):
         for streams in (1, 2, 5):
             try:
-                own = Budget.of(SPACE, output, 5000, limit, streams, None, "cpu", "a test")
+                own = StreamBudget.of(SPACE, output, 5000, limit, streams, None, "cpu", "a test")
             except stc.OutOfMemoryError:
                 kinds.add("none")
                 continue
@@ -594,8 +594,8 @@ def test_what_a_budget_allows_is_within_the_limit_and_uses_it(sparse: bool, kept
 def test_what_fits_exactly_fits() -> None:
     exact = SPACE.dense + 2 * 8192 + SPACE.result(30)
     for limit, fits in ((exact, True), (exact - 1, False)):
-        pieces = Budget(limit, False, 8192, 10)
-        assert pieces.known(SPACE, 30, 8192, 2) == (Budget(limit, True, 8192, None) if fits else pieces)
+        pieces = StreamBudget(limit, False, 8192, 10)
+        assert pieces.known(SPACE, 30, 8192, 2) == (StreamBudget(limit, True, 8192, None) if fits else pieces)
         assert pieces.opened(SPACE, 20, 1, 8192, 10, limit, 2, "cpu", "a test").resident == fits
     assert pieces.opened(SPACE, 30, 1, 8192, None, exact, 2, "cpu", "a test").resident
     with pytest.raises(stc.OutOfMemoryError, match="2 chunks 16,384, and the result 3,360; the limit is 29,743"):

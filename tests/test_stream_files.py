@@ -95,7 +95,7 @@ def test_truncated_files_are_refused(saved: Path) -> None:
 
 
 def test_altered_files_are_refused(saved: Path) -> None:
-    whole, opened = saved.read_bytes(), file.Chunks(saved)
+    whole, opened = saved.read_bytes(), file.ChunkFile(saved)
     covered = [at for b in opened.blobs for at in range(b.offset, b.offset + b.nbytes, max(1, b.nbytes // 7))]
     opened.close()
     for at in [*range(0, 40), 4000, 4095, *covered, *range(len(whole) - 2000, len(whole), 97)]:
@@ -110,7 +110,7 @@ def test_altered_files_are_refused(saved: Path) -> None:
 
 def rewritten(path: Path, change, write=lambda number, buffer: None) -> None:
     """The file with another description, or other bytes, all checksums right."""
-    opened = file.Chunks(path)
+    opened = file.ChunkFile(path)
     description = json.loads(json.dumps(opened.description))
     change(description)
     buffers = [torch.empty(b.nbytes, dtype=torch.uint8) for b in opened.blobs]
@@ -119,7 +119,7 @@ def rewritten(path: Path, change, write=lambda number, buffer: None) -> None:
         write(number, buffer)
     opened.close()
     with open(path, "wb") as new:
-        writer = file.Writer(new)
+        writer = file.ChunkWriter(new)
         for buffer in buffers:
             writer.put(buffer)
         writer.finish(description)
@@ -316,8 +316,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException) -> I
 def test_a_full_disk_leaves_no_file(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, path = tensor(5, 2000), tmp_path / "x.stcs"
     path.write_bytes(b"the old one")
-    start = file.Writer.__init__
-    monkeypatch.setattr(file.Writer, "__init__", lambda self, opened: start(self, Disk(opened, room)))
+    start = file.ChunkWriter.__init__
+    monkeypatch.setattr(file.ChunkWriter, "__init__", lambda self, opened: start(self, Disk(opened, room)))
     with pytest.raises(OSError, match="No space left"):
         stc.stream_kernel("ijklm,k->ijlm", x, torch.ones(9), chunk_bytes=4096, file=path)
     with stc.stream_kernel("ijklm,k->ijlm", x, torch.ones(9), chunk_bytes=4096) as s:

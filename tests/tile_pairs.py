@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis import strategies as st
 
-from sparsetc.codegen.split_float16 import Halves, TilePositions, split
+from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.plan import F16X3, Schedule
@@ -73,7 +73,7 @@ class DrawnTiles:
             numbers = [_in_line(n, owner, tiles) for n, tiles in zip(numbers, self.tiles, strict=True)]
         return [ptr, *numbers]
 
-    def split(self) -> Halves:
+    def split(self) -> SplitOperands:
         """The operands in halves; tile n is in row n % 2 of tiles, or there is one row."""
         values, places = [], []
         for x in self.operands():

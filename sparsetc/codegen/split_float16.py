@@ -2,9 +2,9 @@
 
 Magnitudes are the bits of absolute values, which are ordered as they are, with infinities and NaN at the end.
 
-In: (nnz,) float32 values and their positions in whole tiles. Out: `Halves`, high and low. Of a row of an operand (a
-free position, whatever the tile) the largest magnitude says by which power of two, the row's scale, it is brought into
-the range of a float16 (`ir.nest.values`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
+In: (nnz,) float32 values and their positions in whole tiles. Out: `SplitOperands`, high and low. Of a row of an operand
+(a free position, whatever the tile) the largest magnitude says by which power of two, the row's scale, it is brought
+into the range of a float16 (`ir.nest.values`). All 23 bits are there where a row's nonzeros are at least 2**-28 of its
 largest: below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of magnitudes
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
 term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
@@ -75,7 +75,7 @@ class TilePositions:
 
 
 @dataclass(frozen=True)
-class Halves:
+class SplitOperands:
     """Both operands in halves, with the scales of their rows and the verdict on their values.
 
     Attributes:
@@ -97,7 +97,9 @@ class Halves:
         return sum(a.numel() * a.element_size() for a in arrays)
 
 
-def split(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], room: Halves | None = None) -> Halves:
+def split(
+    values: Sequence[torch.Tensor], positions: Sequence[TilePositions], room: SplitOperands | None = None
+) -> SplitOperands:
     """The halves of both operands, by two launches; nothing is waited for.
 
     Args:
@@ -117,7 +119,7 @@ def split(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], ro
     return room
 
 
-def room_for(positions: Sequence[TilePositions], device: torch.device) -> Halves:
+def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitOperands:
     """Halves of zeros, to be filled.
 
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
@@ -127,7 +129,7 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> Halves
     _, high_and_low = _together([p.stored for p in positions for _ in range(2)], torch.float16, device)
     _, scales = _together(rows, torch.float32, device)
     arrays = tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True))
-    return Halves(arrays, tuple(most), verdict, found)
+    return SplitOperands(arrays, tuple(most), verdict, found)
 
 
 def _together(
@@ -139,7 +141,7 @@ def _together(
     return whole, list(whole.split(pieces)[::2])
 
 
-def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: Halves) -> None:
+def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by Triton's kernels."""
     from sparsetc.codegen import split_float16_kernels as kernels
 
@@ -154,7 +156,7 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
     kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, *y)
 
 
-def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: Halves) -> None:
+def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by torch, to the bits that the kernels give."""
     for v, p, m, arrays in zip(values, positions, halves.most, halves.arrays, strict=True):
         (high, low, scales), at = arrays, p.at.long()

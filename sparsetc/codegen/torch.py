@@ -1,7 +1,7 @@
 """Tile programs -> the text of one torch module: the default without a GPU, and the reference for tests.
 
 In: tile programs of whole axes, of views with one lane, so that nothing is padded. Out: a module with a function a
-part, which `FunctionPrinter` prints by a walk over its statements, a method each. Each is a function of chunks, in
+part, which `TorchPrinter` prints by a walk over its statements, a method each. Each is a function of chunks, in
 which every statement is done for all rows of a chunk at once: a tile has a row per item, per fiber, tile or pair, or
 per nonzero, by its level, and behind it its axes, those along sides first. A loop becomes a sum over runs of rows. What
 is gathered by no coordinate has no rows.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from string import ascii_letters
 
-from sparsetc.codegen.torch_rows import COUNTS, RANGES, Rows, TorchCoordinates, bags, rows_of, value
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, ChunkRows, TorchCoordinates, bags, rows_of, value
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
@@ -22,7 +22,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support.lru import cached_property
 
 
-class FunctionPrinter(Rows):
+class TorchPrinter(ChunkRows):
     """Prints one tile program as a torch function of chunks."""
 
     def __init__(self, program: ir.TileProgram, integers: bool = False) -> None:
@@ -237,13 +237,13 @@ class FunctionPrinter(Rows):
         p, level = self.p, rows_of(self.p, s.key.level)
         kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
         numbers = p.width == 1
-        rows = "-1" if isinstance(s.key, ir.Position) else str(p.rows)
+        rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
         size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
         total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
         if kept or len(s.axes) != (0 if numbers else 1):
             total = f"{total}.reshape({shape})"
         output = f"{p.output}.view({size})"
-        if isinstance(s.key, ir.Position):
+        if isinstance(s.key, ir.OwnPosition):
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
         row = self.output_rows(s.key, level, s.owned)
@@ -294,7 +294,7 @@ CALLS = "add_rows bag bags expanded integer_einsum matmul_precision multiply run
 @lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool = False) -> str:
     """The whole file: header and one function a part; `integers` says of what type the operands are."""
-    functions = ["\n".join(p.lines(integers) if p.covers else FunctionPrinter(p, integers).lines()) for p in programs]
+    functions = ["\n".join(p.lines(integers) if p.covers else TorchPrinter(p, integers).lines()) for p in programs]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
     used = ", ".join(name for name in CALLS.split() if name in called)

@@ -35,7 +35,7 @@ def rows_of(program: TileProgram, level: int) -> int:
     return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
-class Rows:
+class ChunkRows:
     """The rows that a chunk has of each level."""
 
     def __init__(self, program: TileProgram, device: str) -> None:
@@ -67,7 +67,7 @@ class Rows:
 class TorchCoordinates(Writer):
     """Writes the coordinates of a statement; those along a side are columns beside one another."""
 
-    def __init__(self, rows: Rows, statement: Decode) -> None:
+    def __init__(self, rows: ChunkRows, statement: Decode) -> None:
         self.rows, self.level, self.along_side = rows, statement.level, bool(statement.coordinate.sides)
         self.column = "[:, None]" if self.along_side else ""
 
@@ -99,7 +99,7 @@ class TorchCoordinates(Writer):
         return self.rows.spread(f"{lookup.array}[{RANGES[own]}]", own, self.level) + self.column
 
 
-def value(rows: Rows, s: Value) -> str:
+def value(rows: ChunkRows, s: Value) -> str:
     """The values of a statement's tiles, their positions in the order in which they are stored."""
     stored = rows.p.stored(s.operand)
     kind, sides = stored.values, ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)

@@ -44,7 +44,7 @@ def counts_of(program: ir.TileProgram) -> list[str]:
     return [*(["programs"] if slabs else []), *program.view.items.counts]
 
 
-class FunctionPrinter(Layout):
+class TritonPrinter(Layout):
     """Prints one tile program as a Triton function of its program number.
 
     Attributes:
@@ -140,7 +140,7 @@ class FunctionPrinter(Layout):
         elif isinstance(s, ir.Gather):
             for u in self.copied(s.out.axes, s.out.level):
                 self.gather(s, u)
-        elif isinstance(s, ir.Sum):
+        elif isinstance(s, ir.Reduce):
             for u in self.copied(s.source.axes, ITEM):
                 self.put(f"{self.named(s.out, u)} = {self.summed(s.source, u, s.out.axes)[0]}")
         elif isinstance(s, ir.Product):
@@ -250,7 +250,7 @@ def module_source(
             and masks do.
     """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    functions = [line for p in programs for line in ("", *FunctionPrinter(p, sums, widen).lines(), "")]
+    functions = [line for p in programs for line in ("", *TritonPrinter(p, sums, widen).lines(), "")]
     if "count(" in "".join(functions):
         lines += ["", *(POPC if popcount else COUNT).splitlines(), ""]
     lines += functions

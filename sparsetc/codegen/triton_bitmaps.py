@@ -19,7 +19,7 @@ from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Loop, Value
 
 if TYPE_CHECKING:
-    from sparsetc.codegen.triton import FunctionPrinter
+    from sparsetc.codegen.triton import TritonPrinter
 
 COUNT = """@triton.jit
 def count(v):
@@ -35,7 +35,7 @@ def count(v):
 """
 
 
-def counted_bits(printer: FunctionPrinter, s: Value) -> tuple[int, int, int, int]:
+def counted_bits(printer: TritonPrinter, s: Value) -> tuple[int, int, int, int]:
     """Return which bits are counted together, for one step of a value that is in order.
 
     Returns:
@@ -50,7 +50,7 @@ def counted_bits(printer: FunctionPrinter, s: Value) -> tuple[int, int, int, int
     return printer.positions(s.out.axes) // word, word, word, limit
 
 
-def in_order(printer: FunctionPrinter, s: Value) -> bool:
+def in_order(printer: TritonPrinter, s: Value) -> bool:
     """Whether the positions of a step lie together as stored, and steps follow one another."""
     p, stored, axes = printer.p, printer.p.stored(s.operand), s.out.axes
     tiles, sides = stored.values, [p.axis(c) for c in axes]
@@ -68,7 +68,7 @@ def in_order(printer: FunctionPrinter, s: Value) -> bool:
     return sides[1].size <= tiles.word if sides[1].ragged else prod(tiles.sides) >= tiles.word
 
 
-def _before(printer: FunctionPrinter, s: Value) -> tuple[str, ...]:
+def _before(printer: TritonPrinter, s: Value) -> tuple[str, ...]:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
     p, letters = printer.p, printer.p.stored(s.operand).letters
     gridded = tuple(a.letter for a in p.split if a.letter in letters and a.letter not in s.out.axes)
@@ -76,7 +76,7 @@ def _before(printer: FunctionPrinter, s: Value) -> tuple[str, ...]:
     return (*gridded, *(c for c in loops if c in letters and c not in s.out.axes))
 
 
-def head(printer: FunctionPrinter, s: Value) -> None:
+def head(printer: TritonPrinter, s: Value) -> None:
     """Vectors that all tiles share."""
     if not in_order(printer, s):
         return
@@ -89,7 +89,7 @@ def head(printer: FunctionPrinter, s: Value) -> None:
         printer.put(f"every = tl.arange(0, {1 << (stored.values.words - 1).bit_length()})")
 
 
-def first(printer: FunctionPrinter, s: Value) -> None:
+def first(printer: TritonPrinter, s: Value) -> None:
     """The tile's first value; of a tile taken in slices, the slice's."""
     p, stored = printer.p, printer.p.stored(s.operand)
     before = stored.array("before")
@@ -101,7 +101,7 @@ def first(printer: FunctionPrinter, s: Value) -> None:
         printer.put(f"{before} += tl.sum(count({word(printer, stored, 'every', 'every < skipped')}), 0)")
 
 
-def word(printer: FunctionPrinter, stored: Stored, at: str, mask: str = "") -> str:
+def word(printer: TritonPrinter, stored: Stored, at: str, mask: str = "") -> str:
     """The load of words of the tile, as unsigned numbers of 32 bits."""
     tiles = stored.values
     tile = printer.placed(number(printer, stored), (), (), tiles.words)
@@ -109,7 +109,7 @@ def word(printer: FunctionPrinter, stored: Stored, at: str, mask: str = "") -> s
     return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
 
 
-def value(printer: FunctionPrinter, s: Value) -> None:
+def value(printer: TritonPrinter, s: Value) -> None:
     """The values at the positions of a step, 0 where there is none."""
     if in_order(printer, s):
         _step(printer, s)
@@ -117,7 +117,7 @@ def value(printer: FunctionPrinter, s: Value) -> None:
         _search(printer, s)
 
 
-def _step(printer: FunctionPrinter, s: Value) -> None:
+def _step(printer: TritonPrinter, s: Value) -> None:
     out, stored, (_, unit, positions, limit) = s.out, printer.p.stored(s.operand), counted_bits(printer, s)
     called = ("word", "counts", "at", "has", "before", "words", "place", "below")
     word_, counts, at, has, before, words, place, below = map(stored.array, called)
@@ -139,7 +139,7 @@ def _step(printer: FunctionPrinter, s: Value) -> None:
         printer.put(f"{out.name} = tl.reshape({out.name}, {sizes})")
 
 
-def _word_numbers(printer: FunctionPrinter, s: Value, unit: int) -> str:
+def _word_numbers(printer: TritonPrinter, s: Value, unit: int) -> str:
     """The words of the tile that the counted units lie in."""
     p, stored = printer.p, printer.p.stored(s.operand)
     bits, words = stored.values.word, stored.array("words")
@@ -154,7 +154,7 @@ def _word_numbers(printer: FunctionPrinter, s: Value, unit: int) -> str:
     return " + ".join([*terms, words])
 
 
-def _search(printer: FunctionPrinter, s: Value) -> None:
+def _search(printer: TritonPrinter, s: Value) -> None:
     stored = printer.p.stored(s.operand)
     tiles, values, bits = stored.values, stored.array("values"), stored.values.word
     terms, mask = place(printer, s)

@@ -21,7 +21,7 @@ from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram, V
 from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
-    from sparsetc.codegen.triton import FunctionPrinter
+    from sparsetc.codegen.triton import TritonPrinter
 
 
 ADDRESS64 = 2**31
@@ -209,7 +209,7 @@ def dimensions_of(tile: Tile) -> tuple[tuple[str, ...], ...]:
     return sides_of(tile) if tile.folded else tuple((c,) for c in tile.axes)
 
 
-def widened(printer: FunctionPrinter, s: Value) -> str:
+def widened(printer: TritonPrinter, s: Value) -> str:
     """What brings values to the type of the sums, where they are not in it and must be.
 
     Dots of two stored operands take narrow values as they are, and add up wide.
@@ -218,19 +218,19 @@ def widened(printer: FunctionPrinter, s: Value) -> str:
     return "" if as_they_are else printer.widen
 
 
-def whole(printer: FunctionPrinter, s: Value, array: str) -> str:
+def whole(printer: TritonPrinter, s: Value, array: str) -> str:
     """What loads a tile of which all positions are stored."""
     stored = printer.p.stored(s.operand)
     terms, mask = place(printer, s)
     return printer.load(array, " + ".join([f"{number(printer, stored)} * {stored.values.volume}", *terms]), mask)
 
 
-def number(printer: FunctionPrinter, stored: Stored) -> str:
+def number(printer: TritonPrinter, stored: Stored) -> str:
     """The number of an operand's tile, as addresses take it."""
     return f"{stored.array('tile')}.to(tl.int64)" if printer.p.index64 else stored.array("tile")
 
 
-def place(printer: FunctionPrinter, s: Value) -> tuple[list[str], str]:
+def place(printer: TritonPrinter, s: Value) -> tuple[list[str], str]:
     """(terms of the positions of a tile of values, the condition that they are of the tile)."""
     stored = printer.p.stored(s.operand)
     groups = dimensions_of(s.out)
@@ -249,7 +249,7 @@ def place(printer: FunctionPrinter, s: Value) -> tuple[list[str], str]:
     return [t for t in terms if t], printer.all_of(conditions)
 
 
-def _flat(printer: FunctionPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
+def _flat(printer: TritonPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
     """(positions along several sides as one number, its stride, the condition that they are of the tile)."""
     last = letters[-1]
     if len(letters) == 1:
@@ -277,7 +277,7 @@ FACTOR = OPERATORS["+"][0] + 1
 class TritonCoordinates(Writer):
     """Writes the coordinates of one level, of the copy of a step that has the suffix `u`."""
 
-    def __init__(self, printer: FunctionPrinter, level: int, u: str) -> None:
+    def __init__(self, printer: TritonPrinter, level: int, u: str) -> None:
         self.printer, self.level, self.u = printer, level, u
 
     def position(self, axis: str) -> str:

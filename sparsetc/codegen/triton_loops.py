@@ -19,7 +19,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import DenseAxis, Loop, Product, walk
 
 if TYPE_CHECKING:
-    from sparsetc.codegen.triton import FunctionPrinter
+    from sparsetc.codegen.triton import TritonPrinter
 
 MOST_HELD = 128 << 10
 """Bytes that dots of unrolled positions may hold in all. Each takes shared memory of its own, of which a program has
@@ -29,7 +29,7 @@ MOST_HELD = 128 << 10
 # -- what a program has ------------------------------------------------------------------------------------------------
 
 
-def head(printer: FunctionPrinter) -> None:
+def head(printer: TritonPrinter) -> None:
     """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
     p = printer.p
     _numbers(printer)
@@ -46,7 +46,7 @@ def head(printer: FunctionPrinter) -> None:
     printer.put(f"stop = {stop}")
 
 
-def _numbers(printer: FunctionPrinter) -> None:
+def _numbers(printer: TritonPrinter) -> None:
     """The numbers of the program's blocks and of its item, of which the grid takes that of a slab last."""
     p, rest = printer.p, "pid"
     for axis in p.split:
@@ -73,7 +73,7 @@ def _bare(text: str) -> str:
     return text[1:-1] if text.startswith("(") else text
 
 
-def _dense(printer: FunctionPrinter, axis: DenseAxis) -> None:
+def _dense(printer: TritonPrinter, axis: DenseAxis) -> None:
     """The positions of a dense axis that the program takes, and which of them it has."""
     base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
     for _ in printer.vectors((axis.letter,)):
@@ -86,7 +86,7 @@ def _dense(printer: FunctionPrinter, axis: DenseAxis) -> None:
                 printer.put(f"{at} = {at} % {axis.size}")
 
 
-def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
+def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
     """The positions along a side of a tile that the program takes; a loop, or the grid, has others one by one."""
     split = axis in printer.p.split
     if axis.letter in printer.p.looped or (split and axis.block == 1):
@@ -99,7 +99,7 @@ def _side(printer: FunctionPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
+def _each(printer: TritonPrinter, s: Loop, axis: Each) -> None:
     products = (inner for inner, _ in walk(s.body) if isinstance(inner, Product))
     summed = [product.out for product in products if values.in_halves(printer, product)]
     for total in summed:  # products with low halves are summed apart
@@ -117,7 +117,7 @@ def _each(printer: FunctionPrinter, s: Loop, axis: Each) -> None:
         printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
 
 
-def _block(printer: FunctionPrinter, lanes: int) -> None:
+def _block(printer: TritonPrinter, lanes: int) -> None:
     """The first nonzero of a block, its steps, those in which all lanes have a nonzero, and its fibers."""
     printer.put("first = tl.load(block_ptr + block)")
     printer.put(f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}")
@@ -128,7 +128,7 @@ def _block(printer: FunctionPrinter, lanes: int) -> None:
     printer.words[LANE].clear()
 
 
-def _steps(printer: FunctionPrinter, s: Loop, axis: Run | Fibers) -> None:
+def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> None:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
     if run:
@@ -152,7 +152,7 @@ def _steps(printer: FunctionPrinter, s: Loop, axis: Run | Fibers) -> None:
         printer.indent -= 1
 
 
-def _held(printer: FunctionPrinter, s: Loop) -> int:
+def _held(printer: TritonPrinter, s: Loop) -> int:
     """Bytes that the dots of a loop's body hold: their sides, or the products of each sum where no unit makes them."""
     held = 0
     for product in s.body:
@@ -164,7 +164,7 @@ def _held(printer: FunctionPrinter, s: Loop) -> int:
     return held * (4 if printer.acc == "tl.float32" else 8)
 
 
-def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
+def _turns(printer: TritonPrinter, s: Loop, axis: Turns) -> None:
     """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
     unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
     unrolled = unrolled and axis.size // axis.take * _held(printer, s) <= MOST_HELD
@@ -178,5 +178,5 @@ def _turns(printer: FunctionPrinter, s: Loop, axis: Turns) -> None:
     printer.indent -= 1
 
 
-LOOPS: dict[type[Axis], Callable[[FunctionPrinter, Loop, Any], None]]
+LOOPS: dict[type[Axis], Callable[[TritonPrinter, Loop, Any], None]]
 LOOPS = {Run: _steps, Fibers: _steps, Turns: _turns, Each: _each}

@@ -19,18 +19,18 @@ from sparsetc.ir.nest.nest import ITEM, LEAF
 from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, Position, Product, Row, Scale, Slot, Value
+from sparsetc.ir.program.tile import LANES, Add, OwnPosition, Product, Row, Scale, Slot, Value
 
 if TYPE_CHECKING:
-    from sparsetc.codegen.triton import FunctionPrinter
+    from sparsetc.codegen.triton import TritonPrinter
 
 
-def statements(printer: FunctionPrinter) -> list[Value]:
+def statements(printer: TritonPrinter) -> list[Value]:
     """The statements that read stored values, one an operand."""
     return [s for s, _ in printer.p.statements if isinstance(s, Value)]
 
 
-def head(printer: FunctionPrinter) -> None:
+def head(printer: TritonPrinter) -> None:
     """Numbers that all tiles share."""
     for s in statements(printer):
         for name, group in zip(("across", "along"), sides_of(s.out), strict=True):
@@ -40,54 +40,54 @@ def head(printer: FunctionPrinter) -> None:
             bitmaps.head(printer, s)
 
 
-def first(printer: FunctionPrinter) -> None:
+def first(printer: TritonPrinter) -> None:
     """Where the values of the turn's tiles begin, of those stored as bitmaps."""
     for s in statements(printer):
         if isinstance(printer.p.stored(s.operand).values, Bitmap):
             bitmaps.first(printer, s)
 
 
-def value(printer: FunctionPrinter, s: Value) -> None:
+def value(printer: TritonPrinter, s: Value) -> None:
     """The values at the positions that a program, or a turn of a loop, has."""
     TEXTS[type(printer.p.stored(s.operand).values)](printer, s)
 
 
-def _tile(printer: FunctionPrinter, s: Value) -> None:
+def _tile(printer: TritonPrinter, s: Value) -> None:
     printer.put(f"{s.out.name} = {whole(printer, s, printer.p.stored(s.operand).array('values'))}{widened(printer, s)}")
 
 
-def _nonzeros(printer: FunctionPrinter, s: Value) -> None:
+def _nonzeros(printer: TritonPrinter, s: Value) -> None:
     for u in printer.each(LEAF):
         printer.put(f"{s.out.name}{u} = {printer.load('values', f'pos{u}', printer.guard(LEAF, u))}{printer.widen}")
 
 
-def _ones(printer: FunctionPrinter, s: Value) -> None:
+def _ones(printer: TritonPrinter, s: Value) -> None:
     """The 1s of a step: 0 where a lane holds nothing."""
     for u in printer.each(LEAF):
         every = f"tl.full([{printer.p.view.lanes}], 1, {printer.acc})"
         printer.put(f"{s.out.name}{u} = {f'ok{u}.to({printer.acc})' if printer.masked else every}")
 
 
-def _both(printer: FunctionPrinter, s: Value) -> None:
+def _both(printer: TritonPrinter, s: Value) -> None:
     """Both halves of a tile."""
     stored = printer.p.stored(s.operand)
     for half in ("high", "low"):
         printer.put(f"{s.out.name}_{half} = {whole(printer, s, stored.array(f'{half}_values'))}")
 
 
-TEXTS: dict[type[Values], Callable[[FunctionPrinter, Value], None]]
+TEXTS: dict[type[Values], Callable[[TritonPrinter, Value], None]]
 TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both, ScaledHalves: _both}
 
 
 # -- dots of halves, three for each product of float32 -----------------------------------------------------------------
 
 
-def in_halves(printer: FunctionPrinter, s: Product) -> bool:
+def in_halves(printer: TritonPrinter, s: Product) -> bool:
     """Return True for a product of tiles in halves."""
     return s.dot and printer.p.schedule.precision == F16X3
 
 
-def scale(printer: FunctionPrinter, s: Scale) -> None:
+def scale(printer: TritonPrinter, s: Scale) -> None:
     """Factors by which the rows of an item's tiles are to be multiplied, or all of an operand."""
     if not s.out.axes:
         _of_all(printer, s)
@@ -99,7 +99,7 @@ def scale(printer: FunctionPrinter, s: Scale) -> None:
     printer.put(f"{s.out.name} = {printer.load(array, address, printer.limit(letter))}")
 
 
-def _of_all(printer: FunctionPrinter, s: Scale) -> None:
+def _of_all(printer: TritonPrinter, s: Scale) -> None:
     """The power of two that a largest magnitude asks for, from the bits of its exponent."""
     # What a scalar was multiplied into Triton 3.6 and 3.7 move through shared memory for the dot, both halves; by a
     # vector of one element, it is read as the dot wants it (H200: 2,611 to about 2,000 us,
@@ -110,7 +110,7 @@ def _of_all(printer: FunctionPrinter, s: Scale) -> None:
     printer.put(f"{s.out.name} = (({exponent}) << 23).to(tl.float32, bitcast=True)")
 
 
-def halves_product(printer: FunctionPrinter, s: Product, u: str) -> None:
+def halves_product(printer: TritonPrinter, s: Product, u: str) -> None:
     """The dots of high halves with high ones, and of each with a low one.
 
     The products of a high half with a low one are summed apart, since what dots round off their sums is as much smaller
@@ -140,7 +140,7 @@ def _halves(s: Product, half: str) -> Product:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def ahead(printer: FunctionPrinter, level: int) -> None:
+def ahead(printer: TritonPrinter, level: int) -> None:
     """Load the rows that items, or fibers, add to when these are known: what is loaded when it is needed is waited for.
 
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
@@ -156,7 +156,7 @@ def _known_ahead(key: Slot) -> bool:
     return not key.letters and key.level < LEAF
 
 
-def add(printer: FunctionPrinter, s: Add, u: str) -> None:
+def add(printer: TritonPrinter, s: Add, u: str) -> None:
     """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed."""
     keyed = printer.own(s.key.letters, s.source.axes, s.key.level)
     value, axes = printer.summed(s.source, u, (*keyed, *s.axes))
@@ -171,7 +171,7 @@ def add(printer: FunctionPrinter, s: Add, u: str) -> None:
 
 
 def _rows(
-    printer: FunctionPrinter, s: Add, keyed: Sequence[str], axes: Sequence[str], u: str
+    printer: TritonPrinter, s: Add, keyed: Sequence[str], axes: Sequence[str], u: str
 ) -> tuple[list[str], list[str]]:
     """(terms of the addresses of output rows, conditions), by the kind of the key."""
     p, key = printer.p, s.key
@@ -182,7 +182,7 @@ def _rows(
     if isinstance(key, Row):
         each = ((printer.coordinate(c, u), printer.own((c,), axes, key.level), n * p.width) for c, n in key.terms)
         return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
-    if isinstance(key, Position):
+    if isinstance(key, OwnPosition):
         return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
     if key.letters:
         return _slots(printer, key, axes, wide)
@@ -190,12 +190,12 @@ def _rows(
     return [printer.placed(f"{row}{cast}", keyed, axes, p.width)], [lanes]
 
 
-def _wide(printer: FunctionPrinter, s: Add) -> bool:
+def _wide(printer: TritonPrinter, s: Add) -> bool:
     """Whether addresses in the output, all copies of it, need 64 bits."""
     return s.copies * printer.p.rows * printer.p.width >= ADDRESS64
 
 
-def _slots(printer: FunctionPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
+def _slots(printer: TritonPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
     """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
     p, places = printer.p, tuple(c for c in axes if c in key.letters)
     sizes = [p.axis(c).size for c in key.letters]

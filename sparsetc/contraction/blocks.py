@@ -22,7 +22,7 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import requested
 from sparsetc.options import Options
-from sparsetc.tensor.blocks import Blocks, Cut, inside_only, joined, split
+from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -39,7 +39,7 @@ class CutOperand:
         modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
         self._sides, self._sizes = einsum.sides_of(dense), einsum.written.extents(dense)
         self.coordinates, self.tables = einsum.term(modes), einsum.term(dense)
-        self._cut: Cut | None = None
+        self._cut: BlockCut | None = None
         if x.pattern.blocks is None:
             self.pattern = x.pattern.divided(einsum.sides_of(modes))
             return

@@ -32,14 +32,14 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
-from sparsetc.runtime.executable import Listed
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
 
 
-class Compiled(Listed):
+class Compiled(Inspectable):
     """What a user may look at, derived from what is run: `inner`, steps or contractions, in order."""
 
     @property

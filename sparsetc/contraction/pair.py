@@ -29,7 +29,7 @@ from sparsetc.pair.hybrid import PATHS, HybridPath, Path, choose, estimates
 from sparsetc.pair.join import Join, Roles, prepared
 from sparsetc.pair.problem import PairProblem, paired
 from sparsetc.pair.scalar import EINSUMS, TaskSums
-from sparsetc.pair.symbolic import Budget, pattern_of
+from sparsetc.pair.symbolic import JoinBudget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
@@ -104,7 +104,7 @@ class Pair(Joined):
             roles,
         )
         what, limit, dtype = f"the result of {self.equation}", settings.memory_on(self.device), self._like.dtype
-        budget = Budget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
+        budget = JoinBudget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
         budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)

@@ -96,7 +96,7 @@ def cp_apr(
     modes = tuple(range(sparse.order))
     start = cp_factors(sparse, rank, init, checks.generator(random_state, NAME), modes, NAME, ("random",))
     checks.nonnegative(start, NAME)
-    sweep = _Sweep(sparse, start, limits, **settings)
+    sweep = _PoissonSweep(sparse, start, limits, **settings)
 
     def made(ended: Ended) -> CP:
         copies = tuple(f.clone() for f in sweep.factors)
@@ -107,7 +107,7 @@ def cp_apr(
     return made(iterate(sweep, sweep.measures, watch))
 
 
-class _Sweep:
+class _PoissonSweep:
     """An outer iteration over static buffers: every mode's multiplicative updates, then the likelihood and the fit.
 
     Attributes:

@@ -87,7 +87,7 @@ def cp_als(
     else:
         equations = Observed(seen, factors, wanted.free, **settings)
     update = HALS if nonnegative else LEAST_SQUARES if seen is None else ROWWISE
-    return run(Run(equations, factors, update, lambda: factors), wanted, is_model(init))
+    return run(PreparedRun(equations, factors, update, lambda: factors), wanted, is_model(init))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Run:
+class PreparedRun:
     """A run that is ready to begin: its equations, and the buffers that it changes.
 
     Attributes:
@@ -155,7 +155,7 @@ def start(
     return factors
 
 
-def run(own: Run, wanted: Wanted, goes_on: bool) -> CP:
+def run(own: PreparedRun, wanted: Wanted, goes_on: bool) -> CP:
     """Alternating least squares, whatever the equations are and wherever the factors lie."""
     free, factors = wanted.free, own.factors
     sweep = sweep_of(own.equations, factors, free, own.update, wanted.l2_reg)

@@ -70,7 +70,7 @@ def tucker(
     asked = asking(callback, lambda rows: made(Ended(rows, "")))
     tol = checks.level(tol, f"{NAME}: tol")
     factors = _start(sparse, sizes, init, checks.generator(random_state, NAME), free)
-    sweep = _Sweep(sparse, factors, free, **settings)
+    sweep = _TuckerSweep(sparse, factors, free, **settings)
 
     def made(ended: Ended) -> Tucker:
         return Tucker(sweep.core.clone(), tuple(f.clone() for f in factors), ended.column(0), ended.stopped)
@@ -83,7 +83,7 @@ def tucker(
     return made(ended)
 
 
-class _Sweep:
+class _TuckerSweep:
     """An iteration: each free mode's leading vectors, then the core and the fit from the last chain.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.cp import NAME, Run, Wanted, run, start
+from sparsetc.decomposition.cp import NAME, PreparedRun, Wanted, run, start
 from sparsetc.decomposition.initial import is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES
 from sparsetc.decomposition.loop import undisturbed
@@ -105,7 +105,7 @@ def cp_als(
     # Of sweeps with collectives in them only NCCL's become CUDA graphs (`benchmarks/results/distributed_2.json`).
     capture = ranks.size == 1 or "nccl" in ranks.backend
     watch = {"capture": capture, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
-    own = Run(equations, equations.own, HALS if nonnegative else LEAST_SQUARES, equations.whole, watch)
+    own = PreparedRun(equations, equations.own, HALS if nonnegative else LEAST_SQUARES, equations.whole, watch)
     return run(own, wanted, is_model(init))
 
 

@@ -53,7 +53,7 @@ def compiled(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[
 
 
 @dataclass(frozen=True)
-class Rows:
+class FactorRows:
     """The rows of one mode's factor, as the ranks of this one's range share them.
 
     Attributes:
@@ -68,7 +68,7 @@ class Rows:
     share: int
 
     @classmethod
-    def of(cls, x: Sharded, mode: int) -> Rows:
+    def of(cls, x: Sharded, mode: int) -> FactorRows:
         """The rows of a mode of a tensor; collective."""
         sharing, (start, stop) = x.ranks.divided(x.cut.sharing((mode,))), x.ranges[mode]
         return cls(sharing, start, stop, -(-(stop - start) // sharing.size))
@@ -105,7 +105,7 @@ class Boxed(Whole):
     def __init__(
         self,
         x: Sharded,
-        rows: Sequence[Rows],
+        rows: Sequence[FactorRows],
         factors: Sequence[torch.Tensor],
         free: Sequence[int],
         **settings: Any,
@@ -186,11 +186,11 @@ def prepared(x: Sharded, factors: Sequence[torch.Tensor], free: Sequence[int], w
     Raises:
         DistributedError: a rank could not.
     """
-    rows = [Rows.of(x, mode) for mode in range(x.order)]
+    rows = [FactorRows.of(x, mode) for mode in range(x.order)]
     return compiled(x.ranks, what, partial(Boxed, x, rows, factors, free), settings).joined()
 
 
-def gathered(own: torch.Tensor, rows: Rows, ranks: Ranks) -> torch.Tensor:
+def gathered(own: torch.Tensor, rows: FactorRows, ranks: Ranks) -> torch.Tensor:
     """(size, rank) a factor on every rank, of each one's rows."""
     first = min(rows.stop, rows.start + rows.share * rows.sharing.rank)
     last = min(rows.stop, first + rows.share)
@@ -201,7 +201,7 @@ def gathered(own: torch.Tensor, rows: Rows, ranks: Ranks) -> torch.Tensor:
     return DenseResult((size, own.shape[1]), blocks, 1, False).gathered(own[: last - first], ranks)
 
 
-def _padded(local: SparseTensor, rows: Sequence[Rows]) -> SparseTensor:
+def _padded(local: SparseTensor, rows: Sequence[FactorRows]) -> SparseTensor:
     """A box whose modes have as many rows as its blocks of factors."""
     shape = tuple(r.padded for r in rows)
     return SparseTensor._of(local.coords, local.values, shape, local.is_coalesced)

@@ -45,7 +45,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSize:
     """The sizes of a tensor."""
 
     name: str
@@ -54,7 +54,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepCost:
     """What a sweep of CP-ALS takes on each rank, in seconds, and what it holds, in bytes.
 
     Attributes:
@@ -81,14 +81,14 @@ H200 = Rates(nonzeros=7.4e10, memory=3.0e12, link=2.36e11, network=4.0e10, laten
 """Rates of H200s: nonzeros, link and latency by `benchmarks/results/distributed_1.json` and `distributed_2.json` (like
 nell-2, NCCL over NVLink); memory and network are assumed."""
 
-AMAZON = Tensor("amazon", (4_821_207, 1_774_269, 1_805_187), 1_741_809_018)
-REDDIT = Tensor("reddit", (8_211_298, 176_962, 8_116_559), 4_687_474_081)
+AMAZON = TensorSize("amazon", (4_821_207, 1_774_269, 1_805_187), 1_741_809_018)
+REDDIT = TensorSize("reddit", (8_211_298, 176_962, 8_116_559), 4_687_474_081)
 """Sizes as FROSTT (frostt.io) publishes them."""
-NELL_2 = Tensor("like nell-2", (12_092, 9_184, 28_818), 72_166_771)
+NELL_2 = TensorSize("like nell-2", (12_092, 9_184, 28_818), 72_166_771)
 """What was measured on one and two GPUs."""
 
 
-def rows_of(tensor: Tensor, grid: Grid, mode: int) -> float:
+def rows_of(tensor: TensorSize, grid: Grid, mode: int) -> float:
     """Rows of a mode's range, were all of one length."""
     return tensor.shape[mode] / grid[mode]
 
@@ -98,13 +98,13 @@ def sharing(grid: Grid, mode: int) -> int:
     return prod(grid) // grid[mode]
 
 
-def mttkrp(tensor: Tensor, grid: Grid, mode: int, rates: Rates) -> float:
+def mttkrp(tensor: TensorSize, grid: Grid, mode: int, rates: Rates) -> float:
     """Seconds of one MTTKRP, its rows summed over the ranks that share them: a reduce-scatter."""
     local = tensor.nnz * rates.imbalance / prod(grid) / rates.nonzeros
     return local + _collective(tensor, grid, mode, rates) + rates.latency * _steps(sharing(grid, mode))
 
 
-def sweep(tensor: Tensor, ranks: int, rates: Rates) -> Sweep:
+def sweep(tensor: TensorSize, ranks: int, rates: Rates) -> SweepCost:
     """A sweep over all modes, on the grid that sends the fewest rows."""
     modes = range(len(tensor.shape))
     grid = grids(ranks, tensor.shape, list(modes), False)[0]
@@ -113,7 +113,7 @@ def sweep(tensor: Tensor, ranks: int, rates: Rates) -> Sweep:
     blocks = sum(rows_of(tensor, grid, m) for m in modes) * width
     local = len(modes) * tensor.nnz * rates.imbalance / ranks
     steps = sum(2 * _steps(sharing(grid, m)) + 2 * _steps(ranks) for m in modes) + 2 * _steps(ranks)
-    return Sweep(
+    return SweepCost(
         grid,
         local / rates.nonzeros,
         (own * rates.passes + blocks * rates.block_passes) / rates.memory,
@@ -123,7 +123,7 @@ def sweep(tensor: Tensor, ranks: int, rates: Rates) -> Sweep:
     )
 
 
-def _collective(tensor: Tensor, grid: Grid, mode: int, rates: Rates) -> float:
+def _collective(tensor: TensorSize, grid: Grid, mode: int, rates: Rates) -> float:
     """Seconds in which the rows of a range are scattered to the ranks that share it, or gathered from them."""
     ranks = sharing(grid, mode)
     sent = rows_of(tensor, grid, mode) * rates.rank * WORD * (ranks - 1) / ranks
@@ -135,7 +135,7 @@ def _steps(ranks: int) -> int:
 
 
 def table(
-    tensors: Sequence[Tensor] = (AMAZON, REDDIT), counts: Sequence[int] = (8, 64, 1024), rates: Rates = H200
+    tensors: Sequence[TensorSize] = (AMAZON, REDDIT), counts: Sequence[int] = (8, 64, 1024), rates: Rates = H200
 ) -> str:
     """Sweeps as a table of Markdown. The efficiency is one rank's time by this model over the time of all ranks."""
     lines = ["| tensor | GPUs | grid | GB each | MTTKRPs ms | rows ms | sent ms | waits ms | sweep ms | efficiency |"]

@@ -18,7 +18,7 @@ from sparsetc.distributed.choose import chosen, cut_of
 from sparsetc.distributed.cut import Cut, Range
 from sparsetc.distributed.deal import Nonzeros, exchanged, moved, taken
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.distributed.source import Source, modes_to_cut, source_of
+from sparsetc.distributed.source import ShardSource, modes_to_cut, source_of
 from sparsetc.errors import ShapeError
 from sparsetc.options import current
 from sparsetc.support.entry import entry_point
@@ -151,7 +151,7 @@ def shard(
     several = isinstance(along, Iterable) and not isinstance(along, str)
     given = {"along": tuple(along) if several else along, "scattered": scattered}  # type: ignore[arg-type]
 
-    def opened() -> tuple[Source, tuple[int, ...]]:
+    def opened() -> tuple[ShardSource, tuple[int, ...]]:
         source = source_of(x, ranks, device, scattered)
         return source, modes_to_cut(given["along"], source)
 

@@ -1,6 +1,6 @@
 """Where the nonzeros that are to be cut come from: a tensor, or this rank's range of blocks of a packed file.
 
-In: what the user gave. Out: a `Source`, checked but not read, and the modes that may be cut.
+In: what the user gave. Out: a `ShardSource`, checked but not read, and the modes that may be cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @dataclass(frozen=True)
-class Source:
+class ShardSource:
     """Nonzeros to be cut, not read yet.
 
     Attributes:
@@ -41,7 +41,7 @@ class Source:
     said: dict[str, Any]
 
 
-def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> Source:
+def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> ShardSource:
     """A source of what a user gave.
 
     Raises:
@@ -67,10 +67,10 @@ def source_of(x: Any, ranks: Ranks, device: torch.device | str | None, scattered
         said["nnz"] = found.nnz
         if ranks.size > 1:
             said |= {"the bits of coordinates": bits(found.coords), "the bits of values": bits(own[1])}
-    return Source(found.shape, found.sparse_order, scattered, lambda: own, said)
+    return ShardSource(found.shape, found.sparse_order, scattered, lambda: own, said)
 
 
-def _of_file(file: PackedFile, path: Path | None, ranks: Ranks, device: torch.device | str | None) -> Source:
+def _of_file(file: PackedFile, path: Path | None, ranks: Ranks, device: torch.device | str | None) -> ShardSource:
     to = ranks.device if device is None else torch.device(device)
     ranks.check(to)
 
@@ -88,10 +88,10 @@ def _of_file(file: PackedFile, path: Path | None, ranks: Ranks, device: torch.de
             return own(opened)
 
     said = {"shape": file.shape, "dtype": file.dtype, "device": to.type, "nnz": file.nnz, "checksum": file.crc}
-    return Source(file.shape, file.order, True, read, said)
+    return ShardSource(file.shape, file.order, True, read, said)
 
 
-def modes_to_cut(along: Any, source: Source) -> tuple[int, ...]:
+def modes_to_cut(along: Any, source: ShardSource) -> tuple[int, ...]:
     """The modes that may be cut: those given, those that an equation keeps, or all; of dense modes none."""
     order, every = len(source.shape), range(source.sparse_order)
     if along is None:
@@ -108,7 +108,7 @@ def modes_to_cut(along: Any, source: Source) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _kept(equation: str, source: Source) -> tuple[int, ...]:
+def _kept(equation: str, source: ShardSource) -> tuple[int, ...]:
     """The modes whose letters the result of an equation keeps, each once in the first term."""
     others = [piece.replace("...", "") for piece in equation.split("->")[0].split(",")[1:]]
     shapes = [source.shape, *((1,) * sum(c.isalpha() for c in piece) for piece in others)]

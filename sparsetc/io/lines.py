@@ -33,7 +33,7 @@ WASTE = (
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Whole lines, each ending in ``\\n``, and where in the file they are.
 
     Attributes:
@@ -47,12 +47,12 @@ class Block:
     read: int
     numbers: int
 
-    def part(self, start: int, end: int, line: int, numbers: int) -> Block:
+    def part(self, start: int, end: int, line: int, numbers: int) -> TextBlock:
         """Bytes ``start`` to ``end``, which follow ``line`` lines and ``numbers`` numbers of this block."""
-        return Block(self.text[start:end], self.line + line, self.read + start, self.numbers + numbers)
+        return TextBlock(self.text[start:end], self.line + line, self.read + start, self.numbers + numbers)
 
 
-class Reader:
+class LineReader:
     """A text file, read once from its first line to its last.
 
     Attributes:
@@ -95,10 +95,10 @@ class Reader:
         """The next line as it stands in the file."""
         return self._text[self._at : self._line_end()] if self._more() else b""
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[TextBlock]:
         """The rest of the file; who takes a block adds its lines and numbers to those of the reader."""
         while self._more():
-            block = Block(self._text[self._at :], self.line, self._read, self.numbers)
+            block = TextBlock(self._text[self._at :], self.line, self._read, self.numbers)
             self._read += len(block.text)
             self._at = len(self._text)
             yield block
@@ -141,7 +141,7 @@ class Reader:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = None) -> Iterator[Reader]:
+def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = None) -> Iterator[LineReader]:
     """A reader of the file, decompressed if its name ends in ``.gz``. ``show`` is as in `notices.bar`."""
     path = Path(path)
     with open(path, "rb") as raw:
@@ -150,7 +150,7 @@ def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = Non
         with notices.bar(status.st_size, path.name, show if on_disk else False) as at:
             zipped = path.name.lower().endswith(".gz")
             text = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
-            yield Reader(path, comment, _whole_lines(path, text, lambda: at(raw.tell()) if on_disk else None))
+            yield LineReader(path, comment, _whole_lines(path, text, lambda: at(raw.tell()) if on_disk else None))
 
 
 def _whole_lines(path: Path, file: BinaryIO, told: Callable[[], None]) -> Iterator[bytes]:

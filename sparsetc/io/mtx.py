@@ -31,7 +31,7 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
 @dataclass(frozen=True)
-class Header:
+class MatrixHeader:
     """The banner and the line of sizes.
 
     Attributes:
@@ -68,12 +68,12 @@ class Header:
                 raise IOFormatError(f"{self.path}: the negative of the value {lowest} does not fit {dtype}")
         return _in_full(coords, values, self.symmetry)
 
-    def layout(self, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.Layout:
+    def layout(self, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.TableLayout:
         """The layout of the lines that follow, of ``dtype``; None: of float32 if that holds all digits."""
         dtype, reals = dtype or self.stated, _NUMBERS[self.field]
         known = dtype or (default if reals else torch.float32)
         real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(known, known)
-        return table.Layout(2, reals, real, COMMENT, self.shape, self.entries, dtype_open=not dtype and reals > 0)
+        return table.TableLayout(2, reals, real, COMMENT, self.shape, self.entries, dtype_open=not dtype and reals > 0)
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
@@ -88,7 +88,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    found = table.Table(table.Layout(2, 1, torch.float32, COMMENT))
+    found = table.Table(table.TableLayout(2, 1, torch.float32, COMMENT))
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show=False) as reader:
             header = head(reader)
@@ -107,7 +107,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
             raise IOFormatError(f"{path}: {error}") from error
 
 
-def head(reader: lines.Reader) -> Header:
+def head(reader: lines.LineReader) -> MatrixHeader:
     """What comes before the entries; IOFormatError where it is not that of a sparse matrix."""
     reader.peek()
     head = reader.comments[0][1] if reader.comments else b""
@@ -127,7 +127,7 @@ def head(reader: lines.Reader) -> Header:
         )
     reader.take()
     rows, columns, entries = map(int, sizes)
-    return Header(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
+    return MatrixHeader(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
 
 
 def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,7 +143,7 @@ def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple
     return torch.cat((coords, coords[:, off].flip(0)), dim=1), torch.cat((values, mirrored))
 
 
-def fault(fields: Sequence[str], layout: table.Layout) -> str | None:
+def fault(fields: Sequence[str], layout: table.TableLayout) -> str | None:
     """What is wrong with the fields of one line, or None."""
     if len(fields) != layout.fields:
         return f"expected {layout.fields} fields, found {len(fields)}"

@@ -38,7 +38,7 @@ _DESCR = re.compile(r"'([<>|=]?[biufcSU][1-9]\d{0,3})'")
 
 
 @dataclass(frozen=True)
-class Header:
+class ArrayHeader:
     """What an array in the archive is.
 
     Attributes:
@@ -71,7 +71,7 @@ class Archive:
         self._size = os.fstat(file.fileno()).st_size
         self._zip = zipfile.ZipFile(file)
         self._members = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
-        self._headers: dict[str, Header] = {}
+        self._headers: dict[str, ArrayHeader] = {}
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +83,7 @@ class Archive:
         """The names for a message: a file may have chosen characters that a terminal obeys."""
         return ", ".join(name if name.isprintable() else repr(name) for name in self._members)[:200]
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str) -> ArrayHeader:
         """What the array is; ValueError if it is none."""
         if name not in self._headers:
             self._headers[name] = self._read_header(name, self._members[name])
@@ -106,12 +106,12 @@ class Archive:
         made = made.astype(made.dtype.newbyteorder("="), copy=False)
         return made.reshape(header.shape, order=header.order)  # type: ignore[call-overload,no-any-return]
 
-    def stream(self, name: str, first: int) -> Stream:
+    def stream(self, name: str, first: int) -> ArrayStream:
         """The elements of an array from number ``first`` on, as the file orders them, to be taken some at a time."""
         header = self.header(name)
-        return Stream(header, first, self._zip.open(header.info))
+        return ArrayStream(header, first, self._zip.open(header.info))
 
-    def _read_header(self, name: str, info: zipfile.ZipInfo) -> Header:
+    def _read_header(self, name: str, info: zipfile.ZipInfo) -> ArrayHeader:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name} is compressed in another way than numpy does")
         most = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else _DEFLATED_TIMES)
@@ -127,13 +127,13 @@ class Archive:
         return header
 
 
-class Stream:
+class ArrayStream:
     """Elements of an array that is unpacked no further than it is asked for; zipfile compares the checksum at its end.
 
     Every stream of an array unpacks it from its beginning.
     """
 
-    def __init__(self, header: Header, first: int, member: IO[bytes]) -> None:
+    def __init__(self, header: ArrayHeader, first: int, member: IO[bytes]) -> None:
         self._header, self._member = header, member
         self._left = header.count - first
         self._pass(header.start + first * header.dtype.itemsize)
@@ -158,7 +158,7 @@ class Stream:
         return data
 
 
-def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> Header:
+def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> ArrayHeader:
     magic = member.read(8)
     if magic[:6] != b"\x93NUMPY":
         raise ValueError(f"{name} is no array")
@@ -177,7 +177,7 @@ def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> Header:
     if not (descr and order and shape):
         raise ValueError(f"{name} has a header that is not of a plain array: {text[:60].decode('latin-1')!r}")
     sizes = tuple(map(int, re.findall(rb"\d+", shape[0])))
-    return Header(info, np.dtype(descr[1]), sizes, order, 8 + width + length)
+    return ArrayHeader(info, np.dtype(descr[1]), sizes, order, 8 + width + length)
 
 
 @contextmanager

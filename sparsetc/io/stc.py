@@ -23,8 +23,8 @@ import torch
 from sparsetc.errors import DtypeError, IOFormatError
 from sparsetc.io import memory, numbers
 from sparsetc.io.atomic import replacing
-from sparsetc.io.stc_layout import BLOCK, PAGE, Array, Header, Layout, parsed
-from sparsetc.io.stc_writer import Writer
+from sparsetc.io.stc_layout import BLOCK, PAGE, Array, FileLayout, PackedHeader, parsed
+from sparsetc.io.stc_writer import PackedWriter
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -80,7 +80,7 @@ class PackedFile:
         return self._layout.dtype
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         """Where the arrays lie, and how many nonzeros a checksum covers."""
         return self._layout
 
@@ -163,13 +163,13 @@ class PackedFile:
     # ---- bytes ------------------------------------------------------------------------------------------------
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> FileLayout:
         return self._header.layout
 
     def _fault(self, reason: str) -> IOFormatError:
         return IOFormatError(f"{self.path}: {reason}")
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> PackedHeader:
         try:
             return parsed(self._file.read(PAGE), os.fstat(self._file.fileno()).st_size)
         except ValueError as error:
@@ -303,7 +303,7 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     """
     x = x.expand_dense().coalesce().to("cpu")
     with replacing(path) as file:
-        writer = Writer(file, Layout(x.shape, x.nnz, x.dtype))
+        writer = PackedWriter(file, FileLayout(x.shape, x.nnz, x.dtype))
         for start in range(0, x.nnz, BLOCK):
             writer.append(list(x.coords[:, start : start + BLOCK]), x.values[start : start + BLOCK])
         writer.finish()

@@ -72,7 +72,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """What a header says, and what follows from it."""
 
     shape: tuple[int, ...]
@@ -136,7 +136,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Header:
+class PackedHeader:
     """A header that was read.
 
     Attributes:
@@ -144,12 +144,12 @@ class Header:
         crc: CRC32 of the header itself.
     """
 
-    layout: Layout
+    layout: FileLayout
     table_crc: int
     crc: int
 
 
-def parsed(page: bytes, size: int) -> Header:
+def parsed(page: bytes, size: int) -> PackedHeader:
     """What the first bytes of a file of ``size`` bytes say; ValueError where they are no header, or of another file."""
     if page[: len(MAGIC)] != MAGIC:
         raise ValueError("header: not a packed file; it does not begin with the eight bytes of one")
@@ -170,23 +170,23 @@ def parsed(page: bytes, size: int) -> Header:
         raise ValueError(f"header: {nnz} nonzeros in shape {shape}")
     if block < LEAST_BLOCK:
         raise ValueError(f"header: a checksum every {block} nonzeros; a file has one every {LEAST_BLOCK} or more")
-    layout = Layout(shape, nnz, CODES[code][0], block, bool(flags & COALESCED))
+    layout = FileLayout(shape, nnz, CODES[code][0], block, bool(flags & COALESCED))
     _check_size(layout, size)  # before anything is made of the numbers
     if layout.header(b"")[_ARRAYS_AT : -_CHECK.size] != page[_ARRAYS_AT : -_CHECK.size] or not _same_fixed(
         layout, page
     ):
         raise ValueError("header: offsets or widths that do not follow from its shape, nonzeros and dtype")
-    return Header(layout, table_crc, crc)
+    return PackedHeader(layout, table_crc, crc)
 
 
-def _same_fixed(layout: Layout, page: bytes) -> bool:
-    """Whether the fixed fields are what `Layout.header` writes, but for the checksum of the table."""
+def _same_fixed(layout: FileLayout, page: bytes) -> bool:
+    """Whether the fixed fields are what `FileLayout.header` writes, but for the checksum of the table."""
     own, found = (_FIXED.unpack_from(data) for data in (layout.header(b""), page))
     blank = page[_FIXED.size : _ARRAYS_AT]
     return own[:8] == found[:8] and own[9] == found[9] and not any(blank)
 
 
-def _check_size(layout: Layout, size: int) -> None:
+def _check_size(layout: FileLayout, size: int) -> None:
     if size == layout.size:
         return
     if size > layout.size:

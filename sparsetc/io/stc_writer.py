@@ -16,20 +16,20 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from sparsetc.io.stc_layout import PAGE, Array, Layout
+from sparsetc.io.stc_layout import PAGE, Array, FileLayout
 
 MOVED = 1 << 20
 """Bytes that are moved at a time."""
 
 
-class Writer:
+class PackedWriter:
     """Appends nonzeros to an empty file; `finish` makes it a packed file.
 
     Attributes:
         nnz: nonzeros written so far.
     """
 
-    def __init__(self, file: BinaryIO, most: Layout) -> None:
+    def __init__(self, file: BinaryIO, most: FileLayout) -> None:
         """``most`` is the layout of as many nonzeros as may come."""
         self.nnz = 0
         self._file, self._most = file, most
@@ -42,7 +42,7 @@ class Writer:
         self._columns[-1].write(bits(values))
         self.nnz += values.shape[0]
 
-    def finish(self) -> Layout:
+    def finish(self) -> FileLayout:
         """Write what is left: arrays moved together, checksums and header."""
         layout = replace(self._most, nnz=self.nnz)
         for column, found in zip(self._columns, layout.arrays, strict=True):
@@ -63,7 +63,7 @@ def bits(values: torch.Tensor) -> np.ndarray:
     return values.view(torch.int16).numpy() if values.dtype == torch.bfloat16 else values.numpy()
 
 
-def _blank(file: BinaryIO, layout: Layout) -> None:
+def _blank(file: BinaryIO, layout: FileLayout) -> None:
     """Zeros between arrays, where others may have been written before they were moved."""
     following = [found.offset for found in (*layout.arrays[1:], layout.checks)]
     for found, until in zip(layout.arrays, following, strict=True):

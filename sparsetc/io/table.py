@@ -16,12 +16,12 @@ import torch
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds, digits, memory, numbers
-from sparsetc.io.lines import WASTE, Block, Reader
+from sparsetc.io.lines import WASTE, LineReader, TextBlock
 from sparsetc.tensor.inputs import NAMED
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """What every line of a table holds: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``.
 
     Attributes:
@@ -50,7 +50,7 @@ class Layout:
         return 8 * self.order + self.dtype.itemsize * max(self.reals, 1)
 
 
-Describe = Callable[[Sequence[str], Layout], str | None]
+Describe = Callable[[Sequence[str], TableLayout], str | None]
 """What is wrong with the fields of one bad line, in the terms of the format, or None where it finds nothing."""
 
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
@@ -58,7 +58,7 @@ _EMPTY = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Part:
+class ParsedPart:
     """The columns of a block.
 
     Attributes:
@@ -77,7 +77,7 @@ class Part:
     single: bool = True
 
 
-_NOTHING = Part([], [], [], 0, 0)
+_NOTHING = ParsedPart([], [], [], 0, 0)
 
 
 @dataclass
@@ -88,12 +88,12 @@ class Table:
         largest: largest coordinate of each mode, from 1.
     """
 
-    layout: Layout
+    layout: TableLayout
     rows: int = 0
     largest: list[int] = field(default_factory=list)
-    _parts: list[Part] = field(default_factory=list)
+    _parts: list[ParsedPart] = field(default_factory=list)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ParsedPart) -> None:
         """Append the rows of a block."""
         if not part.rows:
             return
@@ -129,7 +129,7 @@ class Table:
         return f"{self.rows:,} nonzeros were read, which take {nbytes:,} bytes, and up to three times that meanwhile"
 
 
-def read(reader: Reader, table: Table, describe: Describe) -> None:
+def read(reader: LineReader, table: Table, describe: Describe) -> None:
     """Fill ``table`` with the rest of the file.
 
     Raises:
@@ -142,7 +142,7 @@ def read(reader: Reader, table: Table, describe: Describe) -> None:
         _check(reader, table, limit)
 
 
-def parts(reader: Reader, layout: Layout, describe: Describe) -> Iterator[Part]:
+def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterator[ParsedPart]:
     """The rest of the file a block at a time, those without rows included.
 
     While a part is with the caller, `reader.line` and `reader.numbers` are those before it.
@@ -163,7 +163,7 @@ def parts(reader: Reader, layout: Layout, describe: Describe) -> Iterator[Part]:
             raise _fault(reader, bad, layout, describe)
 
 
-def _check(reader: Reader, table: Table, limit: int) -> None:
+def _check(reader: LineReader, table: Table, limit: int) -> None:
     """Refuse more rows than were declared, or than memory holds, whichever comes first in the file."""
     declared, held = table.layout.rows, limit // table.layout.row_bytes
     if declared is not None and declared <= held:
@@ -173,13 +173,13 @@ def _check(reader: Reader, table: Table, limit: int) -> None:
         raise memory.refused(reader.path, f"its first {held + 1:,} nonzeros", nbytes, limit)
 
 
-def stated_dtype(reader: Reader) -> torch.dtype | None:
+def stated_dtype(reader: LineReader) -> torch.dtype | None:
     """What a comment ``dtype: float64`` before the first number says; None where none does, or no known dtype."""
     said = [match[1].decode() for _, comments in reader.comments if (match := _DTYPE.search(comments))]
     return next((dtype for name, dtype in NAMED.items() if name in said), None)
 
 
-def check_declared(reader: Reader, layout: Layout, rows: int, ended: bool = False) -> None:
+def check_declared(reader: LineReader, layout: TableLayout, rows: int, ended: bool = False) -> None:
     """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
     if layout.rows is None:
         return
@@ -191,7 +191,7 @@ def check_declared(reader: Reader, layout: Layout, rows: int, ended: bool = Fals
         raise reader.fault(f"truncated: the header declares {layout.rows} entries, the file has {rows}")
 
 
-def _parse(block: Block, layout: Layout) -> Part:
+def _parse(block: TextBlock, layout: TableLayout) -> ParsedPart:
     """The columns of a block; BadToken if any line is not as ``layout`` says."""
     stripped = digits.without(layout.comment, block.text)
     text = digits.Text(stripped)
@@ -218,10 +218,10 @@ def _parse(block: Block, layout: Layout) -> Part:
     if not single and layout.dtype != kind:
         raise digits.BadToken(f"a number with more digits than {layout.dtype} holds; name the dtype to read it as")
     reals = [column.to(layout.dtype) for column in reals]
-    return Part(coords, reals, largest, start.size // layout.fields, text.lines, single)
+    return ParsedPart(coords, reals, largest, start.size // layout.fields, text.lines, single)
 
 
-def _check_waste(block: Block, layout: Layout) -> None:
+def _check_waste(block: TextBlock, layout: TableLayout) -> None:
     """BadToken where, up to any number or to the end of the block, text is more than its numbers may take."""
     start, _ = digits.Text(digits.without(layout.comment, block.text, keep_length=True)).tokens()
     before = np.arange(start.size + 1)
@@ -230,7 +230,7 @@ def _check_waste(block: Block, layout: Layout) -> None:
         raise digits.BadToken(WASTE)
 
 
-def _good_part(block: Block, layout: Layout) -> tuple[Part, Block]:
+def _good_part(block: TextBlock, layout: TableLayout) -> tuple[ParsedPart, TextBlock]:
     """The columns of the lines before the first bad one, and that line, of a block that has one."""
     ends = np.flatnonzero(np.frombuffer(block.text, dtype=np.uint8) == 10) + 1
     cuts = [0, *ends.tolist()]
@@ -246,7 +246,7 @@ def _good_part(block: Block, layout: Layout) -> tuple[Part, Block]:
     return part, block.part(cuts[good], cuts[bad], good, part.rows * layout.fields)
 
 
-def _fault(reader: Reader, bad: Block, layout: Layout, describe: Describe) -> IOFormatError:
+def _fault(reader: LineReader, bad: TextBlock, layout: TableLayout, describe: Describe) -> IOFormatError:
     """The error for a bad line."""
     reason = ""
     try:

@@ -35,7 +35,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    found = table.Table(table.Layout(0, 1, dtype or torch.float64, COMMENT))
+    found = table.Table(table.TableLayout(0, 1, dtype or torch.float64, COMMENT))
     with memory.named(path, lambda: found.footprint):
         with lines.opened(path, COMMENT, show) as reader:
             found = table.Table(head(reader, dtype))
@@ -47,7 +47,9 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
             raise IOFormatError(f"{path}: {error}") from error
 
 
-def head(reader: lines.Reader, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.Layout:
+def head(
+    reader: lines.LineReader, dtype: torch.dtype | None, default: torch.dtype = torch.float64
+) -> table.TableLayout:
     """The layout of the lines that follow, with the sizes and dtype, if what comes before the first nonzero says them.
 
     Where nothing says the dtype the layout is open, of dtype `default`. DtypeError for one that no .tns file holds.
@@ -65,10 +67,10 @@ def head(reader: lines.Reader, dtype: torch.dtype | None, default: torch.dtype =
     dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.Layout(order, 1, dtype or default, COMMENT, sizes, dtype_open=dtype is None)
+    return table.TableLayout(order, 1, dtype or default, COMMENT, sizes, dtype_open=dtype is None)
 
 
-def _declared(reader: lines.Reader, order: bytes) -> tuple[int, ...]:
+def _declared(reader: lines.LineReader, order: bytes) -> tuple[int, ...]:
     """The sizes on the second line, where the first has their number only."""
     fault = reader.fault(_ONE_FIELD, reader.line, reader.shown())
     reader.take()
@@ -81,7 +83,7 @@ def _declared(reader: lines.Reader, order: bytes) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _commented(reader: lines.Reader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """The sizes of ``# shape:`` comments, or ``sizes`` where there is none; IOFormatError where two disagree."""
     for number, comments in reader.comments:
         for found in _SHAPE.finditer(comments):
@@ -97,7 +99,7 @@ def _spaced(sizes: tuple[int, ...] | None) -> str:
     return " ".join(map(str, sizes or ()))
 
 
-def fault(fields: Sequence[str], layout: table.Layout) -> str | None:
+def fault(fields: Sequence[str], layout: table.TableLayout) -> str | None:
     """What is wrong with the fields of one line, or None."""
     order = layout.order
     if len(fields) != order + 1:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
-from sparsetc.codegen.split_float16 import Halves, TilePositions, split
+from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower import Target, lower_pairs
@@ -30,7 +30,7 @@ from sparsetc.pair.blocking import BlockPairList, BlockWork, pairs_a_program
 from sparsetc.pair.join import add_up
 from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, picked
-from sparsetc.runtime.executable import Listed
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import sorted_keys
 
@@ -46,7 +46,7 @@ Read = tuple[torch.Tensor, torch.Tensor | None]
 """(n,) positions in a buffer, and the entries of the result that stand there; None when they are all, in order."""
 
 
-class BlockPath(Listed):
+class BlockPath(Inspectable):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks.
 
     Attributes:
@@ -90,7 +90,7 @@ class BlockPath(Listed):
         x, y = p.given([part.bitmap for part in plan.parts[:2]])
         self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, (x, y), p.blocking, p.budget, p.dtype
         blocking, budget = p.blocking, p.budget
-        self._rooms: dict[int, list[Halves]] = {}
+        self._rooms: dict[int, list[SplitOperands]] = {}
         r, c, k = blocking.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
             raise PlanError(
@@ -226,7 +226,7 @@ class BlockPath(Listed):
         """The pairs of the blocks of the result that are made together, found once, so that calls wait for nothing."""
         return [self.tasks.some(start, self.room) for start in range(0, self.tasks.blocks, self.room)]
 
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
         """Both operands in halves, from the values of all entries; None where blocks are read as they are."""
         if self.launch_of_halves is None:
             return None
@@ -234,7 +234,7 @@ class BlockPath(Listed):
         return split((picked(x, m.x_matched), picked(y, m.y_matched)), self._rows, pool.pop() if pool else None)
 
     @property
-    def _room(self) -> list[Halves]:
+    def _room(self) -> list[SplitOperands]:
         """Halves of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
         device = self.budget.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
@@ -260,7 +260,7 @@ class BlockPath(Listed):
         places = [b.places if b.owner is None else b.places[b.owner] for b in self._buffers]
         return [((place // columns).int(), (place % columns).int()) for place in places]
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
         found = self._read(self._made(x, y, halves))
         if halves is not None:
@@ -280,7 +280,7 @@ class BlockPath(Listed):
             out.index_copy_(0, slot, blocks.view(-1).index_select(0, at))
         return out
 
-    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None) -> Iterator[torch.Tensor]:
+    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None) -> Iterator[torch.Tensor]:
         """Blocks of the result, made of the values of all entries or of their halves."""
         if halves is not None:
             assert self.launch_of_halves is not None

@@ -17,8 +17,8 @@ of one block of the result is an item; a long one is shared by several.
         values  [ v v v | v v | …      in the order of the set bits
 
 Blocks are in lexicographic order, so words are too. Where a block's values begin is not stored: it is the number of
-bits set in the bitmaps before. Where blocks lie is known from the list of pairs: the words count in `Blocks.nbytes`,
-and no kernel reads them.
+bits set in the bitmaps before. Where blocks lie is known from the list of pairs: the words count in
+`OperandBlocks.nbytes`, and no kernel reads them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparsetc.tensor.numbering import histogram, narrowed, numbered
 
 
 @dataclass(frozen=True)
-class Blocks:
+class OperandBlocks:
     """A pattern in blocks.
 
     Attributes:
@@ -126,7 +126,7 @@ class Blocks:
 
 def in_blocks(
     rows: Sequence[torch.Tensor], shape: Sequence[int], sides: Sequence[int], like: torch.Tensor, n: int
-) -> Blocks:
+) -> OperandBlocks:
     """Put nonzeros in blocks.
 
     Args:
@@ -148,7 +148,7 @@ def in_blocks(
         place = torch.add(row, place, alpha=side)
     at = [row >> (s.bit_length() - 1) if s > 1 else row for row, s in zip(rows, sides, strict=True)]
     found = numbered(at, tiles_along(shape, sides), n, like)
-    return Blocks(shape, sides, found.coords, found.count, found.rank, place)
+    return OperandBlocks(shape, sides, found.coords, found.count, found.rank, place)
 
 
 FREE, INNER = 64, 32
@@ -205,8 +205,8 @@ class Blocking:
     """
 
     join: Join
-    x: Blocks
-    y: Blocks
+    x: OperandBlocks
+    y: OperandBlocks
     pairs: Join
     rows: tuple[tuple[str, int], ...]
     columns: tuple[tuple[str, int], ...]
@@ -223,7 +223,7 @@ class Blocking:
 
         def blocked(
             operand: JoinOperand, matched: torch.Tensor | None, n: int, letters: tuple[str, ...]
-        ) -> tuple[Blocks, JoinOperand]:
+        ) -> tuple[OperandBlocks, JoinOperand]:
             own = [side[c] for c in letters]
             blocks = in_blocks(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
             grid = tiles_along(blocks.shape, own)

@@ -16,14 +16,14 @@ import torch
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
-from sparsetc.codegen.split_float16 import Halves
+from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.join import Roles
 from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import picked
 from sparsetc.runtime import calls
-from sparsetc.runtime.executable import Listed
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.numbering import numbered
@@ -64,7 +64,7 @@ def unfolded_bytes(p: PairProblem) -> int:
     return batch * (free_x * contracted + contracted * free_y + free_x * free_y) * p.width
 
 
-class DensePath(Listed):
+class DensePath(Inspectable):
     """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied.
 
     Attributes:
@@ -160,10 +160,10 @@ class DensePath(Listed):
         self.at = None if all_in_order else self._positions(places)
         return places
 
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
         """No halves: torch multiplies values as they are."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
         """Scatter, multiply, gather."""
         m = self.join
         return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)

@@ -18,7 +18,7 @@ from math import inf
 
 import torch
 
-from sparsetc.codegen.split_float16 import Halves
+from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.plan import Plan
 from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPath
 from sparsetc.pair.blocking import Blocking, BlockWork
@@ -26,7 +26,7 @@ from sparsetc.pair.dense import DENSE_LAUNCHES, DensePath
 from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.scalar import SCALAR_LAUNCHES, TaskSums
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
-from sparsetc.runtime.executable import Listed
+from sparsetc.runtime.executable import Inspectable
 
 
 def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
@@ -65,7 +65,7 @@ MERGE_LAUNCHES = 7
 HYBRID_LAUNCHES = SCALAR_LAUNCHES + BLOCK_LAUNCHES + MERGE_LAUNCHES
 
 
-class HybridPath(Listed):
+class HybridPath(Inspectable):
     """Blocks of x with as many nonzeros as a threshold, or more, by pairs of blocks; its other nonzeros by tasks.
 
     Attributes:
@@ -138,11 +138,11 @@ class HybridPath(Listed):
         self.nnz = places.numel()
         return places
 
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> Halves | None:
+    def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
         """The halves of values that are multiplied in blocks."""
         return self.inner[0].halves(x.index_select(0, self.entries[0]), y)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: Halves | None = None) -> torch.Tensor:
+    def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
         out, (blocks, tasks) = x.new_zeros(self.nnz), self.inner
         x_blocks, x_tasks = (x.index_select(0, entries) for entries in self.entries)

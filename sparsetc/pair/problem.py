@@ -20,7 +20,7 @@ from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, requested
 from sparsetc.pair.blocking import Blocking
 from sparsetc.pair.join import Join
-from sparsetc.pair.symbolic import Budget
+from sparsetc.pair.symbolic import JoinBudget
 from sparsetc.support.lru import cached_property
 
 STORAGES = ("auto", "whole", "bitmap")
@@ -117,7 +117,7 @@ class PairProblem:
     wanted: Plan
     dtype: torch.dtype
     backend: str
-    budget: Budget
+    budget: JoinBudget
     swapped: bool
 
     @cached_property

@@ -31,7 +31,7 @@ from sparsetc.packing.base import Packed, pack
 from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, JoinOrder, picked
 from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
-from sparsetc.runtime.executable import Arrays, Executable, Listed, SecondPass
+from sparsetc.runtime.executable import Arrays, Executable, Inspectable, SecondPass
 from sparsetc.support.notices import bar
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
@@ -142,7 +142,7 @@ SCALAR_LAUNCHES = 4
 """Calls that the path takes: values gathered, the kernel, the result zeroed."""
 
 
-class TaskSums(Listed):
+class TaskSums(Inspectable):
     """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
     name = "scalar"

@@ -158,7 +158,7 @@ def _bounds(join: Join, places: torch.Tensor) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Budget:
+class JoinBudget:
     """The memory that a result, and the work towards it, may take."""
 
     settings: Options

@@ -27,7 +27,7 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
-from sparsetc.pair.symbolic import Budget, Expanded, JoinOrder
+from sparsetc.pair.symbolic import Expanded, JoinBudget, JoinOrder
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
@@ -128,7 +128,7 @@ ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
 
-def keeps(tasks: int, budget: Budget) -> bool:
+def keeps(tasks: int, budget: JoinBudget) -> bool:
     """Whether the list of so many tasks takes a quarter of the memory limit or less."""
     return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
@@ -250,7 +250,7 @@ WORDS = 64
 """Words whose places a program writes, a lane a bit. Not measured."""
 
 
-def markable(join_order: JoinOrder, budget: Budget) -> bool:
+def markable(join_order: JoinOrder, budget: JoinBudget) -> bool:
     """Return True if there are kernels for marks, and marks are few and fit a quarter of the memory limit."""
     tasks, places = join_order.tasks, join_order.join.rows * join_order.join.columns
     fits = places * PLACE_BYTES <= budget.limit / 4
@@ -268,7 +268,7 @@ class Tasks:
         nnz: number of entries of the result, once its pattern is known.
     """
 
-    def __init__(self, join_order: JoinOrder, budget: Budget) -> None:
+    def __init__(self, join_order: JoinOrder, budget: JoinBudget) -> None:
         self.join_order, self.budget = join_order, budget
         self.fits = keeps(join_order.tasks, budget)
         self.nnz = 0

@@ -93,7 +93,7 @@ class Arrays:
     zeroed: torch.Tensor | None = None
 
 
-class Listed:
+class Inspectable:
     """Programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
 
     inner: Sequence[Any]

@@ -22,13 +22,13 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options, of_call, with_settings
 from sparsetc.planner.registry import check_request
-from sparsetc.streaming.budget import Budget, Sizes, checked_chunk, checked_streams
+from sparsetc.streaming.budget import Sizes, StreamBudget, checked_chunk, checked_streams
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.cutting import Cut, cut
+from sparsetc.streaming.cutting import StreamCut, cut
 from sparsetc.streaming.description import Recipe, cut_of, finish
-from sparsetc.streaming.file import Chunks, Writer
+from sparsetc.streaming.file import ChunkFile, ChunkWriter
 from sparsetc.streaming.sources import Source, operand, source_of
-from sparsetc.streaming.store import Memory
+from sparsetc.streaming.store import ChunkMemory
 from sparsetc.streaming.stream import ORDERS, Stream
 from sparsetc.support import notices
 from sparsetc.support.entry import entry_point
@@ -161,7 +161,7 @@ def stream_kernel(
         check_request(own.plan)  # of which chunks ask, where there are any
         lanes = lanes if target.type == "cuda" else 1
         form, sizes = whole.template.output, Sizes.of(whole, lanes, drop_zeros)
-        budget = Budget.of(sizes, form, given.nnz, own.memory_on(target), lanes, most, target, bound.einsum.text)
+        budget = StreamBudget.of(sizes, form, given.nnz, own.memory_on(target), lanes, most, target, bound.einsum.text)
         numbered = form.sparse or not budget.resident
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
         about = bound.einsum.text, shapes, given.dtype, own.effective_precision(), whole.backend
@@ -236,7 +236,7 @@ def open_stream(
         raise PlanError(f"{fixed[0]}= is as it was when the chunks were packed; pack them again for another")
     target = device_of(device, (), None)
     lanes = lanes if target.type == "cuda" else 1
-    file = Chunks(path, target.type == "cuda")
+    file = ChunkFile(path, target.type == "cuda")
     try:
         recipe, own, compiler = _described(file, given, target)
         if compiler.backend != recipe.backend:
@@ -246,7 +246,9 @@ def open_stream(
         sizes = Sizes.of(compiler, lanes, recipe.drop_zeros)
         rows = found.rows if recipe.numbered else compiler.template.output.rows
         limit, window = own.memory_on(target), found.window if recipe.numbered else None
-        budget = Budget.opened(sizes, rows, found.copies, found.largest, window, limit, lanes, target, recipe.equation)
+        budget = StreamBudget.opened(
+            sizes, rows, found.copies, found.largest, window, limit, lanes, target, recipe.equation
+        )
         return Stream(recipe, compiler, found, file, budget, sizes, lanes, order, progress)
     except BaseException:
         file.close()
@@ -281,7 +283,7 @@ def _kept(compiler: Compiler) -> list[int]:
     return [modes.index(letters[m]) for m in compiler.canonical.kept]
 
 
-def _described(file: Chunks, settings: Options, target: torch.device) -> tuple[Recipe, Options, Compiler]:
+def _described(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Recipe, Options, Compiler]:
     """The einsum that a file is of."""
     try:
         recipe = Recipe.of(file.description["recipe"])
@@ -298,19 +300,19 @@ def _described(file: Chunks, settings: Options, target: torch.device) -> tuple[R
 def _packed(
     source: Source,
     compiler: Compiler,
-    budget: Budget,
+    budget: StreamBudget,
     recipe: Recipe,
     file: str | os.PathLike[str] | None,
     where: torch.device,
     at: notices.At,
-) -> tuple[Cut, Memory | Chunks]:
+) -> tuple[StreamCut, ChunkMemory | ChunkFile]:
     """The chunks, in memory or in a file; after an exception neither has anything of them."""
     pinned = compiler.target.type == "cuda"
     if file is None:
-        memory = Memory(pinned)
+        memory = ChunkMemory(pinned)
         return cut(source, compiler, budget, memory, where, at), memory
     with replacing(file) as opened:
-        writer = Writer(opened)
+        writer = ChunkWriter(opened)
         found = cut(source, compiler, budget, writer, where, at)
         finish(writer, recipe, compiler, found)
-    return found, Chunks(file, pinned)
+    return found, ChunkFile(file, pinned)

@@ -1,7 +1,7 @@
 """What a stream may take of the device's memory, and what it takes: decided before anything runs.
 
-In: an einsum, the memory limit, what the caller asks of chunks. Out: `Budget`: whether the result stays on the device,
-how large a chunk may be, how many rows of the result it may have; or `OutOfMemoryError`, with the sizes.
+In: an einsum, the memory limit, what the caller asks of chunks. Out: `StreamBudget`: whether the result stays on the
+device, how large a chunk may be, how many rows of the result it may have; or `OutOfMemoryError`, with the sizes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Budget:
+class StreamBudget:
     """What fits.
 
     Attributes:
@@ -113,7 +113,7 @@ class Budget:
     @classmethod
     def of(
         cls, sizes: Sizes, output: Output, nnz: int, limit: int, streams: int, chunk: int | None, where: Any, what: str
-    ) -> Budget:
+    ) -> StreamBudget:
         """The budget of an einsum.
 
         Args:
@@ -163,7 +163,7 @@ class Budget:
         streams: int,
         where: Any,
         what: str,
-    ) -> Budget:
+    ) -> StreamBudget:
         """The budget of chunks that are packed already.
 
         Args:
@@ -192,7 +192,7 @@ class Budget:
             "memory_limit=, take fewer streams, or pack the tensor again in smaller chunks"
         )
 
-    def known(self, sizes: Sizes, rows: int, chunk: int, streams: int) -> Budget:
+    def known(self, sizes: Sizes, rows: int, chunk: int, streams: int) -> StreamBudget:
         """The budget once the rows of a sparse result are known: it is kept on the device where it fits there.
 
         Args:

@@ -1,7 +1,7 @@
 """Nonzeros -> chunks: cut by nonzeros so that none is larger than allowed, packed, and handed to a store.
 
-In: a source, a compiler, a budget. Out: `Cut`: the chunks, the programs that they share, and where the rows of the
-result are that they number. Only one chunk is held unpacked at a time.
+In: a source, a compiler, a budget. Out: `StreamCut`: the chunks, the programs that they share, and where the rows of
+the result are that they number. Only one chunk is held unpacked at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import partial
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.streaming.budget import Budget
+from sparsetc.streaming.budget import StreamBudget
 from sparsetc.streaming.compiler import Compiler, Variant
-from sparsetc.streaming.file import Writer
+from sparsetc.streaming.file import ChunkWriter
 from sparsetc.streaming.sources import Source
-from sparsetc.streaming.store import Chunk, Memory, fill, placed
+from sparsetc.streaming.store import Chunk, ChunkMemory, fill, placed
 from sparsetc.support.notices import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -30,7 +30,7 @@ SAMPLES = 16
 
 
 @dataclass(frozen=True)
-class Cut:
+class StreamCut:
     """A tensor in chunks.
 
     Attributes:
@@ -84,7 +84,14 @@ class _Rows:
         return first
 
 
-def cut(source: Source, compiler: Compiler, budget: Budget, sink: Memory | Writer, where: torch.device, at: At) -> Cut:
+def cut(
+    source: Source,
+    compiler: Compiler,
+    budget: StreamBudget,
+    sink: ChunkMemory | ChunkWriter,
+    where: torch.device,
+    at: At,
+) -> StreamCut:
     """Cut, pack and store all nonzeros.
 
     Args:
@@ -125,7 +132,7 @@ def cut(source: Source, compiler: Compiler, budget: Budget, sink: Memory | Write
         at(start)
     compiler.samples = tuple  # the nonzeros are no longer needed
     coords = torch.cat(rows.coords, 1) if rows.coords else None
-    return Cut(tuple(chunks), tuple(variants), rows.count, coords)
+    return StreamCut(tuple(chunks), tuple(variants), rows.count, coords)
 
 
 def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -146,7 +153,7 @@ def _next(ends: Sequence[int] | None, start: int) -> int:
     return ends[found]
 
 
-def _fewer(nnz: int, wanted: float, nbytes: int, budget: Budget) -> float:
+def _fewer(nnz: int, wanted: float, nbytes: int, budget: StreamBudget) -> float:
     """How many nonzeros to take where so many took more than a chunk may."""
     if nnz == 1:
         raise PlanError(

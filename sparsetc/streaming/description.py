@@ -1,7 +1,7 @@
 """What a file of packed chunks says of them, as JSON: the einsum, the parts of plans, and where every array lies.
 
-In: a `Recipe`, a `Cut` and the writer that has its chunks. Out: the end of a file; or the other way round, everything
-checked. Programs are not stored: they are lowered again from the parts of plans, and compared with a digest.
+In: a `Recipe`, a `StreamCut` and the writer that has its chunks. Out: the end of a file; or the other way round,
+everything checked. Programs are not stored: they are lowered again from the parts of plans, and compared with a digest.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sparsetc.packing.base import Packed
 from sparsetc.packing.stored import check_arrays, check_coordinates, counts, require
 from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
-from sparsetc.streaming.cutting import Cut
-from sparsetc.streaming.file import Chunks, Writer
-from sparsetc.streaming.store import Chunk, PackedPart, PartPlaces, Place, host_bytes, placed
+from sparsetc.streaming.cutting import StreamCut
+from sparsetc.streaming.file import ChunkFile, ChunkWriter
+from sparsetc.streaming.store import ArrayPlace, Chunk, PackedPart, PartPlaces, host_bytes, placed
 from sparsetc.support.pickles import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.inputs import NAMED, dtype_name
@@ -168,24 +168,24 @@ def _read_by(compiler: Compiler, program: TileProgram, part: PartPlaces) -> bool
     )
 
 
-def _empty(place: Place) -> torch.Tensor:
+def _empty(place: ArrayPlace) -> torch.Tensor:
     return torch.empty(place.shape, dtype=place.dtype, device="meta")
 
 
-def _of_place(place: Place) -> list[Any]:
+def _of_place(place: ArrayPlace) -> list[Any]:
     return [dtype_name(place.dtype), list(place.shape), place.offset]
 
 
-def _place(known: list[Any]) -> Place:
+def _place(known: list[Any]) -> ArrayPlace:
     of, shape, offset = known
-    found = Place(dtype(of), checked_shape(shape), offset)
+    found = ArrayPlace(dtype(of), checked_shape(shape), offset)
     if prod(found.shape) > 1 << 59:
         raise ValueError("an array of more bytes than there are")
     return found
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def finish(writer: Writer, recipe: Recipe, compiler: Compiler, made: Cut) -> None:
+def finish(writer: ChunkWriter, recipe: Recipe, compiler: Compiler, made: StreamCut) -> None:
     """End a file of chunks."""
     for one in made.variants:
         if compiler.lowered(one.parts, one.ordered, one.wide) != one.programs:
@@ -205,7 +205,7 @@ def finish(writer: Writer, recipe: Recipe, compiler: Compiler, made: Cut) -> Non
     )
 
 
-def cut_of(file: Chunks, compiler: Compiler) -> Cut:
+def cut_of(file: ChunkFile, compiler: Compiler) -> StreamCut:
     """Return the chunks of a file; raises `IOFormatError` for what does not fit together.
 
     The bytes of a chunk are checked when they are first read: programs read nothing outside what is there.
@@ -235,12 +235,12 @@ def cut_of(file: Chunks, compiler: Compiler) -> Cut:
         raise file.fault(
             f"its chunks were packed for other programs than this version of sparsetc makes ({error}); pack them again"
         ) from None
-    made = Cut(chunks, variants, rows, coords)
+    made = StreamCut(chunks, variants, rows, coords)
     file.check = lambda number, buffer: _check(made, compiler, number, buffer)
     return made
 
 
-def _check(made: Cut, compiler: Compiler, number: int, buffer: torch.Tensor) -> None:
+def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tensor) -> None:
     """Raise `FormatError` unless programs read nothing outside a chunk's arrays, operands and rows of the result."""
     chunk = made.chunks[number]
     variant, (arrays, values) = made.variants[chunk.variant], chunk.views(buffer)

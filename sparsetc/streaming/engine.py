@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Call, Programs
-from sparsetc.streaming.file import Ahead, Chunks
-from sparsetc.streaming.store import Chunk, Kept, Memory
+from sparsetc.streaming.file import Ahead, ChunkFile
+from sparsetc.streaming.store import Chunk, ChunkMemory, Kept
 from sparsetc.support.notices import At, unseen
 
 
@@ -57,7 +57,7 @@ class Lane:
 
 
 @dataclass
-class Target:
+class ResultTarget:
     """Where results go.
 
     Attributes:
@@ -120,7 +120,7 @@ class Engine:
         self._bound.clear()
         self._marks.clear()
 
-    def run(self, store: Memory | Chunks, tables: Sequence[torch.Tensor], target: Target, at: At) -> None:
+    def run(self, store: ChunkMemory | ChunkFile, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
         """Run all chunks; on a GPU what is enqueued on the current stream afterwards comes after them.
 
         Args:
@@ -148,7 +148,7 @@ class Engine:
                 raise
 
     # -- GPU --------------------------------------------------------------------------------------------------------
-    def _enqueue(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: Target, here: Any) -> None:
+    def _enqueue(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, here: Any) -> None:
         for lane in self.lanes:
             lane.stream.wait_stream(here)
         copied = None
@@ -184,7 +184,7 @@ class Engine:
             at(done)
 
     # -- CPU --------------------------------------------------------------------------------------------------------
-    def _on_cpu(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: Target, at: At) -> None:
+    def _on_cpu(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
         done = 0
         for position, number in enumerate(self.order):
             chunk, times = self.chunks[number], [time.perf_counter()]
@@ -214,7 +214,7 @@ class Engine:
         self._bound[position] = (buffer.data_ptr(), call, values)
         return call, values
 
-    def _out(self, chunk: Chunk, lane: Lane, target: Target) -> torch.Tensor:
+    def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> torch.Tensor:
         """What a chunk adds to."""
         if target.whole is None:
             assert lane.rows is not None
@@ -224,7 +224,7 @@ class Engine:
             return target.whole
         return target.whole[0, chunk.first : chunk.first + self.window]
 
-    def _back(self, position: int, chunk: Chunk, out: torch.Tensor, target: Target) -> None:
+    def _back(self, position: int, chunk: Chunk, out: torch.Tensor, target: ResultTarget) -> None:
         """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
         assert target.host is not None
         assert target.firsts is not None
@@ -233,7 +233,7 @@ class Engine:
             own = target.host[chunk.first + 1 : chunk.first + chunk.rows]
             own.copy_(out[1 : chunk.rows], non_blocking=True)
 
-    def add_firsts(self, target: Target) -> None:
+    def add_firsts(self, target: ResultTarget) -> None:
         """Add the chunks' first rows to the result on the host."""
         assert target.host is not None
         assert target.firsts is not None

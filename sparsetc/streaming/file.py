@@ -59,7 +59,7 @@ class Blob:
         return [self.offset, self.nbytes, self.crcs]
 
 
-class Writer:
+class ChunkWriter:
     """Writes blobs one after the other into an empty file. It is a sink of `cut`."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -92,7 +92,7 @@ class Writer:
         self._file.write(head + struct.pack("<I", zlib.crc32(head)))
 
 
-class Chunks:
+class ChunkFile:
     """An open file of packed chunks.
 
     Attributes:
@@ -220,7 +220,7 @@ class Ahead:
     passing = True
 
     def __init__(
-        self, file: Chunks, order: Sequence[int], buffers: Sequence[torch.Tensor], pool: ThreadPoolExecutor
+        self, file: ChunkFile, order: Sequence[int], buffers: Sequence[torch.Tensor], pool: ThreadPoolExecutor
     ) -> None:
         self._file, self._order, self._buffers, self._pool = file, order, buffers, pool
         self._waits: dict[int, Release] = {}

@@ -1,8 +1,9 @@
 """Where packed chunks are kept on the host, and how they come from there in the order in which they are streamed.
 
-In: buffers that were filled. Out: `Memory` here, pinned where a GPU copies from it, or an open file (`file.Chunks`).
-Both have a lock, which the stream that is called holds, and a ``feed``: the bytes of one chunk after the other (`get`),
-in memory from which the device copies, and which may be overwritten once a wait is over (`release`).
+In: buffers that were filled. Out: `ChunkMemory` here, pinned where a GPU copies from it, or an open file
+(`file.ChunkFile`). Both have a lock, which the stream that is called holds, and a ``feed``: the bytes of one chunk
+after the other (`get`), in memory from which the device copies, and which may be overwritten once a wait is over
+(`release`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """Where an array lies in a buffer."""
 
     dtype: torch.dtype
@@ -47,8 +48,8 @@ class PartPlaces:
         index: the arrays of `PartArrays.index`.
     """
 
-    index: tuple[Place, ...]
-    values: Place
+    index: tuple[ArrayPlace, ...]
+    values: ArrayPlace
     items: int
     stored: int
 
@@ -94,9 +95,9 @@ def placed(parts: Sequence[PackedPart]) -> tuple[tuple[PartPlaces, ...], int]:
     """Places for the tensors of parts, one after the other, and the bytes that they take."""
     at = 0
 
-    def place(tensor: torch.Tensor) -> Place:
+    def place(tensor: torch.Tensor) -> ArrayPlace:
         nonlocal at
-        found = Place(tensor.dtype, tuple(tensor.shape), at)
+        found = ArrayPlace(tensor.dtype, tuple(tensor.shape), at)
         at = -(-found.end // ALIGNED) * ALIGNED
         return found
 
@@ -121,7 +122,7 @@ Release = Callable[[], None]
 """Waits until a buffer has been read."""
 
 
-class Memory:
+class ChunkMemory:
     """Chunks in memory, pinned where a GPU copies from it. It is the sink of `cut`, too."""
 
     def __init__(self, pinned: bool) -> None:

@@ -22,13 +22,13 @@ from sparsetc.contraction.output import Output, Result, arranged, is_sparse, wit
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.io.atomic import replacing
 from sparsetc.ir.plan import Plan
-from sparsetc.streaming.budget import Budget, Sizes, checked_streams
+from sparsetc.streaming.budget import Sizes, StreamBudget, checked_streams
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.cutting import Cut
+from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.description import Recipe, finish
-from sparsetc.streaming.engine import ChunkTimes, Engine, Target
-from sparsetc.streaming.file import Chunks, Writer
-from sparsetc.streaming.store import Memory, release_pinned
+from sparsetc.streaming.engine import ChunkTimes, Engine, ResultTarget
+from sparsetc.streaming.file import ChunkFile, ChunkWriter
+from sparsetc.streaming.store import ChunkMemory, release_pinned
 from sparsetc.support import notices
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
@@ -54,9 +54,9 @@ class Stream:
         self,
         recipe: Recipe,
         compiler: Compiler,
-        made: Cut,
-        store: Memory | Chunks,
-        budget: Budget,
+        made: StreamCut,
+        store: ChunkMemory | ChunkFile,
+        budget: StreamBudget,
         sizes: Sizes,
         streams: int,
         order: str,
@@ -215,12 +215,12 @@ class Stream:
                 copies = self.cut.copies
                 room = rows + self.cut.window  # a chunk's programs see as many rows as the largest has
                 sums = torch.zeros((copies, room, *width), dtype=dtype, device=self.device)
-                engine.run(self._store, tables, Target(sums), at)
+                engine.run(self._store, tables, ResultTarget(sums), at)
                 return (sums.sum(0) if copies > 1 else sums[0])[:rows]
             pinned = self.device.type == "cuda"
             host = torch.zeros((rows, *width), dtype=dtype, device="cpu", pin_memory=pinned)
             firsts = torch.zeros((self.chunks, *width), dtype=dtype, device="cpu", pin_memory=pinned)
-            target = Target(None, host, firsts)
+            target = ResultTarget(None, host, firsts)
             engine.run(self._store, tables, target, at)
             engine.add_firsts(target)
             return host
@@ -337,7 +337,7 @@ class Stream:
         made, sizes, compiler = self.cut, self._sizes, self.compiler
         window = made.window if self.recipe.numbered else None
         about = made.largest, window, self.budget.limit, lanes, self.device, self.equation
-        budget = Budget.opened(sizes, self._rows, made.copies, *about)
+        budget = StreamBudget.opened(sizes, self._rows, made.copies, *about)
         rest = budget, sizes, lanes, order or self._ordering, self._shown, self._make_other
         return Stream(self.recipe, compiler, made, self._store, *rest)
 
@@ -355,7 +355,7 @@ class Stream:
         with self._lock:
             self._check_open()
             with replacing(path) as file:
-                writer = Writer(file)
+                writer = ChunkWriter(file)
                 numbers = range(self.chunks)
                 with self._store.feed(self.cut.chunks, numbers, 1) as feed:
                     for number in numbers:
@@ -383,7 +383,7 @@ class Stream:
         self.close()
 
 
-def ordered(made: Cut, order: str) -> tuple[int, ...]:
+def ordered(made: StreamCut, order: str) -> tuple[int, ...]:
     """The chunks by number, from most to fewest nonzeros or as they were cut."""
     if order not in ORDERS:
         raise PlanError(f'order must be "size" or "given", found {order!r:.80}')

@@ -93,7 +93,7 @@ def checked(sides: Sequence[int], shape: Sequence[int]) -> Blocks:
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """Blocks cut into smaller ones, whose sides divide theirs.
 
     Attributes:
@@ -108,7 +108,7 @@ class Cut:
     source: torch.Tensor | None
 
     @classmethod
-    def of(cls, blocks: Blocks, coords: torch.Tensor, coalesced: bool, sides: tuple[int, ...]) -> Cut:
+    def of(cls, blocks: Blocks, coords: torch.Tensor, coalesced: bool, sides: tuple[int, ...]) -> BlockCut:
         """Cut blocks at these coordinates; smaller blocks that lie past the end are left out."""
         times = tuple(old // new for old, new in zip(blocks.sides, sides, strict=True))
         smaller = Blocks(sides, blocks.shape)

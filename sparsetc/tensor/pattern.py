@@ -18,7 +18,7 @@ import torch
 from sparsetc.support import pickles
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import Blocks, Cut
+from sparsetc.tensor.blocks import BlockCut, Blocks
 
 Made = TypeVar("Made")
 
@@ -180,12 +180,12 @@ class Pattern:
 
         return self._once(("expanded", sizes), made)
 
-    def cut(self, sides: tuple[int, ...]) -> tuple[Pattern, Cut]:
+    def cut(self, sides: tuple[int, ...]) -> tuple[Pattern, BlockCut]:
         """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
 
-        def made() -> tuple[Pattern, Cut]:
+        def made() -> tuple[Pattern, BlockCut]:
             assert self._blocks is not None
-            cut = Cut.of(self._blocks, self._coords, self._coalesced, sides)
+            cut = BlockCut.of(self._blocks, self._coords, self._coalesced, sides)
             return Pattern(cut.coords, cut.blocks.grid, self._coalesced), cut
 
         return self._once(("cut", sides), made)

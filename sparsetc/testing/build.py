@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.testing.case import SPLIT, Case, Operand, PlanCall, Values
+from sparsetc.testing.case import SPLIT, Case, DrawnValues, Operand, PlanCall
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, memory_text, sparse_text
 
 SUBLIST = ascii_uppercase + ascii_uppercase.lower()
@@ -66,7 +66,7 @@ KINDS: dict[str, Callable[[tuple[int, ...], torch.dtype, torch.Generator], torch
 SPECIAL = (math.nan, math.inf, -math.inf)
 
 
-def numbers(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def numbers(values: DrawnValues, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A new contiguous tensor of these values."""
     g = torch.Generator().manual_seed(values.seed)
     made = KINDS[values.kind](shape, dtype, g).contiguous()

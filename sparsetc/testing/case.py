@@ -19,7 +19,7 @@ SPLIT = "split"
 
 
 @dataclass(frozen=True)
-class Values:
+class DrawnValues:
     """Numbers of an operand: a kind of `sparsetc.testing.build.KINDS`, a seed, and how many are NaN or infinite."""
 
     kind: str = "uniform"
@@ -40,7 +40,7 @@ class Operand:
 
     letters: str
     shape: tuple[int, ...]
-    values: Values = Values()
+    values: DrawnValues = DrawnValues()
     memory: str = "plain"
     learned: bool = False
     nonzeros: tuple[tuple[int, ...], ...] | None = None

@@ -16,7 +16,7 @@ import torch
 import sparsetc as stc
 from sparsetc.planner.registry import PLANS
 from sparsetc.testing.build import coordinates, implicit
-from sparsetc.testing.case import SPLIT, Case, Operand, PlanCall, Values
+from sparsetc.testing.case import SPLIT, Case, DrawnValues, Operand, PlanCall
 from sparsetc.testing.equations import HUGE, LARGE, SMALL, Bounds, Drawing, drawn_equation
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, SPARSE
 from sparsetc.testing.reference import Term, join
@@ -79,9 +79,9 @@ def _sparse_operands(r: Random, kind: str) -> int:
 # -- operands ---------------------------------------------------------------------------------------------------------
 
 
-def _values(r: Random, dtype: str) -> Values:
+def _values(r: Random, dtype: str) -> DrawnValues:
     integer = dtype.startswith("int")
-    return Values("limits" if r.random() < (0.3 if integer else 0.05) else "uniform", r.randrange(10**6))
+    return DrawnValues("limits" if r.random() < (0.3 if integer else 0.05) else "uniform", r.randrange(10**6))
 
 
 def _sparse(r: Random, term: str, drawing: Drawing, bounds: Bounds, dtype: str) -> Operand:

@@ -15,7 +15,7 @@ from sparsetc.testing.build import Built, laid_out
 from sparsetc.testing.case import Case
 from sparsetc.testing.compare import SMALLEST, Expected, tolerance
 from sparsetc.testing.forms import CIRCUMSTANCES, magnitude_memory
-from sparsetc.testing.reference import Entries, Term, evaluate, integer_rule, join, pattern, whole, wide
+from sparsetc.testing.reference import ReferenceEntries, Term, evaluate, integer_rule, join, pattern, whole, wide
 
 
 def terms_of(built: Built, leaves: Sequence[torch.Tensor], magnitude: bool = False) -> list[Term]:
@@ -104,7 +104,7 @@ def result_expected(built: Built) -> Expected:
     )
 
 
-def _has_nan(built: Built, entries: Entries) -> torch.Tensor:
+def _has_nan(built: Built, entries: ReferenceEntries) -> torch.Tensor:
     """Where a term of the result has a factor that is NaN."""
     leaves = [torch.where(torch.isinf(leaf), 1.0, leaf) for leaf in magnitude_leaves(built)]
     return torch.isnan(evaluate(terms_of(built, leaves, True), built.case.output, built.case.sizes, entries))

@@ -20,7 +20,7 @@ COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryForm:
     """How values lie in memory: a text that makes them of a tensor, and where it applies.
 
     Attributes:
@@ -50,21 +50,21 @@ class Memory:
         return shape, COMPLEX[dtype] if self.complex is False else dtype
 
 
-MEMORY: dict[str, Memory] = {
-    "plain": Memory("{t}"),
-    "transposed": Memory("{t}.permute({reverse}).contiguous().permute({reverse})", least=2),
-    "strided": Memory("torch.stack([{t}, {t}], -1)[..., 0]"),
-    "padded": Memory("torch.cat([{t}, {t}], -1)[..., :{last}]", least=1),
-    "offset": Memory("torch.cat([{t}.new_zeros(1), {t}.reshape(-1)])[1:].view({shape})"),
-    "expanded": Memory("{t}.expand({shape})", first=True),
-    "conj": Memory("{t}.conj()", complex=True),
-    "negative": Memory("{t}.conj().imag", complex=False),
-    "real": Memory("{t}.real", complex=False),
+MEMORY: dict[str, MemoryForm] = {
+    "plain": MemoryForm("{t}"),
+    "transposed": MemoryForm("{t}.permute({reverse}).contiguous().permute({reverse})", least=2),
+    "strided": MemoryForm("torch.stack([{t}, {t}], -1)[..., 0]"),
+    "padded": MemoryForm("torch.cat([{t}, {t}], -1)[..., :{last}]", least=1),
+    "offset": MemoryForm("torch.cat([{t}.new_zeros(1), {t}.reshape(-1)])[1:].view({shape})"),
+    "expanded": MemoryForm("{t}.expand({shape})", first=True),
+    "conj": MemoryForm("{t}.conj()", complex=True),
+    "negative": MemoryForm("{t}.conj().imag", complex=False),
+    "real": MemoryForm("{t}.real", complex=False),
 }
 """Layouts of dense operands, and of the values of sparse ones."""
-ARRAYS: dict[str, Memory] = {
-    "numpy": Memory("{t}.numpy()", numpy=True),
-    "backwards": Memory("{t}.flip(0).numpy()[::-1]", least=1, numpy=True),
+ARRAYS: dict[str, MemoryForm] = {
+    "numpy": MemoryForm("{t}.numpy()", numpy=True),
+    "backwards": MemoryForm("{t}.flip(0).numpy()[::-1]", least=1, numpy=True),
 }
 """Arrays of numpy as dense operands."""
 

@@ -32,7 +32,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import reference
 from sparsetc.testing.conformance import nonzeros
-from sparsetc.testing.work_item import Memory, WorkItem
+from sparsetc.testing.work_item import ArgumentMemory, WorkItem
 
 
 def run_program(
@@ -78,7 +78,7 @@ def _memory(
     dense: Sequence[torch.Tensor],
     out: torch.Tensor,
     nnz: int,
-) -> Memory:
+) -> ArgumentMemory:
     """All that a program reads, in wide types; raises where something is missing, or has another shape."""
     dtype = _widest(values[0].dtype)
     held = {name for operand in program.sparse for name in operand.held}
@@ -97,7 +97,7 @@ def _memory(
     }
     rows |= {names.most(o.name): largest(rows[o.name].float()).to(dtype) for o in program.operands if o.split}
     target = _shaped("the output", out, (out.shape[0], *(program.axis(a).size for a in program.output_axes)))
-    return Memory(known, rows, target.view(-1), nnz, dtype)
+    return ArgumentMemory(known, rows, target.view(-1), nnz, dtype)
 
 
 def _as_read(o: Operand, table: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ REPEATED = (b"\n", b"\r", b" ", b"1", b"#", b"%", b"1 1 1\n")
 
 
 @dataclass(frozen=True)
-class Case:
+class ReaderCase:
     """A file to read.
 
     Attributes:
@@ -57,7 +57,7 @@ class Case:
     text: bytes | None
 
 
-def draw(random: Random) -> Case:
+def draw(random: Random) -> ReaderCase:
     """The file of a seed."""
     kind = random.choice((".tns", ".tns", ".tns.gz", ".mtx", ".mtx", ".mtx.gz", ".npz", ".stc", *FOREIGN))
     if kind in FOREIGN:
@@ -105,7 +105,7 @@ def _written(x: SparseTensor, suffix: str) -> bytes:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _text(random: Random, kind: str, text: bytes, x: SparseTensor) -> Case:
+def _text(random: Random, kind: str, text: bytes, x: SparseTensor) -> ReaderCase:
     text = _spelt(random, text, b"%" if ".mtx" in kind else b"#")
     damaged = random.random() < 0.6
     if damaged:
@@ -118,7 +118,7 @@ def _text(random: Random, kind: str, text: bytes, x: SparseTensor) -> Case:
         data += b"\0" * random.choice((0, 0, 512))
         if random.random() < 0.3:
             data, damaged, whole = _damaged(random, data), True, False
-    return Case(f"x{kind}", data, x.dtype, None if damaged else x, text if whole else None)
+    return ReaderCase(f"x{kind}", data, x.dtype, None if damaged else x, text if whole else None)
 
 
 def _spelt(random: Random, text: bytes, comment: bytes) -> bytes:
@@ -163,7 +163,7 @@ def _damaged(random: Random, data: bytes) -> bytes:
 # -- packed files -----------------------------------------------------------------------------------------------------
 
 
-def _packed(random: Random, data: bytes, x: SparseTensor) -> Case:
+def _packed(random: Random, data: bytes, x: SparseTensor) -> ReaderCase:
     """A packed file, perhaps damaged; perhaps with a header whose checksum is right all the same."""
     wanted: SparseTensor | None = x
     if random.random() < 0.7:
@@ -171,7 +171,7 @@ def _packed(random: Random, data: bytes, x: SparseTensor) -> Case:
         if random.random() < 0.7:
             header = data[: PAGE - 4]
             data = header + zlib.crc32(header).to_bytes(4, "little") + data[PAGE:]
-    return Case("x.stc", data, None, wanted, None)
+    return ReaderCase("x.stc", data, None, wanted, None)
 
 
 def _altered(random: Random, data: bytes) -> bytes:
@@ -218,7 +218,7 @@ FOREIGN: dict[str, Callable[[Random], tuple[bytes, SparseTensor]]] = {
 """What writes files of other libraries, for those that are there."""
 
 
-def _arrays(random: Random, data: bytes, x: SparseTensor) -> Case:
+def _arrays(random: Random, data: bytes, x: SparseTensor) -> ReaderCase:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [(name, archive.read(name)) for name in archive.namelist()]
     wanted: SparseTensor | None = x
@@ -238,7 +238,7 @@ def _arrays(random: Random, data: bytes, x: SparseTensor) -> Case:
         data, wanted = _damaged(random, data), None
     asked = (None, None, torch.float32, torch.float16, torch.int8, torch.complex64)
     dtype = random.choice(asked) if wanted is None else None
-    return Case("x.npz", data, dtype, wanted, None)
+    return ReaderCase("x.npz", data, dtype, wanted, None)
 
 
 def _exchanged(random: Random, members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

@@ -32,7 +32,7 @@ from sparsetc.errors import SparsetcError
 from sparsetc.io import lines
 from sparsetc.options import options
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.testing.reader_cases import Case, draw
+from sparsetc.testing.reader_cases import ReaderCase, draw
 
 SECONDS = 2.0
 """Seconds of processor time that a file of a case may take; all are below 1 MB."""
@@ -42,7 +42,7 @@ LIMIT = 50_000_000
 """Bytes of the memory limit under which files are read."""
 
 
-class Finding(Exception):
+class ReaderFinding(Exception):
     """Something that a reader must not do."""
 
 
@@ -74,22 +74,22 @@ def try_one(seed: int, number: int, folder: Path) -> tuple[str, str] | None:
         block *= 1000
     try:
         check(case, block, folder)
-    except Finding as finding:
+    except ReaderFinding as finding:
         return re.sub(r"\d+|'.*'", "", str(finding)), reproducer(case, block, str(finding))
     return None
 
 
-def check(case: Case, block: int, folder: Path) -> None:
-    """Read a case, and again in blocks of ``block`` bytes; `Finding` for what a reader must not do."""
+def check(case: ReaderCase, block: int, folder: Path) -> None:
+    """Read a case, and again in blocks of ``block`` bytes; `ReaderFinding` for what a reader must not do."""
     path = folder / case.name
     path.write_bytes(case.data)
     started, memory = time.thread_time(), _peak()  # torch's own threads spin where others wait
     found = _read(path, case.dtype)
     seconds, growth = time.thread_time() - started, _peak() - memory
     if seconds > SECONDS or growth > GROWTH:
-        raise Finding(f"{seconds:.1f} s and {growth} KB for a file of {len(case.data)} bytes")
+        raise ReaderFinding(f"{seconds:.1f} s and {growth} KB for a file of {len(case.data)} bytes")
     if case.wanted is not None and not (isinstance(found, SparseTensor) and _equal(found, case.wanted)):
-        raise Finding(f"other than what was written: {found}")
+        raise ReaderFinding(f"other than what was written: {found}")
     if isinstance(found, SparseTensor):
         _check_tensor(found)
         if case.text is not None:
@@ -98,10 +98,10 @@ def check(case: Case, block: int, folder: Path) -> None:
         with mock.patch.object(lines, "BLOCK", block):
             again = _read(path, case.dtype)
         if not _same(found, again, case.name.endswith(".gz")):
-            raise Finding(f"blocks of {block} bytes give {again!s:.300}, not {found!s:.300}")
+            raise ReaderFinding(f"blocks of {block} bytes give {again!s:.300}, not {found!s:.300}")
 
 
-def reproducer(case: Case, block: int, what: str) -> str:
+def reproducer(case: ReaderCase, block: int, what: str) -> str:
     """Python that reads the file of a case again."""
     data = base64.b85encode(zlib.compress(case.data, 9)).decode()
     return "\n".join(
@@ -126,18 +126,18 @@ def _peak() -> int:
 
 
 def _read(path: Path, dtype: torch.dtype | None) -> SparseTensor | Exception:
-    """What is in the file, or the error; `Finding` for an exception that a reader should not raise."""
+    """What is in the file, or the error; `ReaderFinding` for an exception that a reader should not raise."""
     try:
         with warnings.catch_warnings(), options(memory_limit=LIMIT):
             warnings.simplefilter("error")
             return sio.read(path, dtype=dtype)
     except (SparsetcError, OSError) as error:
         if path.name not in str(error):
-            raise Finding(f"{type(error).__name__} that does not name the file: {error}") from error
+            raise ReaderFinding(f"{type(error).__name__} that does not name the file: {error}") from error
         return error
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise Finding(f"{type(error).__name__} in {where.name}, {Path(where.filename).name}: {error}") from error
+        raise ReaderFinding(f"{type(error).__name__} in {where.name}, {Path(where.filename).name}: {error}") from error
 
 
 def _written(values: torch.Tensor) -> list[str]:
@@ -159,14 +159,14 @@ def _same(x: SparseTensor | Exception, y: SparseTensor | Exception, zipped: bool
 
 def _check_tensor(x: SparseTensor) -> None:
     if not x.is_coalesced or x.coords.shape != (x.sparse_order, x.nnz) or x.values.shape[0] != x.nnz:
-        raise Finding(f"no tensor that is sorted and fits together: {x}")
+        raise ReaderFinding(f"no tensor that is sorted and fits together: {x}")
     if x.nnz and not bool(
         (x.coords.amin(1) >= 0).all() and (x.coords.amax(1) < torch.tensor(x.shape[: x.sparse_order])).all()
     ):
-        raise Finding(f"coordinates outside the shape: {x}")
+        raise ReaderFinding(f"coordinates outside the shape: {x}")
 
 
-def _check_meaning(x: SparseTensor, case: Case) -> None:
+def _check_meaning(x: SparseTensor, case: ReaderCase) -> None:
     """Compare with a reader that knows nothing of blocks, for the simplest of each format."""
     assert case.text is not None
     rows = re.split(r"\r\n|\r|\n", case.text.decode("latin-1"))
@@ -183,10 +183,10 @@ def _check_meaning(x: SparseTensor, case: Case) -> None:
         sums.setdefault(tuple(int(c) - 1 for c in coordinates), []).append(float(value))
     found = dict(zip(map(tuple, x.coords.T.tolist()), x.values.tolist(), strict=True))
     if set(found) != set(sums):
-        raise Finding(f"coordinates {sorted(found)[:3]}, where Python reads {sorted(sums)[:3]}")
+        raise ReaderFinding(f"coordinates {sorted(found)[:3]}, where Python reads {sorted(sums)[:3]}")
     for at, numbers in sums.items():
         if len(numbers) > 1 or (not x.dtype.is_floating_point and abs(numbers[0]) > 2**53):
             continue  # sums are rounded in another way
         wanted = torch.tensor(numbers[0], dtype=torch.float64).to(x.dtype).item()
         if not math.isclose(found[at], wanted, rel_tol=2e-7, abs_tol=2e-45) and found[at] == found[at]:
-            raise Finding(f"the value {found[at]}, where Python reads {wanted}")
+            raise ReaderFinding(f"the value {found[at]}, where Python reads {wanted}")

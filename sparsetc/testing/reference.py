@@ -39,7 +39,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Entries:
+class ReferenceEntries:
     """Nonzeros of joined sparse operands: a coordinate a letter, and which nonzero of each operand it is."""
 
     at: dict[str, torch.Tensor]
@@ -50,9 +50,9 @@ class Entries:
         """How many there are."""
         return self.sources[0].numel()
 
-    def chunk(self, at: slice) -> Entries:
+    def chunk(self, at: slice) -> ReferenceEntries:
         """Some of them."""
-        return Entries({c: v[at] for c, v in self.at.items()}, tuple(s[at] for s in self.sources))
+        return ReferenceEntries({c: v[at] for c, v in self.at.items()}, tuple(s[at] for s in self.sources))
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:
@@ -89,7 +89,7 @@ def whole(letters: str, coords: torch.Tensor, values: torch.Tensor) -> Term:
     return Term(letters, values.reshape(-1), torch.cat([repeated, grid.repeat(1, coords.shape[1])]))
 
 
-def entries_of(term: Term) -> Entries:
+def entries_of(term: Term) -> ReferenceEntries:
     """The nonzeros of one operand that lie on the diagonals of its repeated letters."""
     assert term.coords is not None
     keep = torch.ones_like(term.coords[0] if term.letters else term.values, dtype=torch.bool)
@@ -100,20 +100,20 @@ def entries_of(term: Term) -> Entries:
         else:
             first[letter] = mode
     source = torch.nonzero(keep).flatten()
-    return Entries({c: term.coords[mode, source] for c, mode in first.items()}, (source,))
+    return ReferenceEntries({c: term.coords[mode, source] for c, mode in first.items()}, (source,))
 
 
-def joined(left: Entries, right: Entries) -> Entries:
+def joined(left: ReferenceEntries, right: ReferenceEntries) -> ReferenceEntries:
     """The pairs of entries that agree on every letter that both have."""
     agree = torch.ones((left.count, right.count), dtype=torch.bool, device=left.sources[0].device)
     for letter in set(left.at) & set(right.at):
         agree &= left.at[letter].unsqueeze(1) == right.at[letter].unsqueeze(0)
     a, b = torch.nonzero(agree).unbind(1)
     at = {c: v[b] for c, v in right.at.items()} | {c: v[a] for c, v in left.at.items()}
-    return Entries(at, (*(s[a] for s in left.sources), *(s[b] for s in right.sources)))
+    return ReferenceEntries(at, (*(s[a] for s in left.sources), *(s[b] for s in right.sources)))
 
 
-def join(terms: Sequence[Term]) -> Entries:
+def join(terms: Sequence[Term]) -> ReferenceEntries:
     """The entries of all sparse operands together."""
     found, *others = (entries_of(t) for t in terms if t.coords is not None)
     for other in others:
@@ -124,7 +124,9 @@ def join(terms: Sequence[Term]) -> Entries:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def evaluate(terms: Sequence[Term], output: str, sizes: dict[str, int], entries: Entries | None = None) -> torch.Tensor:
+def evaluate(
+    terms: Sequence[Term], output: str, sizes: dict[str, int], entries: ReferenceEntries | None = None
+) -> torch.Tensor:
     """The dense result, in the values' dtype, which should be wide; differentiable."""
     entries = join(terms) if entries is None else entries
     own = [c for c in dict.fromkeys("".join(t.letters for t in terms)) if c not in entries.at]
@@ -148,7 +150,7 @@ def evaluate(terms: Sequence[Term], output: str, sizes: dict[str, int], entries:
     return found.permute([[*kept, *width].index(c) for c in output])
 
 
-def _gathered(term: Term, entries: Entries, own: Sequence[str]) -> torch.Tensor:
+def _gathered(term: Term, entries: ReferenceEntries, own: Sequence[str]) -> torch.Tensor:
     """A dense operand's element for each entry and each place of the letters that only dense operands have."""
     if not term.letters:
         return term.values
@@ -163,14 +165,14 @@ def _gathered(term: Term, entries: Entries, own: Sequence[str]) -> torch.Tensor:
     return term.values[tuple(index)]
 
 
-def _key(entries: Entries, kept: Sequence[str], sizes: dict[str, int]) -> torch.Tensor:
+def _key(entries: ReferenceEntries, kept: Sequence[str], sizes: dict[str, int]) -> torch.Tensor:
     key = torch.zeros_like(entries.sources[0])
     for letter in kept:
         key = key * sizes[letter] + entries.at[letter]
     return key
 
 
-def pattern(entries: Entries, output: str, sizes: dict[str, int]) -> torch.Tensor:
+def pattern(entries: ReferenceEntries, output: str, sizes: dict[str, int]) -> torch.Tensor:
     """Whether an element of the result has an entry, as a dense tensor of booleans."""
     kept = [c for c in output if c in entries.at]
     width = [c for c in output if c not in entries.at]

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, TypeVar
 
 from sparsetc.testing.build import implicit
-from sparsetc.testing.case import Case, Operand, PlanCall, Values
+from sparsetc.testing.case import Case, DrawnValues, Operand, PlanCall
 from sparsetc.testing.draw import circumstance_fits, notation_fits
 from sparsetc.testing.equations import HUGE
 from sparsetc.testing.forms import ARRAYS, MEMORY, SPARSE
@@ -244,7 +244,7 @@ def _moved_down(case: Case, letter: str, size: int) -> Iterator[Case]:
 
 def _simple_values(case: Case) -> Iterator[Case]:
     for n, o in enumerate(case.operands):
-        for values in (Values("ones"), Values("counting")):
+        for values in (DrawnValues("ones"), DrawnValues("counting")):
             if o.values.kind not in ("ones", "counting") and not o.values.specials:
                 yield _with(case, n, replace(o, values=values))
         if o.values.specials:

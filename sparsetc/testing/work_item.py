@@ -1,7 +1,7 @@
 """What one work item of a tile program does, statement by statement: the meaning of a program, slow and plain.
 
-In: a `TileProgram`, a `Memory` of what it reads and writes, the item, and the positions that a program of the grid has
-of each axis. Out: the item's results, in the memory's output.
+In: a `TileProgram`, an `ArgumentMemory` of what it reads and writes, the item, and the positions that a program of the
+grid has of each axis. Out: the item's results, in the memory's output.
 
 Every tensor here has a dimension for the lanes and one for each of the program's axes, of one element where it does not
 vary along the axis; so factors meet by broadcasting, whatever they are of. What is known of positions and coordinates
@@ -33,11 +33,11 @@ from sparsetc.ir.program.tile import (
     Key,
     Loop,
     Product,
+    Reduce,
     Row,
     Scale,
     Slot,
     Statement,
-    Sum,
     Tile,
     TileProgram,
     Value,
@@ -46,7 +46,7 @@ from sparsetc.ir.program.tile import (
 
 
 @dataclass(frozen=True)
-class Memory:
+class ArgumentMemory:
     """What a part's program reads and writes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Spread(NamedTuple):
     live: torch.Tensor
 
 
-class Halves(NamedTuple):
+class HalvesTile(NamedTuple):
     """Values as sums of two: ``high + low / halves.LOW``."""
 
     high: torch.Tensor
@@ -85,7 +85,7 @@ class Halves(NamedTuple):
 class WorkItem:
     """One work item on one block of the axes: what it knows and has made, by name."""
 
-    def __init__(self, program: TileProgram, memory: Memory, starts: dict[str, int], item: int) -> None:
+    def __init__(self, program: TileProgram, memory: ArgumentMemory, starts: dict[str, int], item: int) -> None:
         """Nothing is made yet; `starts` has the first position of each axis that no loop takes."""
         self.program, self.memory, self.view = program, memory, program.view
         self.rank = 1 + len(program.axes)
@@ -94,7 +94,7 @@ class WorkItem:
         self.numbers = {"item": self.number(item), "lane": self.lane}
         self.positions = {letter: self.block(letter, start) for letter, start in starts.items()}
         self.coordinates: dict[str, Spread] = {}
-        self.tiles: dict[str, torch.Tensor | Halves] = {}
+        self.tiles: dict[str, torch.Tensor | HalvesTile] = {}
 
     # -- positions --------------------------------------------------------------------------------------------------
     def along(self, dim: int, start: int, count: int, end: int) -> Spread:
@@ -246,7 +246,7 @@ class WorkItem:
                 self.keep(s.out, torch.zeros((1,) * self.rank, dtype=self.memory.dtype, device=self.lane.at.device))
             case Product():
                 self.keep(s.out, self.product(s))
-            case Sum():
+            case Reduce():
                 self.keep(s.out, self.summed(self.tile(s.source), s.out.axes))
             case Add():
                 self.add(s)
@@ -270,7 +270,7 @@ class WorkItem:
     def tile(self, tile: Tile) -> torch.Tensor:
         """What a tile that is not in halves holds."""
         found = self.tiles[tile.name]
-        if isinstance(found, Halves):
+        if isinstance(found, HalvesTile):
             raise PlanError(f"{tile}: it is in halves, which only dots read")
         return found
 
@@ -279,7 +279,7 @@ class WorkItem:
         at, live = self.evaluated(s.coordinate, self.position(self.view.positions[s.level]))
         self.coordinates[s.name] = Spread(at, live & (at < s.end) if s.end else live)
 
-    def value(self, s: Value) -> torch.Tensor | Halves:
+    def value(self, s: Value) -> torch.Tensor | HalvesTile:
         """The stored values: 1s where none are stored, 0 where a bitmap has no bit."""
         operand = self.program.stored(s.operand)
         number = self.evaluated(self.program.number_of(operand), self.number(0))
@@ -288,7 +288,7 @@ class WorkItem:
         at = self.stored_at(operand, number)
         found = (self.load(self.memory.arrays[name], *at) for name in operand.held)
         made = [self.shaped(s.out, x) for x in found]
-        return Halves(*made) if operand.values.halves else made[0]
+        return HalvesTile(*made) if operand.values.halves else made[0]
 
     def stored_at(self, operand: Stored, number: Spread) -> Spread:
         """Where the values of a tile are stored, for each of the positions that are taken of it."""
@@ -324,7 +324,7 @@ class WorkItem:
     def product(self, s: Product) -> torch.Tensor:
         """The product of tiles, summed over the axes that it lacks, beside what was added up before."""
         factors = [self.tiles[t.name] for t in s.inputs]
-        if any(isinstance(f, Halves) for f in factors):
+        if any(isinstance(f, HalvesTile) for f in factors):
             x, y = map(self.in_halves, factors)
             found = self.contracted(s, x.high, y.high)
             found = found + (self.contracted(s, x.high, y.low) + self.contracted(s, x.low, y.high)) / halves.LOW
@@ -332,11 +332,11 @@ class WorkItem:
             found = self.contracted(s, *map(self.tile, s.inputs))
         return self.tile(s.out) + found if s.accumulate else found
 
-    def in_halves(self, tile: torch.Tensor | Halves) -> Halves:
+    def in_halves(self, tile: torch.Tensor | HalvesTile) -> HalvesTile:
         """A side of a dot of halves, which is split where it is not stored so."""
-        if isinstance(tile, Halves):
+        if isinstance(tile, HalvesTile):
             return tile
-        return Halves(*(half.to(self.memory.dtype) for half in halves.halved(tile.float())))
+        return HalvesTile(*(half.to(self.memory.dtype) for half in halves.halved(tile.float())))
 
     def contracted(self, s: Product, *factors: torch.Tensor) -> torch.Tensor:
         """The sum of the product of some tensors over the axes that the result lacks."""

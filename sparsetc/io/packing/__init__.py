@@ -21,10 +21,10 @@ from sparsetc.errors import IOFormatError, SparsetcError
 from sparsetc.io import memory
 from sparsetc.io.atomic import regular, replacing
 from sparsetc.io.packing import budget, merge, runs, sources
-from sparsetc.io.packing.budget import Budget
+from sparsetc.io.packing.budget import PackingBudget
 from sparsetc.io.packing.folder import Folder
-from sparsetc.io.stc_layout import Layout
-from sparsetc.io.stc_writer import Writer
+from sparsetc.io.stc_layout import FileLayout
+from sparsetc.io.stc_writer import PackedWriter
 from sparsetc.support import notices
 
 
@@ -85,17 +85,17 @@ def _pack(source: Any, path: Any, dtype: torch.dtype | None, folder: Folder, lim
             raise IOFormatError(f"{os.fspath(source)}: changed while it was read; pack it again")
         shape = found.shape or runs.shape(folder)
     runs.reduce(folder, shape, found.dtype, share)
-    _write(source, path, folder, Layout(shape, folder.rows, found.dtype), share, show)
+    _write(source, path, folder, FileLayout(shape, folder.rows, found.dtype), share, show)
 
 
-def _write(source: Any, path: Any, folder: Folder, most: Layout, share: Budget, show: bool | None) -> None:
+def _write(source: Any, path: Any, folder: Folder, most: FileLayout, share: PackingBudget, show: bool | None) -> None:
     wanted = most.nnz * most.row_bytes > notices.LONG if show is None else show
     with (
         replacing(path) as file,
         runs.opened(folder, folder.runs) as opened,
         notices.bar(most.nnz, "merging", wanted and (show or _watched()), "nonzeros") as at,
     ):
-        writer = Writer(file, most)
+        writer = PackedWriter(file, most)
         batches = _told(merge.merged(opened, most.shape, share), at)
         try:
             for coords, values in merge.summed(batches, most.dtype):

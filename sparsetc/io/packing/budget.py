@@ -1,6 +1,6 @@
 """What a limit of memory allows: nonzeros that are sorted together, and runs that are merged together.
 
-In: bytes, an order and a dtype. Out: a `Budget`. No result depends on it.
+In: bytes, an order and a dtype. Out: a `PackingBudget`. No result depends on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Budget:
+class PackingBudget:
     """How much is held at a time.
 
     Attributes:
@@ -54,7 +54,7 @@ def limit(given: Any, before: int | None) -> int:
     return before if before is not None and before <= free // 2 else max(free // SHARE, LEAST)
 
 
-def of(path: str | os.PathLike[str], limit: int, order: int, dtype: torch.dtype) -> Budget:
+def of(path: str | os.PathLike[str], limit: int, order: int, dtype: torch.dtype) -> PackingBudget:
     """What ``limit`` bytes allow; OutOfMemoryError, naming the file, where that is nothing."""
     if limit < LEAST:
         raise OutOfMemoryError(
@@ -65,4 +65,4 @@ def of(path: str | os.PathLike[str], limit: int, order: int, dtype: torch.dtype)
     free = limit - FIXED
     together = free // (3 * copy + 8 * order + SORTED)  # held rows with their keys, those taken, and these in order
     fan_in = min(max(together // AT_ONCE, 2), FAN_IN)
-    return Budget(free // (2 * copy + SORTED), fan_in, together // fan_in)
+    return PackingBudget(free // (2 * copy + SORTED), fan_in, together // fan_in)

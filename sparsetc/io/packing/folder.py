@@ -33,7 +33,7 @@ LARGEST = 1 << 26
 
 
 @dataclass(frozen=True)
-class Place:
+class RunsPlace:
     """How far a source was read: a number of its blocks, and what was counted in them."""
 
     blocks: int = 0
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """A file of sorted nonzeros, duplicates included, those before ``place`` and after that of the run before.
 
     Attributes:
@@ -53,7 +53,7 @@ class Run:
     name: str
     rows: int
     crc: int
-    place: Place
+    place: RunsPlace
 
 
 class Folder:
@@ -65,7 +65,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.runs: list[Run] = []
+        self.runs: list[SortedRun] = []
         self.done = False
         self._about: dict[str, Any] = {}
         self._kept = self._manifest()
@@ -97,9 +97,9 @@ class Folder:
         return sum(run.rows for run in self.runs)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RunsPlace:
         """How far the source was read."""
-        return self.runs[-1].place if self.runs else Place()
+        return self.runs[-1].place if self.runs else RunsPlace()
 
     @property
     def limit(self) -> int | None:
@@ -112,7 +112,7 @@ class Folder:
         kept, self._kept = self._kept, {}
         with suppress(KeyError, TypeError, ValueError):  # a manifest that is not as written is of no use
             if kept["about"] == about and kept["limit"] <= limit:
-                found = [Run(**{**run, "place": Place(**run["place"])}) for run in kept["runs"]]
+                found = [SortedRun(**{**run, "place": RunsPlace(**run["place"])}) for run in kept["runs"]]
                 self.runs = list(_sound(self.path, found))
                 self.done = kept["done"] is True and len(self.runs) == len(found)
         self._about = {"about": about, "limit": limit}
@@ -126,7 +126,7 @@ class Folder:
         self._names += 1
         return self.path / f"run-{self._names - 1}.stc"
 
-    def replace(self, first: int, last: int, run: Run) -> None:
+    def replace(self, first: int, last: int, run: SortedRun) -> None:
         """Have one run in place of those from number ``first`` to below ``last``, whose files are removed."""
         gone = self.runs[first:last]
         self.runs[first:last] = [run]
@@ -193,7 +193,7 @@ def _opened(path: Path, target: str | os.PathLike[str]) -> int | None:
         os.close(descriptor)  # of a folder that whoever had the lock has removed in the meantime
 
 
-def _sound(folder: Path, runs: list[Run]) -> Iterator[Run]:
+def _sound(folder: Path, runs: list[SortedRun]) -> Iterator[SortedRun]:
     """Runs up to the first whose file is not what was written."""
     for run in runs:
         if not run.name.startswith("run-") or not run.name.endswith(".stc") or not run.name[4:-4].isdecimal():

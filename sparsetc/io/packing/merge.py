@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from sparsetc.io.packing.budget import Budget
+from sparsetc.io.packing.budget import PackingBudget
 from sparsetc.io.stc import PackedFile
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
@@ -66,7 +66,7 @@ class _Buffer:
         self.last = tuple(int(key[-1]) for key in self._keys) if self._values.shape[0] else ()
 
 
-def merged(files: Sequence[PackedFile], shape: tuple[int, ...], share: Budget) -> Iterator[Batch]:
+def merged(files: Sequence[PackedFile], shape: tuple[int, ...], share: PackingBudget) -> Iterator[Batch]:
     """All nonzeros of the files in order, those of a shape that holds them all."""
     if not files:
         return

@@ -14,17 +14,17 @@ import torch
 
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packing import merge
-from sparsetc.io.packing.budget import Budget
-from sparsetc.io.packing.folder import Folder, Place, Run
-from sparsetc.io.packing.sources import Piece, Source
+from sparsetc.io.packing.budget import PackingBudget
+from sparsetc.io.packing.folder import Folder, RunsPlace, SortedRun
+from sparsetc.io.packing.sources import PackingSource, Piece
 from sparsetc.io.stc import PackedFile
-from sparsetc.io.stc_layout import Layout
-from sparsetc.io.stc_writer import Writer
+from sparsetc.io.stc_layout import FileLayout
+from sparsetc.io.stc_writer import PackedWriter
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import numbering
 
 
-def sort(source: Source, folder: Folder, share: Budget) -> None:
+def sort(source: PackingSource, folder: Folder, share: PackingBudget) -> None:
     """Read what is left of a source into runs; a run is kept as soon as it is written."""
     if folder.done:
         return
@@ -51,7 +51,7 @@ def shape(folder: Folder) -> tuple[int, ...]:
     return tuple(map(max, zip(*sizes, strict=True)))
 
 
-def reduce(folder: Folder, shape: tuple[int, ...], dtype: torch.dtype, share: Budget) -> None:
+def reduce(folder: Folder, shape: tuple[int, ...], dtype: torch.dtype, share: PackingBudget) -> None:
     """Merge neighbouring runs until no more are left than can be merged together."""
     while len(folder.runs) > share.fan_in:
         for first in range(-(-len(folder.runs) // share.fan_in)):
@@ -62,26 +62,26 @@ def reduce(folder: Folder, shape: tuple[int, ...], dtype: torch.dtype, share: Bu
             rows = sum(run.rows for run in group)
             with opened(folder, group) as files:
                 made = _written(
-                    folder, Layout(shape, rows, dtype, share.block, False), merge.merged(files, shape, share)
+                    folder, FileLayout(shape, rows, dtype, share.block, False), merge.merged(files, shape, share)
                 )
-            folder.replace(first, first + len(group), Run(*made, group[-1].place))
+            folder.replace(first, first + len(group), SortedRun(*made, group[-1].place))
 
 
 @contextmanager
-def opened(folder: Folder, runs: Iterable[Run]) -> Iterator[list[PackedFile]]:
+def opened(folder: Folder, runs: Iterable[SortedRun]) -> Iterator[list[PackedFile]]:
     """The files of runs, open within the block."""
     with ExitStack() as stack:
         yield [stack.enter_context(PackedFile(folder.path / run.name)) for run in runs]
 
 
-def _keep(held: list[Piece], folder: Folder, dtype: torch.dtype, share: Budget) -> None:
+def _keep(held: list[Piece], folder: Folder, dtype: torch.dtype, share: PackingBudget) -> None:
     """One run of the blocks held, which are let go."""
-    place: Place = held[-1].place
+    place: RunsPlace = held[-1].place
     coords, values = _joined(held)
     sizes = tuple(int(row.max()) + 1 for row in coords)
     batch = _in_order(coords, values, sizes)
-    made = _written(folder, Layout(sizes, values.shape[0], dtype, share.block, False), batch)
-    folder.runs.append(Run(*made, place))
+    made = _written(folder, FileLayout(sizes, values.shape[0], dtype, share.block, False), batch)
+    folder.runs.append(SortedRun(*made, place))
     folder.save()
 
 
@@ -106,11 +106,11 @@ def _in_order(coords: list[torch.Tensor], values: torch.Tensor, sizes: tuple[int
     yield coords, values
 
 
-def _written(folder: Folder, layout: Layout, batches: Iterator[merge.Batch]) -> tuple[str, int, int]:
+def _written(folder: Folder, layout: FileLayout, batches: Iterator[merge.Batch]) -> tuple[str, int, int]:
     """(name, nonzeros, checksum of the header) of a new run."""
     path: Path = folder.new()
     with replacing(path) as file:
-        writer = Writer(file, layout)
+        writer = PackedWriter(file, layout)
         for coords, values in batches:
             writer.append(coords, values)
         writer.finish()

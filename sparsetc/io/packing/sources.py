@@ -1,7 +1,7 @@
 """Nonzeros of a file, a block at a time, from any block on: what is packed.
 
-In: a path, and how far it was read before. Out: a `Source` that gives its blocks in the order of the file. A block is
-the same however much memory there is.
+In: a path, and how far it was read before. Out: a `PackingSource` that gives its blocks in the order of the file. A
+block is the same however much memory there is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import foreign, lines, mtx, npy, npz, numbers, table, tns
-from sparsetc.io.packing.folder import Place
+from sparsetc.io.packing.folder import RunsPlace
 from sparsetc.options import options
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES, check_dtype
@@ -45,11 +45,11 @@ class Piece:
 
     coords: list[torch.Tensor]
     values: torch.Tensor
-    place: Place
+    place: RunsPlace
 
 
 @dataclass(frozen=True)
-class Source:
+class PackingSource:
     """An open file.
 
     Attributes:
@@ -60,11 +60,13 @@ class Source:
     order: int
     dtype: torch.dtype
     shape: tuple[int, ...] | None
-    pieces: Callable[[Place], Iterator[Piece]]
+    pieces: Callable[[RunsPlace], Iterator[Piece]]
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], dtype: torch.dtype | None, limit: int, show: bool | None) -> Iterator[Source]:
+def opened(
+    path: str | os.PathLike[str], dtype: torch.dtype | None, limit: int, show: bool | None
+) -> Iterator[PackingSource]:
     """A source of the suffix of ``path``.
 
     Raises:
@@ -84,7 +86,7 @@ def opened(path: str | os.PathLike[str], dtype: torch.dtype | None, limit: int, 
         yield kind(stack, path, dtype, limit, show)
 
 
-def identity(path: str | os.PathLike[str], source: Source) -> dict[str, Any]:
+def identity(path: str | os.PathLike[str], source: PackingSource) -> dict[str, Any]:
     """What runs of a source depend on, to be compared with that of another call."""
     with open(path, "rb") as file:
         status, head = os.fstat(file.fileno()), file.read(HEAD)
@@ -95,10 +97,10 @@ def identity(path: str | os.PathLike[str], source: Source) -> dict[str, Any]:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
+def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> PackingSource:
     reader = stack.enter_context(lines.opened(path, tns.COMMENT, show))
     layout = tns.head(reader, dtype, torch.float32)
-    return Source(
+    return PackingSource(
         layout.order,
         layout.dtype,
         layout.sizes,
@@ -106,7 +108,7 @@ def _tns(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, sho
     )
 
 
-def _mtx(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
+def _mtx(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> PackingSource:
     reader = stack.enter_context(lines.opened(path, mtx.COMMENT, show))
     header = mtx.head(reader)
     header.check(dtype or header.stated)
@@ -117,14 +119,14 @@ def _mtx(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, sho
         found, values = header.entries_of(torch.stack([row.long() for row in coords]), reals, dtype)
         return list(found), values
 
-    return Source(2, dtype, header.shape, lambda place: _text(reader, layout, mtx.fault, place, entries))
+    return PackingSource(2, dtype, header.shape, lambda place: _text(reader, layout, mtx.fault, place, entries))
 
 
 def _text(
-    reader: lines.Reader,
-    layout: table.Layout,
+    reader: lines.LineReader,
+    layout: table.TableLayout,
     describe: table.Describe,
-    place: Place,
+    place: RunsPlace,
     entries: Callable[[list[torch.Tensor], list[torch.Tensor]], tuple[list[torch.Tensor], torch.Tensor]],
 ) -> Iterator[Piece]:
     if place.blocks:
@@ -133,7 +135,7 @@ def _text(
     for part in table.parts(reader, layout, describe):
         blocks, rows = blocks + 1, rows + part.rows
         table.check_declared(reader, layout, rows)
-        after = Place(blocks, rows, reader.line + part.lines, reader.numbers + part.rows * layout.fields)
+        after = RunsPlace(blocks, rows, reader.line + part.lines, reader.numbers + part.rows * layout.fields)
         if part.rows:
             yield Piece(*entries([torch.from_numpy(column) for column in part.coords], part.reals), after)
     table.check_declared(reader, layout, rows, ended=True)
@@ -142,21 +144,21 @@ def _text(
 # -- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def _npz(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> Source:
+def _npz(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> PackingSource:
     archive = stack.enter_context(npy.opened(path))
     found = npz.contents(archive)
     names = _names(archive, found)
     if names is None:
         with options(memory_limit=max(limit // WHOLE, 1)):
             x = npz.read(path, dtype).expand_dense()
-        return Source(x.order, x.dtype, x.shape, lambda place: _of_tensor(x, place))
+        return PackingSource(x.order, x.dtype, x.shape, lambda place: _of_tensor(x, place))
     if found.form is not None:
         foreign.check_fill(archive)
     header = archive.header(names[-1])
     nothing = npz.stored(npz.of_bits(np.zeros(0, header.dtype), npz.in_bfloat16(archive)), dtype)
     kept = dtype or nothing.dtype
     assert kept in DTYPES
-    return Source(
+    return PackingSource(
         len(found.shape),
         kept,
         found.shape,
@@ -183,7 +185,7 @@ def _arrays(
     shape: tuple[int, ...],
     dtype: torch.dtype | None,
     count: int,
-    place: Place,
+    place: RunsPlace,
 ) -> Iterator[Piece]:
     together = names[0] == "coords"
     streams = [
@@ -196,10 +198,10 @@ def _arrays(
         coords = [torch.from_numpy(stream.take(n).astype(np.int64)) for stream in streams]
         crd.check_range(torch.stack(coords), shape)
         given = npz.stored(npz.of_bits(values.take(n), bfloat16), dtype)
-        yield Piece(coords, given if dtype is None else numbers.cast(given, dtype), Place(0, start + n))
+        yield Piece(coords, given if dtype is None else numbers.cast(given, dtype), RunsPlace(0, start + n))
 
 
-def _of_tensor(x: SparseTensor, place: Place) -> Iterator[Piece]:
+def _of_tensor(x: SparseTensor, place: RunsPlace) -> Iterator[Piece]:
     for start in range(place.rows, x.nnz, ROWS):
         stop = min(start + ROWS, x.nnz)
-        yield Piece(list(x.coords[:, start:stop]), x.values[start:stop], Place(0, stop))
+        yield Piece(list(x.coords[:, start:stop]), x.values[start:stop], RunsPlace(0, stop))

@@ -30,7 +30,7 @@ from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.tile import LANES, Gather, Product, Scale, Statement, Sum, Tile, Value
+from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value
 from sparsetc.support.lru import cached_property
 
 
@@ -223,14 +223,14 @@ class Lowering:
 
     # -- computations -----------------------------------------------------------------------------------------------
 
-    def make(self, statement: Value | Scale | Gather | Product | Sum) -> Tile:
+    def make(self, statement: Value | Scale | Gather | Product | Reduce) -> Tile:
         """Add a statement, and return the tile that it makes."""
         self.statements.append(statement)
         return statement.out
 
     def called(self, name: str) -> str:
         """The name, with a number where it is taken."""
-        taken, number = {s.out.name for s in self.statements if isinstance(s, Product | Sum)}, 1
+        taken, number = {s.out.name for s in self.statements if isinstance(s, Product | Reduce)}, 1
         while (own := f"{name}{number}" if number > 1 else name) in taken:
             number += 1
         return own
@@ -253,7 +253,7 @@ class Lowering:
         """A tile summed over those of the axes that it has; itself where it has none of them."""
         summed = set(over)
         axes = tuple([a for a in tile.axes if a not in summed])
-        return self.make(Sum(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
+        return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
         """The sum of a tile, the last that was made, over the loops inside a level.

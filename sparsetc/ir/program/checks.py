@@ -43,7 +43,7 @@ def verify(program: ir.TileProgram) -> None:
             adds += 1
             if missing := set(statement.axes) - set(statement.source.axes):
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
-        elif isinstance(statement, ir.Sum):
+        elif isinstance(statement, ir.Reduce):
             summed = set(statement.source.axes) - set(statement.out.axes)
             if not summed or not summed <= {ir.LANES, *program.letters}:
                 raise PlanError(
@@ -69,7 +69,7 @@ def verify(program: ir.TileProgram) -> None:
 def check_sizes(p: ir.TileProgram) -> None:
     """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
     for statement, _ in p.statements:
-        if not isinstance(statement, ir.Value | ir.Gather | ir.Zero | ir.Product | ir.Sum):
+        if not isinstance(statement, ir.Value | ir.Gather | ir.Zero | ir.Product | ir.Reduce):
             continue
         tiles = (statement.out, *(statement.inputs if isinstance(statement, ir.Product) else ()))
         for tile in tiles:
@@ -101,7 +101,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
         elif isinstance(statement, ir.Scale):
             _verify_scale(p, statement, loops)
         elif isinstance(statement, ir.Add) and p.along & {*statement.axes}:
-            if statement.key == ir.Position(ITEM) and statement.owned:
+            if statement.key == ir.OwnPosition(ITEM) and statement.owned:
                 continue
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
 

@@ -60,7 +60,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
     if isinstance(s, ir.Zero):
         return f"{s.out} = 0"
-    if isinstance(s, ir.Sum):
+    if isinstance(s, ir.Reduce):
         return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
     if isinstance(s, ir.Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))

@@ -149,7 +149,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Reduce:
     """``out`` = `source` summed over the axes that `out` lacks: the lanes, or a tile's positions along a mode."""
 
     out: Tile
@@ -192,7 +192,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Position:
+class OwnPosition:
     """The output row: the position of the nonzero itself, or, at the item level, the item's number.
 
     Attributes:
@@ -203,7 +203,7 @@ class Position:
     letters: ClassVar[tuple[str, ...]] = ()
 
 
-Key = Row | Slot | Position
+Key = Row | Slot | OwnPosition
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Add:
     copies: int = 1
 
 
-Statement = Decode | Value | Scale | Gather | Zero | Product | Sum | Loop | Add
+Statement = Decode | Value | Scale | Gather | Zero | Product | Reduce | Loop | Add
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
             return "", (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ())), s.key.level
         case Product():
             return s.out.name, tuple([t.name for t in s.inputs]), max([t.level for t in s.inputs], default=ITEM)
-        case Sum():
+        case Reduce():
             return s.out.name, (s.source.name,), s.out.level
         case Gather():
             return s.out.name, tuple(map(names.at, s.operand.rows)), s.out.level
