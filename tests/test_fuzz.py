@@ -16,7 +16,7 @@ from sparsetc.testing import check as checking
 from sparsetc.testing.__main__ import main
 from sparsetc.testing.around import Hang, time_limit
 from sparsetc.testing.build import build
-from sparsetc.testing.case import Case, DrawnValues, Operand, PlanCall
+from sparsetc.testing.case import Case, DrawnOperand, DrawnValues, PlanCall
 from sparsetc.testing.check import check
 from sparsetc.testing.compare import Expected, Wrong, check_result, check_values, tolerance
 from sparsetc.testing.draw import KINDS, draw
@@ -111,8 +111,8 @@ def test_a_reproducer_is_short_and_makes_the_same_operands(kind: str) -> None:
 
 
 def a_case(**changes: Any) -> Case:
-    x = Operand("ij", (3, 4), DrawnValues("uniform", 1), nonzeros=((0, 1), (2, 3), (1, 1)))
-    b = Operand("jr", (4, 2), DrawnValues("uniform", 2))
+    x = DrawnOperand("ij", (3, 4), DrawnValues("uniform", 1), nonzeros=((0, 1), (2, 3), (1, 1)))
+    b = DrawnOperand("jr", (4, 2), DrawnValues("uniform", 2))
     return replace(Case("einsums", (x, b), "ir", "float64", PlanCall("coo")), **changes)
 
 
@@ -125,8 +125,10 @@ def test_a_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
         return -result if sparse is not None and 4 in sparse.coords[-1] and isinstance(result, torch.Tensor) else result
 
     monkeypatch.setattr(stc, "einsum", wrong)
-    x = Operand("ijk", (3, 4, 6), DrawnValues("uniform", 1), nonzeros=tuple((n % 3, n % 4, n % 6) for n in range(20)))
-    b = Operand("kr", (6, 5), DrawnValues("uniform", 2), "transposed")
+    x = DrawnOperand(
+        "ijk", (3, 4, 6), DrawnValues("uniform", 1), nonzeros=tuple((n % 3, n % 4, n % 6) for n in range(20))
+    )
+    b = DrawnOperand("kr", (6, 5), DrawnValues("uniform", 2), "transposed")
     case = Case("einsums", (x, b), "ir", "float64", PlanCall("coo"), deterministic=True, notation="spaced")
     failed = failure(case)
     assert failed is not None

@@ -72,7 +72,7 @@ def clear() -> None:
             _forget(_modules.popitem()[1])
 
 
-class _Text(InspectLoader):
+class _TextLoader(InspectLoader):
     """A loader of text in memory, which whoever asks for a module's source is given."""
 
     def __init__(self, source: str, path: Path) -> None:
@@ -88,7 +88,7 @@ class _Text(InspectLoader):
 
 
 def _module(source: str, path: Path) -> ModuleType:
-    name, loader = f"sparsetc_generated.{path.stem}", _Text(source, path)
+    name, loader = f"sparsetc_generated.{path.stem}", _TextLoader(source, path)
     spec = spec_from_loader(name, loader, origin=str(path), is_package=False)
     assert spec is not None
     module = module_from_spec(spec)
@@ -103,7 +103,7 @@ def _module(source: str, path: Path) -> ModuleType:
     return module
 
 
-def _show(loader: _Text) -> None:
+def _show(loader: _TextLoader) -> None:
     """Give the text to `linecache` for as long as the loader lives, which is as long as any function of its module."""
     name = str(loader.path)
     # no time of change: what was not read from a file is not compared with it

@@ -132,12 +132,12 @@ def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -
     # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
     plain = not transforming() and forward_ad._current_level < 0
     if plain and torch.is_grad_enabled() and any(o.requires_grad for o in operands):
-        result: torch.Tensor = _Einsum.apply(equation, precision, *operands)
+        result: torch.Tensor = _DenseEinsum.apply(equation, precision, *operands)
         return result
     return _contracted(equation, precision, operands)
 
 
-class _Einsum(torch.autograd.Function):
+class _DenseEinsum(torch.autograd.Function):
     """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
 
     @staticmethod

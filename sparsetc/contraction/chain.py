@@ -45,7 +45,7 @@ Members = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _Estimate:
     """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float.
 
     Attributes:
@@ -68,7 +68,7 @@ def sparse_order(
     It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
     """
     letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
-    terms = [_Expected((n,), t, log(max(1, own))) for n, (t, own) in enumerate(zip(letters, nonzeros, strict=True))]
+    terms = [_Estimate((n,), t, log(max(1, own))) for n, (t, own) in enumerate(zip(letters, nonzeros, strict=True))]
 
     @cache
     def kept(members: Members) -> frozenset[str]:
@@ -76,17 +76,17 @@ def sparse_order(
         outside = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
         return outside & frozenset().union(*(letters[n] for n in members))
 
-    def contracted(a: _Expected, b: _Expected) -> _Expected:
+    def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
         members = tuple(sorted(a.members + b.members))
         tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
         span = sum(logs[c] for c in kept(members))
         # positions * (1 - exp(-tasks / positions))
         found = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
         cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
-        return _Expected(members, kept(members), max(0.0, found), tasks, cost, pairs)
+        return _Estimate(members, kept(members), max(0.0, found), tasks, cost, pairs)
 
     @cache
-    def best(members: Members) -> _Expected:
+    def best(members: Members) -> _Estimate:
         first, *rest = members
         if not rest:
             return terms[first]

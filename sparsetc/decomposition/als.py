@@ -72,7 +72,7 @@ class Equations(Protocol):
         """Float64 scalar: the sum of the products of B and the factor of a mode."""
 
 
-class Whole:
+class WholeEquations:
     """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, Whole
+from sparsetc.decomposition.als import Equations, WholeEquations
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.fused import sweep_of
 from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
@@ -83,7 +83,7 @@ def cp_als(
     factors = start(sparse if seen is None else seen.values, wanted, init, checks.generator(random_state, NAME))
     equations: Equations
     if seen is None:
-        equations = Whole(sparse, factors, wanted.free, **settings)
+        equations = WholeEquations(sparse, factors, wanted.free, **settings)
     else:
         equations = Observed(seen, factors, wanted.free, **settings)
     update = HALS if nonnegative else LEAST_SQUARES if seen is None else ROWWISE

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from sparsetc.codegen.launch import FUSED
-from sparsetc.decomposition.als import Equations, Sweep, Whole
+from sparsetc.decomposition.als import Equations, Sweep, WholeEquations
 from sparsetc.decomposition.linear import INVERSE_RANK, LEAST_SQUARES, Update, inverse_of_product, warps_of, width_of
 from sparsetc.device.profile import machine_of
 
@@ -36,7 +36,7 @@ def sweep_of(
     equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
 ) -> Sweep:
     """A sweep over static buffers, in few launches where there are kernels for it."""
-    if isinstance(equations, Whole) and update is LEAST_SQUARES and serves(factors):
+    if isinstance(equations, WholeEquations) and update is LEAST_SQUARES and serves(factors):
         return FusedSweep(equations, factors, free, l2_reg)
     return Sweep(equations, factors, free, update, l2_reg)
 
@@ -47,13 +47,15 @@ def serves(factors: Sequence[torch.Tensor]) -> bool:
 
 
 class FusedSweep(Sweep):
-    """A sweep of `Whole` by least squares: what is tiny in it is a kernel a step.
+    """A sweep of `WholeEquations` by least squares: what is tiny in it is a kernel a step.
 
     Attributes:
         _inner: the inner product of X and the model.
     """
 
-    def __init__(self, equations: Whole, factors: Sequence[torch.Tensor], free: Sequence[int], l2_reg: float) -> None:
+    def __init__(
+        self, equations: WholeEquations, factors: Sequence[torch.Tensor], free: Sequence[int], l2_reg: float
+    ) -> None:
         super().__init__(equations, factors, free, LEAST_SQUARES, l2_reg)
         self._whole, self._grams, self._norm = equations, equations.grams, equations.norm
         self._inner = torch.zeros_like(self._norm)

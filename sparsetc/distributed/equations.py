@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.decomposition.als import Whole
+from sparsetc.decomposition.als import WholeEquations
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.combine import DenseResult
 from sparsetc.distributed.ranks import Ranks
@@ -91,7 +91,7 @@ class FactorRows:
         return block.narrow(0, self.share * self.sharing.rank, self.share).clone()
 
 
-class Boxed(Whole):
+class Boxed(WholeEquations):
     """The equations of a whole tensor, of which this rank has a box.
 
     B comes from an MTTKRP of the box, by a reduce-scatter over the ranks of its range, and updated rows go back to

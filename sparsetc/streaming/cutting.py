@@ -65,7 +65,7 @@ class StreamCut:
 
 
 @dataclass
-class _Rows:
+class _RowNumbers:
     """The rows of the result so far. A chunk's first may be the last one of the chunk before."""
 
     count: int = 0
@@ -108,7 +108,7 @@ def cut(
     """
     chunks: list[Chunk] = []
     variants: dict[Variant, int] = {}
-    rows, ends = _Rows(), getattr(source, "ends", None)
+    rows, ends = _RowNumbers(), getattr(source, "ends", None)
     count = budget.chunk * FULL / (4 * len(source.shape) + source.dtype.itemsize)
     compiler.samples = partial(samples, source, max(1, int(count)))
     start = 0

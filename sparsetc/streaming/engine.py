@@ -19,7 +19,7 @@ import torch
 
 from sparsetc.codegen.launch import Call, Programs
 from sparsetc.streaming.file import Ahead, ChunkFile
-from sparsetc.streaming.store import Chunk, ChunkMemory, Kept
+from sparsetc.streaming.store import Chunk, ChunkMemory, KeptChunks
 from sparsetc.support.notices import At, unseen
 
 
@@ -148,7 +148,9 @@ class Engine:
                 raise
 
     # -- GPU --------------------------------------------------------------------------------------------------------
-    def _enqueue(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, here: Any) -> None:
+    def _enqueue(
+        self, feed: KeptChunks | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, here: Any
+    ) -> None:
         for lane in self.lanes:
             lane.stream.wait_stream(here)
         copied = None
@@ -184,7 +186,7 @@ class Engine:
             at(done)
 
     # -- CPU --------------------------------------------------------------------------------------------------------
-    def _on_cpu(self, feed: Kept | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
+    def _on_cpu(self, feed: KeptChunks | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
         done = 0
         for position, number in enumerate(self.order):
             chunk, times = self.chunks[number], [time.perf_counter()]

@@ -139,9 +139,9 @@ class ChunkMemory:
         self.buffers.append(buffer)
 
     @contextmanager
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Kept]:
+    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[KeptChunks]:
         """The chunks, which nothing need be waited for."""
-        yield Kept([self.buffers[n] for n in order])
+        yield KeptChunks([self.buffers[n] for n in order])
 
     def close(self) -> None:
         """Free the memory."""
@@ -149,7 +149,7 @@ class ChunkMemory:
         self.buffers.clear()
 
 
-class Kept:
+class KeptChunks:
     """Chunks that are there, by their position in the order in which they are run.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.testing.case import SPLIT, Case, DrawnValues, Operand, PlanCall
+from sparsetc.testing.case import SPLIT, Case, DrawnOperand, DrawnValues, PlanCall
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, memory_text, sparse_text
 
 SUBLIST = ascii_uppercase + ascii_uppercase.lower()
@@ -123,14 +123,14 @@ def build(case: Case) -> Built:
     return Built(case, tuple(leaves), tuple(coords), space)
 
 
-def leaf_of(operand: Operand, case: Case) -> torch.Tensor:
+def leaf_of(operand: DrawnOperand, case: Case) -> torch.Tensor:
     """The tensor that an operand's values are laid out from."""
     shape, dtype = {**MEMORY, **ARRAYS}[operand.memory].base(operand.value_shape, case.dtype_of(operand))
     leaf = numbers(operand.values, shape, dtype).to(case.device)
     return leaf.requires_grad_() if operand.learned else leaf
 
 
-def coordinates(operand: Operand) -> torch.Tensor | None:
+def coordinates(operand: DrawnOperand) -> torch.Tensor | None:
     """(sparse modes, nnz) int64; None for a dense operand."""
     if operand.nonzeros is None:
         return None
@@ -138,7 +138,7 @@ def coordinates(operand: Operand) -> torch.Tensor | None:
     return torch.tensor(operand.nonzeros, dtype=torch.int64).reshape(-1, order).T.contiguous()
 
 
-def laid_out(operand: Operand, leaf: torch.Tensor, memory: str | None = None) -> Any:
+def laid_out(operand: DrawnOperand, leaf: torch.Tensor, memory: str | None = None) -> Any:
     """An operand's values, or a dense operand itself, laid out in memory as the case has it."""
     text = memory_text(operand.memory if memory is None else memory, "t", operand.value_shape)
     return leaf if text == "t" else _evaluate(text, {"torch": torch, "t": leaf})

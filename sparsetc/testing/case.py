@@ -28,7 +28,7 @@ class DrawnValues:
 
 
 @dataclass(frozen=True)
-class Operand:
+class DrawnOperand:
     """One operand: its letters and shape, its values, how they lie in memory, and where a sparse one is not zero.
 
     Attributes:
@@ -89,7 +89,7 @@ class Case:
     """
 
     kind: str
-    operands: tuple[Operand, ...]
+    operands: tuple[DrawnOperand, ...]
     output: str
     dtype: str = "float32"
     plan: PlanCall = PlanCall()
@@ -110,7 +110,7 @@ class Case:
         """The operands' dtype."""
         return self.dtype_of(None)
 
-    def dtype_of(self, operand: Operand | None) -> torch.dtype:
+    def dtype_of(self, operand: DrawnOperand | None) -> torch.dtype:
         """The dtype of one operand; the case's, but for those that have their own."""
         found = getattr(torch, self.dtype if operand is None or not operand.dtype else operand.dtype)
         assert isinstance(found, torch.dtype)

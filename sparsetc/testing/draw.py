@@ -16,7 +16,7 @@ import torch
 import sparsetc as stc
 from sparsetc.planner.registry import PLANS
 from sparsetc.testing.build import coordinates, implicit
-from sparsetc.testing.case import SPLIT, Case, DrawnValues, Operand, PlanCall
+from sparsetc.testing.case import SPLIT, Case, DrawnOperand, DrawnValues, PlanCall
 from sparsetc.testing.equations import HUGE, LARGE, SMALL, Bounds, Drawing, drawn_equation
 from sparsetc.testing.forms import ARRAYS, CIRCUMSTANCES, MEMORY, SPARSE
 from sparsetc.testing.reference import Term, join
@@ -84,7 +84,7 @@ def _values(r: Random, dtype: str) -> DrawnValues:
     return DrawnValues("limits" if r.random() < (0.3 if integer else 0.05) else "uniform", r.randrange(10**6))
 
 
-def _sparse(r: Random, term: str, drawing: Drawing, bounds: Bounds, dtype: str) -> Operand:
+def _sparse(r: Random, term: str, drawing: Drawing, bounds: Bounds, dtype: str) -> DrawnOperand:
     shape = tuple(drawing.sizes[c] for c in term)
     name = r.choice(("random", "random", "skewed", "skewed", "blocks", *SCATTERS))
     if len(set(term)) < len(term) and r.random() < 0.5:
@@ -98,16 +98,16 @@ def _sparse(r: Random, term: str, drawing: Drawing, bounds: Bounds, dtype: str) 
         places = list(dict.fromkeys(places))
     elif r.random() < 0.2:
         places = duplicated(places, most, r)
-    return Operand(term, shape, values, nonzeros=tuple(places), dense_modes=modes)
+    return DrawnOperand(term, shape, values, nonzeros=tuple(places), dense_modes=modes)
 
 
-def _dense(r: Random, term: str, drawing: Drawing, dtype: str) -> Operand:
+def _dense(r: Random, term: str, drawing: Drawing, dtype: str) -> DrawnOperand:
     ones = {c for c in term if r.random() < 0.06}
     shape = tuple(1 if c in ones else drawing.sizes[c] for c in term)
-    return Operand(term, shape, _values(r, dtype))
+    return DrawnOperand(term, shape, _values(r, dtype))
 
 
-def _broadcast(r: Random, drawing: Drawing, dtype: str) -> tuple[Operand, ...]:
+def _broadcast(r: Random, drawing: Drawing, dtype: str) -> tuple[DrawnOperand, ...]:
     """A dense operand along a letter that is too large for any, where there is one: of stride 0, or of size 1."""
     huge = [c for c, size in drawing.sizes.items() if size > HUGE]
     if not huge or r.random() < 0.4:
@@ -116,8 +116,8 @@ def _broadcast(r: Random, drawing: Drawing, dtype: str) -> tuple[Operand, ...]:
     if drawing.sizes[letter] < 2**40:  # what could be made whole would fill the memory
         return ()
     if r.random() < 0.5:
-        return (Operand(letter, (1,), _values(r, dtype)),)
-    return (Operand(letter, (drawing.sizes[letter],), _values(r, dtype), "expanded"),)
+        return (DrawnOperand(letter, (1,), _values(r, dtype)),)
+    return (DrawnOperand(letter, (drawing.sizes[letter],), _values(r, dtype), "expanded"),)
 
 
 def within(case: Case, work: int) -> Case:
@@ -218,7 +218,7 @@ def _learning(r: Random, case: Case) -> Case:
     return replace(case, second=r.random() < 0.25)
 
 
-def _learnable(case: Case, o: Operand, r: Random, chance: float) -> bool:
+def _learnable(case: Case, o: DrawnOperand, r: Random, chance: float) -> bool:
     """Whether gradients flow to an operand, drawn; never where its gradient would be of a size that nothing has."""
     return r.random() < chance and (o.sparse or all(case.sizes[c] <= HUGE for c in o.letters))
 
@@ -240,7 +240,7 @@ def _laid_out(r: Random, case: Case) -> Case:
     return replace(case, operands=tuple(_given(r, case, o) for o in case.operands))
 
 
-def _given(r: Random, case: Case, o: Operand) -> Operand:
+def _given(r: Random, case: Case, o: DrawnOperand) -> DrawnOperand:
     dtype = case.torch_dtype
     shape = o.value_shape
     if max(shape, default=0) > HUGE:

@@ -14,13 +14,13 @@ from math import prod
 from typing import Any, TypeVar
 
 from sparsetc.testing.build import implicit
-from sparsetc.testing.case import Case, DrawnValues, Operand, PlanCall
+from sparsetc.testing.case import Case, DrawnOperand, DrawnValues, PlanCall
 from sparsetc.testing.draw import circumstance_fits, notation_fits
 from sparsetc.testing.equations import HUGE
 from sparsetc.testing.forms import ARRAYS, MEMORY, SPARSE
 
 Failure = str
-Part = TypeVar("Part", Case, Operand)
+Part = TypeVar("Part", Case, DrawnOperand)
 Simplify = Callable[[Case], Iterator[Case]]
 
 
@@ -83,7 +83,7 @@ def valid(case: Case) -> bool:
     return notation_fits(case) and circumstance_fits(case) and all(operand_fits(case, o) for o in case.operands)
 
 
-def operand_fits(case: Case, operand: Operand) -> bool:
+def operand_fits(case: Case, operand: DrawnOperand) -> bool:
     """Whether an operand can have its layout and form, and every size of 1 that it has can stand."""
     memory, dtype = {**MEMORY, **ARRAYS}[operand.memory], case.dtype_of(operand)
     if not memory.fits(operand.value_shape, dtype) or prod(memory.base(operand.value_shape, dtype)[0]) > HUGE:
@@ -96,7 +96,7 @@ def operand_fits(case: Case, operand: Operand) -> bool:
     return not operand.sparse or form.fits(shape, case.torch_dtype, case.device, modes, operand.learned)
 
 
-def _with(case: Case, n: int, operand: Operand) -> Case:
+def _with(case: Case, n: int, operand: DrawnOperand) -> Case:
     return replace(case, operands=(*case.operands[:n], operand, *case.operands[n + 1 :]))
 
 
@@ -125,14 +125,14 @@ def _without_letters(case: Case) -> Iterator[Case]:
                 yield replace(found, output="".join(c for c in case.output if c in found.letters))
 
 
-def _dropped(operand: Operand, letter: str) -> Operand | None:
-    found: Operand | None = operand
+def _dropped(operand: DrawnOperand, letter: str) -> DrawnOperand | None:
+    found: DrawnOperand | None = operand
     while found is not None and letter in found.letters:
         found = _without_mode(found, found.letters.index(letter))
     return found
 
 
-def _without_mode(o: Operand, mode: int) -> Operand | None:
+def _without_mode(o: DrawnOperand, mode: int) -> DrawnOperand | None:
     if o.dense_modes or (o.sparse and len(o.letters) == 1):
         return None
     nonzeros = None if o.nonzeros is None else tuple((*p[:mode], *p[mode + 1 :]) for p in o.nonzeros)
@@ -168,7 +168,7 @@ def _plainer(case: Case) -> Iterator[Case]:
             yield _with(case, n, _sparsely(o))
 
 
-def _sparsely(o: Operand) -> Operand:
+def _sparsely(o: DrawnOperand) -> DrawnOperand:
     """Dense modes left out."""
     split = len(o.shape) - o.dense_modes
     return replace(o, letters=o.letters[:split], shape=o.shape[:split], dense_modes=0)
@@ -182,7 +182,7 @@ def _halved(case: Case) -> Iterator[Case]:
             yield replace(case, operands=tuple(operands))
 
 
-def _below(o: Operand, letter: str, size: int) -> Operand:
+def _below(o: DrawnOperand, letter: str, size: int) -> DrawnOperand:
     """The operand without the nonzeros whose coordinate of a letter is not below a size."""
     modes = _modes(o, letter)
     if o.nonzeros is None or not modes:
@@ -215,12 +215,12 @@ def _smaller(case: Case) -> Iterator[Case]:
             yield from _moved_down(case, c, size)
 
 
-def _modes(o: Operand, letter: str) -> list[int]:
+def _modes(o: DrawnOperand, letter: str) -> list[int]:
     """Modes with coordinates that have the letter."""
     return [m for m in range(len(o.letters) - o.dense_modes) if o.letters[m] == letter and o.sparse]
 
 
-def _sized(o: Operand, letter: str, size: int, old: int) -> Operand:
+def _sized(o: DrawnOperand, letter: str, size: int, old: int) -> DrawnOperand:
     shape = tuple(size if c == letter and n == old else n for c, n in zip(o.letters, o.shape, strict=True))
     return replace(o, shape=shape)
 

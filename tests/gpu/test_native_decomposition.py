@@ -10,7 +10,7 @@ from decomposition_cases import random_factors, random_tensor
 
 import sparsetc as stc
 from sparsetc.decomposition import CP, cp_als, cp_apr, fused, loop, tucker
-from sparsetc.decomposition.als import Sweep, Whole
+from sparsetc.decomposition.als import Sweep, WholeEquations
 from sparsetc.decomposition.linear import LEAST_SQUARES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -61,7 +61,7 @@ def test_a_sweep_in_few_launches_is_that_of_torch(rank: int, free: tuple[int, ..
 
     def swept(few: bool) -> list[torch.Tensor]:
         factors = [f.cuda() for f in start]
-        equations = Whole(x, factors, free, deterministic=True)
+        equations = WholeEquations(x, factors, free, deterministic=True)
         made = fused.sweep_of if few else Sweep
         sweep = made(equations, factors, free, LEAST_SQUARES, 0.1)
         assert isinstance(sweep, fused.FusedSweep) == few

@@ -96,7 +96,7 @@ def _sublist_term(sublist: Any, where: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Term:
+class _ParsedTerm:
     """One term as it stands in the text: its labels, letters or one "...", and where each of them starts."""
 
     labels: tuple[str, ...]
@@ -137,7 +137,7 @@ def _parse(text: str, shapes: tuple[tuple[int, ...], ...], sparse: tuple[bool, .
     return Bound.of(e, _sizes(text, terms, inputs, shapes, sparse))
 
 
-def _read(text: str) -> tuple[list[_Term], _Term | None]:
+def _read(text: str) -> tuple[list[_ParsedTerm], _ParsedTerm | None]:
     """The terms of the inputs, and of the output if it is written."""
     arrow = text.find("->")
     if arrow >= 0 and (second := text.find("->", arrow + 2)) >= 0:
@@ -156,7 +156,7 @@ def _read(text: str) -> tuple[list[_Term], _Term | None]:
     return terms, output
 
 
-def _read_term(text: str, start: int, end: int) -> _Term:
+def _read_term(text: str, start: int, end: int) -> _ParsedTerm:
     labels: list[str] = []
     at: list[int] = []
     position = start
@@ -167,7 +167,7 @@ def _read_term(text: str, start: int, end: int) -> _Term:
             labels.append(label)
             at.append(position)
         position += len(label)
-    return _Term(tuple(labels), tuple(at), start, end)
+    return _ParsedTerm(tuple(labels), tuple(at), start, end)
 
 
 def _check_label(text: str, position: int, label: str, before: Sequence[str]) -> None:
@@ -183,7 +183,7 @@ def _check_label(text: str, position: int, label: str, before: Sequence[str]) ->
         raise EquationError(point_at(text, position, message))
 
 
-def _check_output(text: str, terms: Sequence[_Term], output: _Term) -> None:
+def _check_output(text: str, terms: Sequence[_ParsedTerm], output: _ParsedTerm) -> None:
     known = {i for term in terms for i in term.letters}
     for q, (i, at) in enumerate(zip(output.labels, output.at, strict=True)):
         if i == ELLIPSIS:
@@ -195,7 +195,7 @@ def _check_output(text: str, terms: Sequence[_Term], output: _Term) -> None:
             raise EquationError(point_at(text, at, f"the output has index {i!r} more than once; remove one"))
 
 
-def _check_operands(text: str, terms: Sequence[_Term], shapes: Sequence[tuple[int, ...]]) -> None:
+def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> None:
     if len(terms) != len(shapes):
         message = f"found {len(shapes)} operands for {len(terms)} terms; expected one operand a term"
         raise EquationError(point_at(text, 0, message, terms[-1].end))
@@ -212,7 +212,7 @@ def _check_operands(text: str, terms: Sequence[_Term], shapes: Sequence[tuple[in
             raise EquationError(point_at(text, term.start + lead if length else term.start, message, length))
 
 
-def _ellipsis_letters(text: str, terms: Sequence[_Term], count: int) -> tuple[str, ...]:
+def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> tuple[str, ...]:
     used = {i for term in terms for i in term.letters}
     if len(used) + count > len(ascii_letters):
         message = f"found {len(used)} indices and an ellipsis of {count} dimensions; expected at most 52 together"
@@ -238,7 +238,7 @@ class _Place:
 
 def _sizes(
     text: str,
-    terms: Sequence[_Term],
+    terms: Sequence[_ParsedTerm],
     inputs: Sequence[tuple[str, ...]],
     shapes: Sequence[tuple[int, ...]],
     sparse: Sequence[bool],

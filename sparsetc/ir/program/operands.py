@@ -161,7 +161,7 @@ MADE = ("", "rounded", "most")
 """What a program may be given of a dense operand: it as it is, in bfloat16, or its largest magnitude."""
 
 
-class Table(NamedTuple):
+class DenseTable(NamedTuple):
     """What programs are given of a dense operand, made once a call where it is not the operand itself.
 
     Attributes:
@@ -182,13 +182,13 @@ class Table(NamedTuple):
         return most(self.operand) if self.made == "most" else self.operand
 
 
-def tables(o: Operand) -> tuple[Table, ...]:
+def tables(o: Operand) -> tuple[DenseTable, ...]:
     """What a program is given of an operand."""
-    elements = Table(o.name, "rounded" if o.rounded else "")
-    return (elements, Table(o.name, "most")) if o.split else (elements,)
+    elements = DenseTable(o.name, "rounded" if o.rounded else "")
+    return (elements, DenseTable(o.name, "most")) if o.split else (elements,)
 
 
-def tables_of(programs: Sequence[TileProgram]) -> tuple[Table, ...]:
+def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
     """The tables that a launch of programs is given: of an operand that some have rounded and others have not, both."""
     each = zip(*(p.operands for p in programs), strict=True)
     given = ({t for o in own for t in tables(o)} for own in each)
