@@ -49,10 +49,7 @@ TENSORS: dict[str, tuple[Callable[[], Any], list[Case]]] = {
     "random 512 .1": (lambda: random((512, 512), 0.1), TILES),
     "blocks .1 .1": (lambda: synthetic.block_matrix(8192, 64, 0.1, 0.1, scramble=False, device=DEVICE), TILES),
     "blocks .01 .1, scrambled": (lambda: synthetic.block_matrix(8192, 64, 0.01, 0.1, device=DEVICE), TILES),
-    "R-MAT 14 x32": (
-        lambda: synthetic.rmat(14, 32, device=DEVICE),
-        [*TILES, *spmm(32, 4096, plans=SHORT_ROWS)],
-    ),
+    "R-MAT 14 x32": (lambda: synthetic.rmat(14, 32, device=DEVICE), [*TILES, *spmm(32, 4096, plans=SHORT_ROWS)]),
     "R-MAT 14 x128": (
         lambda: synthetic.rmat(14, 128, device=DEVICE),
         spmm(512, 4096, plans=by("coo", "coo+rows", 32, 45, 64)),

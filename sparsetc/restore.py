@@ -79,11 +79,7 @@ def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple
 
 @saved
 def kernel(
-    equation: Spelled,
-    sparse: tuple[SparseTensor, ...],
-    settings: dict[str, Any],
-    form: str,
-    drop_zeros: bool = False,
+    equation: Spelled, sparse: tuple[SparseTensor, ...], settings: dict[str, Any], form: str, drop_zeros: bool = False
 ) -> Kernel:
     """A kernel of one sparse operand or several, compiled here; the form of its output is auto, dense or sparse.
 

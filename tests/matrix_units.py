@@ -11,17 +11,9 @@ import torch
 CUDA = ("sm_80", "sm_90", "sm_100")
 TARGETS = (*CUDA, "gfx942")
 OTHERS = tuple(t for t in TARGETS if t != "sm_90")
-NATIVE = {
-    "sm_80": r"mma\.sync",
-    "sm_90": r"wgmma\.mma_async",
-    "sm_100": r"tcgen05\.mma",
-    "gfx942": r"v_mfma_",
-}
+NATIVE = {"sm_80": r"mma\.sync", "sm_90": r"wgmma\.mma_async", "sm_100": r"tcgen05\.mma", "gfx942": r"v_mfma_"}
 """What a product large enough for a target's own instruction takes."""
-MATRIX = NATIVE | {
-    "sm_90": r"wgmma\.mma_async|mma\.sync",
-    "sm_100": r"tcgen05\.mma|wgmma\.mma_async|mma\.sync",
-}
+MATRIX = NATIVE | {"sm_90": r"wgmma\.mma_async|mma\.sync", "sm_100": r"tcgen05\.mma|wgmma\.mma_async|mma\.sync"}
 """The same of any product: a small one takes the instruction of an older GPU."""
 
 

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from block_cases import (
-    CASES,
-    check,
-    dense,
-    in_blocks,
-    numbers,
-    operands_of,
-)
+from block_cases import CASES, check, dense, in_blocks, numbers, operands_of
 
 import sparsetc as stc
 

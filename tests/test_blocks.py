@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from block_cases import (
-    blocks_of,
-    filled,
-    in_blocks,
-    numbers,
-)
+from block_cases import blocks_of, filled, in_blocks, numbers
 
 import sparsetc as stc
 from sparsetc.__main__ import main

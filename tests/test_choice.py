@@ -17,14 +17,7 @@ from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.planner.candidate import FUSE_BELOW
 
 SIZES = {"i": 60, "j": 50, "k": 40, "r": 32, "s": 32}
-EQUATIONS = (
-    "ijk,jr,kr->ir",
-    "ijk,jr,ks->irs",
-    "ijk,kr->ijr",
-    "ijk,k->ij",
-    "ijk,ir,jr,kr->ijk",
-    "ijk,i,j,k->",
-)
+EQUATIONS = ("ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,kr->ijr", "ijk,k->ij", "ijk,ir,jr,kr->ijk", "ijk,i,j,k->")
 PLANS = ("coo", "fiber", "rows", "coo+rows", "hls")
 
 

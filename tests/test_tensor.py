@@ -16,14 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetc as stc
-from sparsetc.errors import (
-    CoordinateError,
-    DeviceError,
-    DtypeError,
-    FormatError,
-    OutOfMemoryError,
-    ShapeError,
-)
+from sparsetc.errors import CoordinateError, DeviceError, DtypeError, FormatError, OutOfMemoryError, ShapeError
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -218,11 +218,7 @@ def test_memory_decides_which_tiles_are_bitmaps(backend: str) -> None:
     """The fullest tiles are stored whole as long as they fit."""
     equation, given = operands("mttkrp-0")
     largest = int(tile_populations(given[0].coords, given[0].shape, sides_of(given[0].shape)).max())
-    for limit, formats in (
-        (10**9, ["dense_tile"]),
-        (70_000, ["dense_tile", "bitmap_tile"]),
-        (30_000, ["bitmap_tile"]),
-    ):
+    for limit, formats in ((10**9, ["dense_tile"]), (70_000, ["dense_tile", "bitmap_tile"]), (30_000, ["bitmap_tile"])):
         k = stc.compile(equation, *given, plan=stc.plan_hls(1), memory_limit=limit, backend=backend)
         assert [p.format for p in k.plan.parts] == formats
         if len(formats) == 2:

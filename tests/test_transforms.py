@@ -278,11 +278,7 @@ def cases(x: stc.SparseTensor, factors: tuple[torch.Tensor, torch.Tensor]) -> di
 
     pair = stc.compile("ijk,ljk->il", x, x, output="dense")
     return {
-        "einsum": (
-            lambda *f: stc.einsum(MTTKRP, x, *f),
-            lambda *f: torch.einsum(MTTKRP, dense, *f),
-            factors,
-        ),
+        "einsum": (lambda *f: stc.einsum(MTTKRP, x, *f), lambda *f: torch.einsum(MTTKRP, dense, *f), factors),
         "kernel": (lambda *f: kernel(*f), lambda *f: torch.einsum(MTTKRP, dense, *f), factors),
         "permuted": (
             lambda *f: stc.einsum("ijk,jr,ks->sri", x, *f),

@@ -229,11 +229,7 @@ class Step(Contraction, Preparation):
         return [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
 
     def rows(
-        self,
-        values: torch.Tensor | None,
-        dense: Tensors,
-        packed: Values | None = None,
-        given: Tensors | None = None,
+        self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
     ) -> torch.Tensor:
         """The result as (rows, *dense sizes), of the dense operands of the reduced einsum, outside autograd.
 

@@ -157,11 +157,7 @@ def compile(*args: Any, gather: bool = True, output: str = "auto", **settings: A
 
 
 def _kept(
-    args: tuple[Any, ...],
-    gather: bool,
-    output: str,
-    settings: dict[str, Any],
-    called: bool = False,
+    args: tuple[Any, ...], gather: bool, output: str, settings: dict[str, Any], called: bool = False
 ) -> tuple[DistributedKernel, list[torch.Tensor]]:
     """A kernel, made or kept with the sharded operand, and the dense operands to call it with.
 

@@ -100,8 +100,5 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
     return torch.bincount(row)[row]
 
 
-for _name, _longs in (
-    ("coo+rows", lambda problem, counts: (coo(problem, counts),)),
-    ("fiber+rows", fibers),
-):
+for _name, _longs in (("coo+rows", lambda problem, counts: (coo(problem, counts),)), ("fiber+rows", fibers)):
     add_plans(Method(_name, partial(_considered, _name, _longs), partial(_first, _name, _longs), kernels=True))

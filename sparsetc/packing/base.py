@@ -165,11 +165,7 @@ def unknown_parameter(format: str, storage: Storage, order: int) -> str:
 
 
 def pack(
-    coords: torch.Tensor,
-    shape: tuple[int, ...],
-    format: str,
-    storage: Storage,
-    cache: Lru[Any, Any] | None = None,
+    coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> Packed:
     """Pack with the named format and check its view; a cache is of what was made of these coordinates and shape."""
     if fault := storage.misdealt(coords.shape[0]):

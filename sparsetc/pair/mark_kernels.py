@@ -115,18 +115,7 @@ def write_places(bits, upto, places, words, WORDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tasks", "columns"])
 def write_results(
-    row,
-    column,
-    x_base,
-    x_word,
-    y_shift,
-    bits,
-    upto,
-    z_word,
-    tasks,
-    columns,
-    FRAME: tl.constexpr,
-    BLOCK: tl.constexpr,
+    row, column, x_base, x_word, y_shift, bits, upto, z_word, tasks, columns, FRAME: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Write the entry of the result of each task: the number of marks before its own."""
     t = tasks_of(tl.program_id(0), BLOCK)

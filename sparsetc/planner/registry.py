@@ -162,11 +162,7 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
     return cls
 
 
-PARTS = {
-    "name": "name",
-    "view": "view(shape, storage)",
-    "pack": "pack(coords, shape, storage)",
-}
+PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, shape, storage)"}
 """What a format must have, as its author writes it."""
 
 

@@ -122,12 +122,7 @@ class Executable:
     """Programs of one step, ready to run."""
 
     def __init__(
-        self,
-        programs: Programs,
-        rows: int,
-        width: tuple[int, ...],
-        dtype: torch.dtype,
-        covered: bool,
+        self, programs: Programs, rows: int, width: tuple[int, ...], dtype: torch.dtype, covered: bool
     ) -> None:
         """Take programs.
 

@@ -29,10 +29,7 @@ from sparsetc.tensor.sums import INTEGERS, add_rows, add_up_exactly, in_order
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 
-DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-    *INTEGERS,
-)
+DTYPES = (*(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128), *INTEGERS)
 """The dtypes that values may have."""
 
 SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

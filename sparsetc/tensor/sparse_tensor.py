@@ -75,13 +75,7 @@ class SparseTensor:
 
     @entry_point
     def __init__(
-        self,
-        coords: ArrayLike,
-        values: ArrayLike,
-        shape: Any = None,
-        *,
-        coalesce: bool = True,
-        check: bool = True,
+        self, coords: ArrayLike, values: ArrayLike, shape: Any = None, *, coalesce: bool = True, check: bool = True
     ) -> None:
         self._set(*constructed(coords, values, shape, coalesce, check))
 

@@ -55,10 +55,7 @@ def seconds(case: Case, n: int, leaf: torch.Tensor) -> torch.Tensor:
 
 
 def differentiated(
-    dense: torch.Tensor,
-    leaves: Sequence[torch.Tensor],
-    upstream: torch.Tensor,
-    seconds: Sequence[torch.Tensor] | None,
+    dense: torch.Tensor, leaves: Sequence[torch.Tensor], upstream: torch.Tensor, seconds: Sequence[torch.Tensor] | None
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the leaves, or gradients of these and of the upstream gradient."""
     again = seconds is not None

@@ -119,11 +119,7 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 
 def run_plan(
-    plan: plans.Plan,
-    bound: Bound,
-    coords: torch.Tensor,
-    values: torch.Tensor,
-    dense: Sequence[torch.Tensor],
+    plan: plans.Plan, bound: Bound, coords: torch.Tensor, values: torch.Tensor, dense: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """What a plan means, however its parts are lowered: the sum of what the reference makes of each part, unpacked.
 

@@ -14,10 +14,7 @@ import sparsetc as stc
 from sparsetc.codegen.split_float16 import TilePositions, split
 from sparsetc.pair import tasks as task_lists
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 PATHS = ("auto", "scalar", "dense", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))
 STORED_DIFFERENTLY = (
     *(stc.plan_bcb(formats=formats) for formats in (("bcb", "coo"), ("coo", "bcb"))),
