@@ -205,9 +205,9 @@ def _blocking(options: argparse.Namespace) -> None:
 
 
 def _calibrate(_: argparse.Namespace) -> None:
-    found = calibrate.measure()
-    print(f"{found.name}, beside the default, an {default_gpu().name}'s\n{calibrate.table(found)}")
-    path = calibrate.keep(found)
+    profile = calibrate.measure()
+    print(f"{profile.name}, beside the default, an {default_gpu().name}'s\n{calibrate.table(profile)}")
+    path = calibrate.keep(profile)
     print(f"plans on this GPU are made by this profile from now on; remove the record to go back\n  {path}")
 
 

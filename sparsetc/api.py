@@ -148,7 +148,7 @@ def compile_many(
     made = compiled_together(workload, of_call(settings), output)
     shared: Shared = {}
     sparse = [[o for o in prepared if isinstance(o, SparseTensor)] for _, prepared in workload]
-    return tuple([Kernel(one, own, drop_zeros, shared) for one, own in zip(made, sparse, strict=True)])
+    return tuple([Kernel(one, operands_of, drop_zeros, shared) for one, operands_of in zip(made, sparse, strict=True)])
 
 
 @entry_point
@@ -164,8 +164,8 @@ def einsum_together(
 def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Workload:
     """Equations with their operands, prepared; only the first of each is sparse."""
     if not isinstance(equations, Sequence) or not isinstance(operands, Sequence):
-        found = f"{type(equations).__name__} and {type(operands).__name__}"
-        raise EquationError(f"compile_many takes a list of equations and one of their operands, found {found}")
+        kinds = f"{type(equations).__name__} and {type(operands).__name__}"
+        raise EquationError(f"compile_many takes a list of equations and one of their operands, found {kinds}")
     if isinstance(equations, str) or len(equations) != len(operands) or not equations:
         raise EquationError(
             "compile_many takes a list of equations, and for each of them its dense operands; found "
@@ -209,13 +209,13 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     text, given = parse_arguments(args)
     operands = []
     for number, operand in enumerate(given, 1):
-        taken = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
-        if not isinstance(taken, SparseTensor | torch.Tensor):
-            said = f"operand {number} must be a torch tensor or sparse, found {type(taken).__name__}"
+        coerced = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
+        if not isinstance(coerced, SparseTensor | torch.Tensor):
+            said = f"operand {number} must be a torch tensor or sparse, found {type(coerced).__name__}"
             raise DtypeError(f"{said}; use torch.as_tensor")
-        if isinstance(taken, SparseTensor) and taken.device.type == "meta":
+        if isinstance(coerced, SparseTensor) and coerced.device.type == "meta":
             raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
-        operands.append(taken)
+        operands.append(coerced)
     if not any(isinstance(o, SparseTensor) for o in operands):
         raise EquationError(
             f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'

@@ -179,11 +179,11 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data: one dict for one sparse operand, and a dict a step for several."""
-        found = asdict(self)
+        data = asdict(self)
         if self.step is None:
-            return found
-        del found["nnz"]
-        return found | found.pop("steps")[0]
+            return data
+        del data["nnz"]
+        return data | data.pop("steps")[0]
 
     def __repr__(self) -> str:
         if self.step is None:

@@ -70,8 +70,8 @@ def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tup
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
     ranks = {m: f.shape[1] for m, f in matrices.items()}
     if len(set(ranks.values())) > 1:
-        found = ", ".join(f"{rank} in mode {m}" for m, rank in ranks.items())
-        raise ShapeError(f"mttkrp: the factors must have one rank, found {found}")
+        ranks_found = ", ".join(f"{rank} in mode {m}" for m, rank in ranks.items())
+        raise ShapeError(f"mttkrp: the factors must have one rank, found {ranks_found}")
     letters, rank = letters_of(x.order, 1, "mttkrp")
     return equation(letters, [letters[m] + rank for m in matrices], letters[mode] + rank), [x, *matrices.values()]
 
@@ -91,10 +91,10 @@ def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) 
     """
     sparse = _sparse(x, "ttmc")
     mode = _mode(sparse, mode, "ttmc")
-    given = _one_a_mode(sparse, matrices, mode, "ttmc", "matrices")
-    letters, ranks = letters_of(sparse.order, len(given), "ttmc")
-    terms = [letters[m] + r for m, r in zip(given, ranks, strict=True)]
-    return einsum(equation(letters, terms, letters[mode] + "".join(ranks)), sparse, *given.values(), **settings)
+    by_mode = _one_a_mode(sparse, matrices, mode, "ttmc", "matrices")
+    letters, ranks = letters_of(sparse.order, len(by_mode), "ttmc")
+    terms = [letters[m] + r for m, r in zip(by_mode, ranks, strict=True)]
+    return einsum(equation(letters, terms, letters[mode] + "".join(ranks)), sparse, *by_mode.values(), **settings)
 
 
 @register_op
@@ -240,9 +240,9 @@ def contract(
     drop_zeros = settings.pop("drop_zeros", False)
     scaled = alpha != 1 or beta != 0
     wide = summed_dtype(sparse.dtype) if scaled else sparse.dtype  # of integers only the sum need fit
-    found = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
+    contraction = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
     what = f"{alpha} times the result" + (f" and {beta} times out" if beta else "")
-    result = narrowed(accumulated(found, out, alpha, beta), sparse.dtype, what)
+    result = narrowed(accumulated(contraction, out, alpha, beta), sparse.dtype, what)
     return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
 
 
@@ -314,9 +314,9 @@ def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name
     """The matrices of all modes but one, by mode."""
     listed = isinstance(given, Sized) and not isinstance(given, torch.Tensor | str)
     if not listed or len(given) != x.order:
-        found = len(given) if listed else "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
+        what_it_is = len(given) if listed else "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
         raise EquationError(
-            f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {found}"
+            f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {what_it_is}"
         )
     kept: dict[int, Result] = {}
     for m, matrix in enumerate(given):
@@ -339,8 +339,8 @@ def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str)
 
 
 def _found(operand: Any) -> str:
-    known = isinstance(operand, torch.Tensor | SparseTensor)
-    return f"shape {tuple(operand.shape)}" if known else type(operand).__name__
+    is_tensor = isinstance(operand, torch.Tensor | SparseTensor)
+    return f"shape {tuple(operand.shape)}" if is_tensor else type(operand).__name__
 
 
 def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], list[int]]:
@@ -357,10 +357,10 @@ def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], li
         sides = []
     if len(sides) != 2 or len(sides[0]) != len(sides[1]):
         raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
-    found = []
+    both = []
     for side, order, name in zip(sides, (left_order, right_order), "xy", strict=True):
-        own = [_place(m, order, f"contract: mode {m} is not a mode of {name}, which has {order}") for m in side]
-        if len(set(own)) != len(own):
+        places = [_place(m, order, f"contract: mode {m} is not a mode of {name}, which has {order}") for m in side]
+        if len(set(places)) != len(places):
             raise EquationError(f"contract: a mode of {name} is named twice in {side}")
-        found.append(own)
-    return found[0], found[1]
+        both.append(places)
+    return both[0], both[1]

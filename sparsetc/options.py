@@ -183,20 +183,20 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
         raise KeywordError(refused(unknown, list(Options.__dataclass_fields__)))
-    given = {k: v for k, v in settings.items() if v is not None}
-    if given.get("precision") not in (None, *PRECISIONS):
-        raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {given['precision']!r}")
-    if given.get("backend") not in (None, *BACKENDS):
-        raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {given['backend']!r}")
-    if "plan" in given:  # here, so that none which is refused is kept for another that equals it
-        requested(given["plan"])
-    if "cache_dir" in given:
+    chosen = {k: v for k, v in settings.items() if v is not None}
+    if chosen.get("precision") not in (None, *PRECISIONS):
+        raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {chosen['precision']!r}")
+    if chosen.get("backend") not in (None, *BACKENDS):
+        raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {chosen['backend']!r}")
+    if "plan" in chosen:  # here, so that none which is refused is kept for another that equals it
+        requested(chosen["plan"])
+    if "cache_dir" in chosen:
         try:
-            given["cache_dir"] = Path(os.fsdecode(given["cache_dir"]))
+            chosen["cache_dir"] = Path(os.fsdecode(chosen["cache_dir"]))
         except TypeError:
-            raise PlanError(f"cache_dir must be a path, found {given['cache_dir']!r}") from None
-    if "device" in given:
-        given["device"] = torch.device(given["device"])
-    if "memory_limit" in given:
-        given["memory_limit"] = as_bytes(given["memory_limit"])
-    return replace(base, **given)
+            raise PlanError(f"cache_dir must be a path, found {chosen['cache_dir']!r}") from None
+    if "device" in chosen:
+        chosen["device"] = torch.device(chosen["device"])
+    if "memory_limit" in chosen:
+        chosen["memory_limit"] = as_bytes(chosen["memory_limit"])
+    return replace(base, **chosen)

@@ -33,26 +33,28 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 @saved
 def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
     """A SparseTensor with coordinates of its own, as older files have it."""
-    found = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
-    if found.shape != shape:
+    restored = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
+    if restored.shape != shape:
         raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
-    return found
+    return restored
 
 
 @saved
 def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
-    own = as_values(values)
-    as_coords(pattern.coords, own)
+    checked_values = as_values(values)
+    as_coords(pattern.coords, checked_values)
     sides = () if pattern.blocks is None else pattern.blocks.sides
-    if tuple(own.shape[1 : 1 + len(sides)]) != sides:
-        raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(own.shape)}; it is damaged")
-    nbytes = own.numel() * own.element_size()
-    if nbytes > own.untyped_storage().nbytes():
-        current().check_memory(
-            nbytes, own.device, "the values of a saved SparseTensor, which a file has once for many,"
+    if tuple(checked_values.shape[1 : 1 + len(sides)]) != sides:
+        raise FormatError(
+            f"a saved SparseTensor has blocks of {sides}, and values {tuple(checked_values.shape)}; it is damaged"
         )
-    return SparseTensor._make(pattern, own)
+    nbytes = checked_values.numel() * checked_values.element_size()
+    if nbytes > checked_values.untyped_storage().nbytes():
+        current().check_memory(
+            nbytes, checked_values.device, "the values of a saved SparseTensor, which a file has once for many,"
+        )
+    return SparseTensor._make(pattern, checked_values)
 
 
 @saved
@@ -63,18 +65,18 @@ def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pa
     if coords.numel() * coords.element_size() > coords.untyped_storage().nbytes():
         raise FormatError("a saved Pattern must have coordinates of its own, found one for many; it is damaged")
     stand_in = torch.zeros((), device=coords.device).expand(coords.shape[-1:] or (0,))
-    own = SparseTensor(coords, stand_in, shape, coalesce=False).pattern
-    if coalesced and not crd.is_sorted_unique(crd.sort_keys(own.coords, own.shape)):
+    restored = SparseTensor(coords, stand_in, shape, coalesce=False).pattern
+    if coalesced and not crd.is_sorted_unique(crd.sort_keys(restored.coords, restored.shape)):
         raise FormatError("a saved Pattern must have sorted, unique coordinates, as it says; it is damaged")
-    return Pattern(own.coords, own.shape, coalesced)
+    return Pattern(restored.coords, restored.shape, coalesced)
 
 
 @saved
 def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
     """A Pattern of blocks, checked as the others."""
     blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
-    found = pattern(coords, blocks.grid, coalesced)
-    return Pattern(found.coords, found.shape, coalesced, blocks)
+    restored = pattern(coords, blocks.grid, coalesced)
+    return Pattern(restored.coords, restored.shape, coalesced, blocks)
 
 
 @saved

@@ -227,10 +227,10 @@ def evict(folder: Path) -> None:
 
 def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
     """(time of last use, path) of the files of such names, the oldest first."""
-    found = []
+    files_by_age = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if names.fullmatch(entry.name):
                 with suppress(OSError):
-                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
-    return sorted(found)
+                    files_by_age.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return sorted(files_by_age)

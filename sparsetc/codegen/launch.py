@@ -51,7 +51,7 @@ Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 
 def each(values: Values) -> Sequence[torch.Tensor | None]:
     """The tensors of packed values, as a launch takes them."""
-    return [one for own in values for one in (own if isinstance(own, tuple) else (own,))]
+    return [one for packed in values for one in (packed if isinstance(packed, tuple) else (packed,))]
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,15 @@ class TorchPrograms(Programs):
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
-        ranges = [chunks(p, own) for p, own in zip(self.programs, known or arrays, strict=True)]
+        ranges = [chunks(p, part_arrays) for p, part_arrays in zip(self.programs, known or arrays, strict=True)]
         parts = list(zip(functions, ranges, self.programs, arrays, [_tables([p]) for p in self.programs], strict=True))
 
         def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            for (function, ranges, program, own, read), stored in zip(parts, values, strict=True):
+            for (function, ranges, program, part_arrays, read), stored in zip(parts, values, strict=True):
                 tables = [_as_read(dense[n], made) for n, made in read]
-                function(ranges, *own.around(program, each([stored]) if program.view.packed else ()), *tables, out)
+                function(
+                    ranges, *part_arrays.around(program, each([stored]) if program.view.packed else ()), *tables, out
+                )
 
         def run_alone(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             threads = torch.get_num_threads()
@@ -187,7 +189,7 @@ class TorchPrograms(Programs):
             finally:
                 torch.set_num_threads(threads)
 
-        small = all(few(p, own) for p, own in zip(self.programs, known or arrays, strict=True))
+        small = all(few(p, part_arrays) for p, part_arrays in zip(self.programs, known or arrays, strict=True))
         return run_alone if small else run
 
 
@@ -204,8 +206,8 @@ class TritonPrograms(Programs):
             )
         for program in self.programs:
             check_sizes(program)
-        own = ((p, replace(p.schedule, precision=portable(p.schedule.precision, machine))) for p in self.programs)
-        programs = tuple(replace(p, schedule=schedule) for p, schedule in own)
+        ported = ((p, replace(p.schedule, precision=portable(p.schedule.precision, machine))) for p in self.programs)
+        programs = tuple(replace(p, schedule=schedule) for p, schedule in ported)
         sums, text = accumulator(self.dtype), header(programs, "triton", self.about)
         named = f"tl.{str(sums).removeprefix('torch.')}"
         return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
@@ -236,8 +238,8 @@ class TritonPrograms(Programs):
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
                 tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
-                for launch, own in launches:
-                    launch(stored, dense if plain else [tables[n] for n in own], out)
+                for launch, numbers in launches:
+                    launch(stored, dense if plain else [tables[n] for n in numbers], out)
 
         return call
 
@@ -248,9 +250,9 @@ class TritonPrograms(Programs):
         numbers: list[int] = []
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
-            program, own = self.programs[n], arrays[n]
-            counts += [own.programs(program), *(own.stored for _ in program.view.items.counts)]
-            pointers += own.around(program, [None for _ in program.view.packed])
+            program, part_arrays = self.programs[n], arrays[n]
+            counts += [part_arrays.programs(program), *(part_arrays.stored for _ in program.view.items.counts)]
+            pointers += part_arrays.around(program, [None for _ in program.view.packed])
             numbers += range(first[n], first[n] + len(program.view.packed))
         arguments = [*counts, *pointers]
         places = [place for place, argument in enumerate(arguments) if argument is None]
@@ -301,17 +303,17 @@ def launch_of(
     forms: dict[Any, Any] = {}
 
     def launch(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        given = [*arguments]
+        filled = [*arguments]
         for place, number in places.items():
-            given[place] = values[number]
+            filled[place] = values[number]
         form = (
             out.device,
             out.dtype,
-            *[t.data_ptr() % ALIGNED for t in (*map(given.__getitem__, places), *dense, out)],
+            *[t.data_ptr() % ALIGNED for t in (*map(filled.__getitem__, places), *dense, out)],
         )
         run = forms.get(form)
         if run is not None:
-            run(*given, *dense, out)
+            run(*filled, *dense, out)
             return
         if out.device.type == "cpu" and not is_interpreted(kernel):
             raise DeviceError(
@@ -319,7 +321,7 @@ def launch_of(
                 '.to("cuda"), leave the backend to "auto", which runs the torch programs here, or set '
                 "TRITON_INTERPRET=1 before Python starts. What needs no GPU is .source and .ptx()"
             )
-        compiled = kernel[(grid,)](*given, *dense, out, **options)
+        compiled = kernel[(grid,)](*filled, *dense, out, **options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             forms[form] = compiled[grid, 1, 1]
 

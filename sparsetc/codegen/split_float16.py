@@ -93,7 +93,7 @@ class SplitOperands:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self.found, *(a for own in self.arrays for a in own)]
+        arrays = [self.found, *(a for of_operand in self.arrays for a in of_operand)]
         return sum(a.numel() * a.element_size() for a in arrays)
 
 
@@ -107,15 +107,15 @@ def split(
         positions: of these values in tiles, of each operand.
         room: halves of other values at the same positions, to be overwritten.
     """
-    given = [v.contiguous() for v in values]
+    contiguous = [v.contiguous() for v in values]
     if room is None:
-        room = room_for(positions, given[0].device)
+        room = room_for(positions, contiguous[0].device)
     else:
         room.found.zero_()  # other positions of tiles are 0 still
-    run = launched if given[0].is_cuda else computed
+    run = launched if contiguous[0].is_cuda else computed
     # Triton launches on the current device.
-    with torch.cuda.device(given[0].device) if given[0].is_cuda else contextlib.nullcontext():
-        run(given, positions, room)
+    with torch.cuda.device(contiguous[0].device) if contiguous[0].is_cuda else contextlib.nullcontext():
+        run(contiguous, positions, room)
     return room
 
 
@@ -125,11 +125,11 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitO
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
     """
     rows = [p.rows for p in positions]
-    found, (verdict, *most) = _together([1, *rows], torch.int32, device)
+    maxima, (verdict, *most) = _together([1, *rows], torch.int32, device)
     _, high_and_low = _together([p.stored for p in positions for _ in range(2)], torch.float16, device)
     _, scales = _together(rows, torch.float32, device)
     arrays = tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True))
-    return SplitOperands(arrays, tuple(most), verdict, found)
+    return SplitOperands(arrays, tuple(most), verdict, maxima)
 
 
 def _together(
@@ -151,7 +151,7 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
     ]
     of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
     kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
-    x, y = ((*own, *arrays, p.rows) for own, arrays, p in zip(read, halves.arrays, positions, strict=True))
+    x, y = ((*arguments, *arrays, p.rows) for arguments, arrays, p in zip(read, halves.arrays, positions, strict=True))
     of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, positions, strict=True))
     kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, *y)
 
@@ -167,8 +167,8 @@ def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
         low.index_copy_(0, at, second)
         scales.copy_(power(exponents(m) - HEAD))
         far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
-        found = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
-        halves.verdict.copy_(torch.cat([halves.verdict, found.int()]).amax(0, keepdim=True))
+        verdicts = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
+        halves.verdict.copy_(torch.cat([halves.verdict, verdicts.int()]).amax(0, keepdim=True))
 
 
 # -- the largest and the smallest magnitude of all values, in one pass ------------------------------------------------

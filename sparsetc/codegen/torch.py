@@ -80,8 +80,8 @@ class TorchPrinter(ChunkRows):
     def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
         """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
         text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
-        own = self.decodes[letter].along
-        return _laid_out(text, [":", *(":" if c in own else "None" for c in sides), *("None" for _ in range(dense))])
+        along = self.decodes[letter].along
+        return _laid_out(text, [":", *(":" if c in along else "None" for c in sides), *("None" for _ in range(dense))])
 
     def index(self, operand: ir.Operand, level: int) -> str:
         """The rows of an operand that are gathered, of all positions along sides one after another."""
@@ -133,7 +133,7 @@ class TorchPrinter(ChunkRows):
         axes = s.out.within
         if s.right:
             sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
-            texts = [(self.times(tiles, own, level), len(own) > 1) for tiles, own in sides]
+            texts = [(self.times(tiles, side_axes, level), len(side_axes) > 1) for tiles, side_axes in sides]
             matrices = ", ".join(f"({text}).flatten(1)" if several else text for text, several in texts)
             text = f"run_products({matrices}, {self.offsets(level)})"
             text += f".view(-1, {self.shape(axes)})" if len(axes) > 2 else ""
@@ -169,8 +169,8 @@ class TorchPrinter(ChunkRows):
     def is_spare(self, tile: ir.Tile) -> bool:
         """Whether a tile is a tensor of its own that one product alone reads."""
         gather = self.gathers.get(tile.name)
-        own = gather.operand.rows if gather else tile.name in self.products
-        return bool(own) and tile.name not in self.constants and self.read.count(tile.name) == 1
+        fresh = gather.operand.rows if gather else tile.name in self.products
+        return bool(fresh) and tile.name not in self.constants and self.read.count(tile.name) == 1
 
     def multiplied(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product, summed over the axes that it is not to have.
@@ -194,7 +194,7 @@ class TorchPrinter(ChunkRows):
         letters = self.einsum_letters
         ordered = sorted(tiles, key=lambda t: -len(t.within))
         named = [(*([] if t.name in self.constants else [""]), *t.within) for t in ordered]
-        terms = ["".join(letters[a] for a in own) for own in named]
+        terms = ["".join(letters[a] for a in axes_of_term) for axes_of_term in named]
         factors = [self.factor(t, t.within, level) for t in ordered]
         rows = "" if self.constants.issuperset(t.name for t in tiles) else letters[""]
         out = rows + "".join(letters[a] for a in axes)
@@ -203,33 +203,33 @@ class TorchPrinter(ChunkRows):
     @cached_property
     def einsum_letters(self) -> dict[str, str]:
         """A letter for each axis, its own where it has one, and under the empty name one for rows."""
-        own = {a.letter: a.letter for a in self.p.axes if len(a.letter) == 1}
-        free = (c for c in reversed(ascii_letters) if c not in own)
-        return own | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in own}
+        letters = {a.letter: a.letter for a in self.p.axes if len(a.letter) == 1}
+        free = (c for c in reversed(ascii_letters) if c not in letters)
+        return letters | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in letters}
 
     def factor(self, tile: ir.Tile, axes: tuple[str, ...], level: int) -> str:
         """A factor laid out over rows of a level, unless it has none, and the axes."""
-        own, constant = tile.within, tile.name in self.constants
+        tile_axes, constant = tile.within, tile.name in self.constants
         name = tile.name if constant else self.spread(tile.name, tile.level, level)
-        order = [own.index(a) for a in axes if a in own]
+        order = [tile_axes.index(a) for a in axes if a in tile_axes]
         if order != sorted(order):
             numbers = order if constant else [0, *(n + 1 for n in order)]
             name = f"{name}.permute({', '.join(map(str, numbers))})"
-        return _laid_out(name, [*([] if constant else [":"]), *(":" if a in own else "None" for a in axes)])
+        return _laid_out(name, [*([] if constant else [":"]), *(":" if a in tile_axes else "None" for a in axes)])
 
     @cached_property
     def constants(self) -> set[str]:
         """The names of the tiles that are the same for all rows, and so have none: of operands without sparse letters,
         and products of such tiles.
         """
-        found: set[str] = set()
+        without_rows: set[str] = set()
         for s, _ in self.p.statements:
             match s:
                 case ir.Gather(out, operand) if not operand.rows:
-                    found.add(out.name)
-                case ir.Product(out) if not s.accumulate and all(t.name in found for t in s.inputs):
-                    found.add(out.name)
-        return found
+                    without_rows.add(out.name)
+                case ir.Product(out) if not s.accumulate and all(t.name in without_rows for t in s.inputs):
+                    without_rows.add(out.name)
+        return without_rows
 
     # -- results ----------------------------------------------------------------------------------------------------
     def add(self, s: ir.Add) -> None:

@@ -75,13 +75,16 @@ class TorchCoordinates(Writer):
         device = self.rows.device
         if axis == "lane":
             return f"torch.zeros(1, dtype=torch.int64, device={device})"  # these programs have one
-        own = AXIS_LEVEL[axis]
-        return self.rows.spread(f"torch.arange({', '.join(ENDS[own])}, device={device})", own, self.level) + self.column
+        level = AXIS_LEVEL[axis]
+        return (
+            self.rows.spread(f"torch.arange({', '.join(ENDS[level])}, device={device})", level, self.level)
+            + self.column
+        )
 
     def coordinate(self, mode: int) -> str:
         p, letter = self.rows.p, self.rows.p.letters[mode]
-        found = self.rows.spread(p.read[letter], p.view.level_of(mode), self.level)
-        return f"{found}.long(){self.column}" if self.along_side else found
+        text = self.rows.spread(p.read[letter], p.view.level_of(mode), self.level)
+        return f"{text}.long(){self.column}" if self.along_side else text
 
     def along(self, mode: int) -> str:
         return f"torch.arange({self.rows.p.view.values.sides[mode]}, device={self.rows.device})"
@@ -95,8 +98,8 @@ class TorchCoordinates(Writer):
             where = lookup.where.text(self)
             listed = f"{lookup.array}[{where}].long()"
             return listed if self.along_side else f"{lookup.array}.index_select(0, {where})"
-        (own,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
-        return self.rows.spread(f"{lookup.array}[{RANGES[own]}]", own, self.level) + self.column
+        (level,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
+        return self.rows.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
 
 
 def value(rows: ChunkRows, s: Value) -> str:
@@ -194,12 +197,12 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 @lru_cache(maxsize=256)
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
-    made, bagged = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p)
+    by_level, bagged = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p)
     unread = {rows for rows, _ in bagged.values()}
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))
-            made[rows_of(p, deepest.level)] += p.elements(s.out.within)
+            by_level[rows_of(p, deepest.level)] += p.elements(s.out.within)
         elif isinstance(s, Gather) and s not in unread:
-            made[rows_of(p, s.out.level)] += p.elements(s.out.within)
-    return made[ITEM], made[LANE], made[LEAF]
+            by_level[rows_of(p, s.out.level)] += p.elements(s.out.within)
+    return by_level[ITEM], by_level[LANE], by_level[LEAF]

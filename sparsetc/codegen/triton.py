@@ -109,8 +109,8 @@ class TritonPrinter(Layout):
 
     def inside(self, letter: str, axes: Sequence[str]) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        own = self.decodes[letter]
-        guarded = own.end or any(self.p.axis(c).ragged for c in own.along)
+        decode = self.decodes[letter]
+        guarded = decode.end or any(self.p.axis(c).ragged for c in decode.along)
         return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
@@ -158,8 +158,8 @@ class TritonPrinter(Layout):
 
     def coordinate(self, letter: str, u: str) -> str:
         """The name of a letter's coordinate in a copy of a statement that reads it."""
-        own = self.p.view.level_of(self.p.letters.index(letter))
-        return f"{names.at(letter)}{u if own == LEAF else ''}"
+        level = self.p.view.level_of(self.p.letters.index(letter))
+        return f"{names.at(letter)}{u if level == LEAF else ''}"
 
     def gather(self, s: ir.Gather, u: str) -> None:
         """Rows of a dense operand at the coordinates of its letters."""
@@ -182,11 +182,11 @@ class TritonPrinter(Layout):
     @cached_property
     def bf16(self) -> frozenset[str]:
         """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
-        found = {s.out.name for s, _ in self.p.statements if isinstance(s, ir.Gather) and s.operand.rounded}
+        rounded = {s.out.name for s, _ in self.p.statements if isinstance(s, ir.Gather) and s.operand.rounded}
         for s, _ in self.p.statements:
             sides = (s.left, s.right) if isinstance(s, ir.Product) and s.dot else ()
-            found -= {*ir.flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
-        return frozenset(found)
+            rounded -= {*ir.flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
+        return frozenset(rounded)
 
     # -- tile einsums -----------------------------------------------------------------------------------------------
     def product(self, s: ir.Product, u: str) -> None:
@@ -278,6 +278,6 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
 
 
 def _call(p: ir.TileProgram, pid: str, indent: str) -> list[str]:
-    own = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
-    args = [pid, *own, *(t.name for o in p.operands for t in tables(o)), p.output]
+    arrays = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
+    args = [pid, *arrays, *(t.name for o in p.operands for t in tables(o)), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

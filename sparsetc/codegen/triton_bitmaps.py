@@ -58,8 +58,8 @@ def in_order(printer: TritonPrinter, s: Value) -> bool:
         return False
     if any(side & (side - 1) for side in tiles.sides):
         return False
-    taken = [c for c in (*_before(printer, s), *axes) if p.axis(c).size > 1]
-    if taken != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:
+    letters = [c for c in (*_before(printer, s), *axes) if p.axis(c).size > 1]
+    if letters != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]:
         return False
     if not any(side.ragged for side in sides):
         return printer.positions(axes) >= tiles.word

@@ -56,20 +56,20 @@ class Layout:
 
     def piece(self, axes: Iterable[str]) -> str:
         """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
-        own = self.pieced(axes) if self.vector else None
-        return f"_{own.vectors[self.vector][0]}" if own else ""
+        axis = self.pieced(axes) if self.vector else None
+        return f"_{axis.vectors[self.vector][0]}" if axis else ""
 
     def vectors(self, axes: Iterable[str]) -> Iterator[None]:
         """The vectors that a statement over these axes is printed for, each while it is the one at hand."""
-        own = self.pieced(axes)
-        for self.vector in range(len(own.pieces) if own else 1):
+        axis = self.pieced(axes)
+        for self.vector in range(len(axis.pieces) if axis else 1):
             yield
         self.vector = 0
 
     def vector_of(self, axis: str) -> tuple[int, int, bool]:
         """The vector at hand of an axis: its first place, its length, whether it may pass the end."""
-        own = self.p.axis(axis)
-        return own.vectors[self.vector if own.pieces else 0]
+        dense_axis = self.p.axis(axis)
+        return dense_axis.vectors[self.vector if dense_axis.pieces else 0]
 
     # -- positions --------------------------------------------------------------------------------------------------
     def at(self, letter: str) -> str:
@@ -163,13 +163,13 @@ class Layout:
             wide: whether it takes 64 bits.
         """
         cast, laid_out = ".to(tl.int64)" if wide else "", []
-        for own, group in groupby(each, key=lambda term: term[1]):
+        for depends_on, group in groupby(each, key=lambda term: term[1]):
             text, before = "", 0
             for name, _, stride in group:
                 text = f"({text})" if " + " in text else text
                 text = f"{text} * {before // stride} + {name}{cast}" if text else f"{name}{cast}"
                 before = stride
-            laid_out.append(self.placed(text, own, axes, before))
+            laid_out.append(self.placed(text, depends_on, axes, before))
         return laid_out
 
     def columns(self, own: Sequence[str], axes: Sequence[str]) -> list[str]:
@@ -292,9 +292,9 @@ class TritonCoordinates(Writer):
 
     def lookup(self, lookup: Lookup) -> str:
         printer, view = self.printer, self.printer.p.view
-        known = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(view.level_of, lookup.modes)]
+        levels = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(view.level_of, lookup.modes)]
         within = [printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides)]
-        mask = printer.all_of([printer.guard(min(max(known, default=0), self.level), self.u), *within])
+        mask = printer.all_of([printer.guard(min(max(levels, default=0), self.level), self.u), *within])
         load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
         if lookup.every != 1:
             return load

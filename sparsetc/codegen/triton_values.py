@@ -166,8 +166,8 @@ def add(printer: TritonPrinter, s: Add, u: str) -> None:
         terms = [f"{copy} * {printer.p.rows * printer.p.width}", *terms]
     address = printer.address([*terms, *printer.columns(s.axes, axes)])
     mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
-    given = f"{printer.p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
-    printer.put(f"tl.store({given})" if s.owned else f'tl.atomic_add({given}, sem="relaxed")')
+    arguments = f"{printer.p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
+    printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 
 
 def _rows(

@@ -64,8 +64,8 @@ def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
     if not followed(tensors):
         return function.rows(tensors)
     kind = _Transformed if transforming() else _Rows
-    found: torch.Tensor = kind.apply(function, *map(recordable, tensors))
-    return found
+    result: torch.Tensor = kind.apply(function, *map(recordable, tensors))
+    return result
 
 
 def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
@@ -129,8 +129,8 @@ class _Rows(torch.autograd.Function):
             return [g for g in ctx.function.gradients(wanted, tensors, upstream) if g is not None]
 
         with without_autocast(upstream.device):
-            found = iter(in_batches(gradients, upstream))
-        return None, *(next(found) if w else None for w in wanted)
+            gradients_wanted = iter(in_batches(gradients, upstream))
+        return None, *(next(gradients_wanted) if w else None for w in wanted)
 
     @staticmethod
     @entry_point
@@ -143,8 +143,8 @@ class _Rows(torch.autograd.Function):
 
         # Torch turns forward mode off here, and with it the tangents of levels further out.
         with forward_ad._set_fwd_grad_enabled(True):
-            (found,) = in_batches(tangent, *(t for t in tangents if t is not None))
-        return found
+            (tangent_of_result,) = in_batches(tangent, *(t for t in tangents if t is not None))
+        return tangent_of_result
 
 
 class _Transformed(_Rows):
@@ -174,10 +174,10 @@ def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
 
 def carry_derivatives(operands: Sequence[Any]) -> bool:
     """Whether any of these requires a gradient or has a tangent itself, whatever is active around it."""
-    given = [t for t in operands if isinstance(t, torch.Tensor)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+    tensors = [t for t in operands if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
-    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in given)
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 LEVELS = 64
@@ -206,17 +206,20 @@ def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor
             "torch.func.jacrev or torch.func.vmap, which can"
         )
     dims = tuple(0 if batch(t) else None for t in given)
-    found: list[torch.Tensor] = torch.func.vmap(function, in_dims=dims)(*plain)
+    results: list[torch.Tensor] = torch.func.vmap(function, in_dims=dims)(*plain)
     # Of a batch that lies together, as forward mode asks for.
-    return [torch._add_batch_dim(t.contiguous(), 0, level) for t in found]  # type: ignore[attr-defined]
+    return [torch._add_batch_dim(t.contiguous(), 0, level) for t in results]  # type: ignore[attr-defined]
 
 
 def one_by_one(
     call: Callable[..., torch.Tensor], arguments: Sequence[Any], dims: Sequence[Any], size: int
 ) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
-    each = [[one_of_batch(n, *own) for own in zip(arguments, dims, strict=True)] for n in range(size or 1)]
-    return torch.stack([call(*own) for own in each])[:size], 0
+    each = [
+        [one_of_batch(n, *call_arguments) for call_arguments in zip(arguments, dims, strict=True)]
+        for n in range(size or 1)
+    ]
+    return torch.stack([call(*call_arguments) for call_arguments in each])[:size], 0
 
 
 def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
@@ -225,7 +228,7 @@ def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
     Tensors in a list have a dimension each; what has none is the same in all calls.
     """
     if isinstance(argument, list):
-        return [one_of_batch(n, *own) for own in zip(argument, dim, strict=True)]
+        return [one_of_batch(n, *member) for member in zip(argument, dim, strict=True)]
     if dim is None:
         return argument
     return argument.select(dim, n) if argument.shape[dim] else argument.sum(dim, dtype=argument.dtype)
@@ -311,8 +314,8 @@ class StepFunction(Multilinear):
             others = iter(dense)
             operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
             form = "sparse" if operand in self.step.raw.sparse else "dense"
-            (made,) = compiled(str(e), operands, self.step.derived, form).steps
-            step = pattern.cache.put(key, made)  # or that of a thread that was first
+            (compiled_step,) = compiled(str(e), operands, self.step.derived, form).steps
+            step = pattern.cache.put(key, compiled_step)  # or that of a thread that was first
         return step
 
 
@@ -365,9 +368,9 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     with_values = [(step, pattern, values) for step, pattern, values, _ in jobs if values is not None]
     gathered = [part.packed for step, *_ in with_values for part in step.parts if not part.packed.in_order]
     _, pattern, values = with_values[0] if with_values else (None, None, None)
-    together = all(own is values and step.dtype == own.dtype for step, _, own in with_values)
+    together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
     if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
-        return [step.packed_values(own) for step, _, own, _ in jobs]
+        return [step.packed_values(job_values) for step, _, job_values, _ in jobs]
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
@@ -376,7 +379,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
-    return [step.packed_values(None) if own is None else packed(step) for step, _, own, _ in jobs]
+    return [step.packed_values(None) if job_values is None else packed(step) for step, _, job_values, _ in jobs]
 
 
 @lasting()

@@ -137,16 +137,16 @@ class BlockLetters:
         Strides tell one slice repeated only where the operand is a caller's; else a stand-in of its shape will do.
         """
         like = operands[self.written.einsum.sparse[0]]._values.new_zeros(())  # type: ignore[union-attr]
-        sparse, made = iter(self.operands), list[SparseTensor | torch.Tensor]()
+        sparse, stand_ins = iter(self.operands), list[SparseTensor | torch.Tensor]()
         for p, o in enumerate(operands):
             if isinstance(o, SparseTensor):
                 x = next(sparse)
                 values = like.expand(x.pattern.nnz, *self.bound.extents(x.tables))
-                made.append(SparseTensor._make(x.pattern, values))
+                stand_ins.append(SparseTensor._make(x.pattern, values))
             else:
                 table = self._table(o if repeated else torch.empty(o.shape, device="meta"), p)
-                made.append(table if repeated else like.expand(table.shape))
-        return made
+                stand_ins.append(table if repeated else like.expand(table.shape))
+        return stand_ins
 
     def _table(self, operand: torch.Tensor, position: int) -> torch.Tensor:
         """A dense operand with two dimensions for each that is cut; one slice repeated stays one."""

@@ -68,7 +68,7 @@ def sparse_order(
     It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
     """
     letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
-    terms = [_Estimate((n,), t, log(max(1, own))) for n, (t, own) in enumerate(zip(letters, nonzeros, strict=True))]
+    terms = [_Estimate((n,), t, log(max(1, count))) for n, (t, count) in enumerate(zip(letters, nonzeros, strict=True))]
 
     @cache
     def kept(members: Members) -> frozenset[str]:
@@ -81,9 +81,11 @@ def sparse_order(
         tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
         span = sum(logs[c] for c in kept(members))
         # positions * (1 - exp(-tasks / positions))
-        found = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
+        nonzeros = (
+            tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
+        )
         cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
-        return _Estimate(members, kept(members), max(0.0, found), tasks, cost, pairs)
+        return _Estimate(members, kept(members), max(0.0, nonzeros), tasks, cost, pairs)
 
     @cache
     def best(members: Members) -> _Estimate:

@@ -78,10 +78,10 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
     Tables are of float32. The GPU is waited for once.
     """
-    found = split_float16.read_extremes([split_float16.extremes(t) for t in tables])
+    ranges = split_float16.read_extremes([split_float16.extremes(t) for t in tables])
     return all(
         may_be_split(most, least) if halved else isfinite(most)
-        for (most, least), halved in zip(found, split, strict=True)
+        for (most, least), halved in zip(ranges, split, strict=True)
     )
 
 

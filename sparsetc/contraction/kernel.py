@@ -94,8 +94,10 @@ class Kernel(Compiled):
         if torch.compiler.is_compiling() or traced_by_modes():
             from sparsetc.contraction import library  # loaded where a graph is traced first
 
-            given = self._given(values)
-            return library.traced(self._called, self.contraction, self._patterns, given, dense, self.drop_zeros)
+            operand_values = self._given(values)
+            return library.traced(
+                self._called, self.contraction, self._patterns, operand_values, dense, self.drop_zeros
+            )
         return self._called(dense, values)
 
     @entry_point
@@ -104,14 +106,14 @@ class Kernel(Compiled):
             return self.with_values(*([values] if isinstance(values, torch.Tensor) else values))._called(dense, None)
         packed = self._packed
         if packed is not None:
-            for own, version in zip(self._values, self._versions, strict=True):
+            for values_now, version in zip(self._values, self._versions, strict=True):
                 # Unchanged since they were packed, as far as torch can tell; what is learned may change through .data.
-                if version is None or own.requires_grad or own._version != version:
+                if version is None or values_now.requires_grad or values_now._version != version:
                     self._pack()
                     packed = self._packed
                     break
-        found = self.contraction.evaluate(self._patterns, self._values, dense, packed)
-        return wrap(self.contraction, found, self._patterns, self.drop_zeros)
+        result = self.contraction.evaluate(self._patterns, self._values, dense, packed)
+        return wrap(self.contraction, result, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
         """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
@@ -133,16 +135,16 @@ class Kernel(Compiled):
             count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"
             raise ShapeError(f'"{self.equation}" has {count}, found {len(values)} values')
         return tuple(
-            own if new is None else self._checked(n, own, new)
-            for n, (own, new) in enumerate(zip(self._values, values, strict=True))
+            old if new is None else self._checked(n, old, new)
+            for n, (old, new) in enumerate(zip(self._values, values, strict=True))
         )
 
     def _checked(self, number: int, own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         position = self.contraction.bound.einsum.sparse[number]
         what = "values" if len(self._values) == 1 else f"values of operand {position + 1}"
         if not isinstance(new, torch.Tensor) or new.shape != own.shape:
-            found = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
-            raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {found}")
+            what_it_is = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+            raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {what_it_is}")
         if new.dtype != own.dtype or new.device != own.device:
             raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
         return new
@@ -158,11 +160,11 @@ class Kernel(Compiled):
         return self.on([copy.deepcopy(o, memo) for o in self.operands])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made, e = self.contraction, self.contraction.bound.einsum
-        equation: Spelled = e.inputs, e.output, e.sparse, e.text, made.bound.sizes
-        options = ((name, getattr(made.settings, name)) for name in SAVED)
+        contraction, e = self.contraction, self.contraction.bound.einsum
+        equation: Spelled = e.inputs, e.output, e.sparse, e.text, contraction.bound.sizes
+        options = ((name, getattr(contraction.settings, name)) for name in SAVED)
         settings = {name: value for name, value in options if value is not None}
-        return pickles.kernel, (equation, self.operands, settings, made.form, self.drop_zeros)
+        return pickles.kernel, (equation, self.operands, settings, contraction.form, self.drop_zeros)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

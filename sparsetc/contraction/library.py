@@ -35,13 +35,15 @@ _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.We
 
 def _of(key: str) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns; patterns that are gone have left nothing to share, and are made again."""
-    made = known.get(key)
-    if made is None:
+    contraction = known.get(key)
+    if contraction is None:
         raise TransformError(
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    return made, [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
+    return contraction, [
+        ref() or bare for bare, (ref, _) in zip(contraction.bare, contraction.compiled_for, strict=True)
+    ]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -53,37 +55,37 @@ _library.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int opera
 
 def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
     """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
-    made, patterns = _of(key)
-    expected = [(tuple(shape), made.dtype, made.device) for _, shape in made.compiled_for]
-    found = [(tuple(v.shape), v.dtype, v.device) for v in values]
-    if found != expected:
-        raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {found}")
-    return made, patterns
+    contraction, patterns = _of(key)
+    expected = [(tuple(shape), contraction.dtype, contraction.device) for _, shape in contraction.compiled_for]
+    kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
+    if kinds != expected:
+        raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {kinds}")
+    return contraction, patterns
 
 
 @torch.library.impl(_library, "contract", "CompositeExplicitAutograd")
 def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
-    made, patterns = _running(kernel, values)
+    contraction, patterns = _running(kernel, values)
     _check_tangents(values[0])
     with torch.no_grad():
-        return _fresh(made.evaluate(patterns, values, dense), [*values, *dense])
+        return _fresh(contraction.evaluate(patterns, values, dense), [*values, *dense])
 
 
 @torch.library.register_fake("sparsetc::contract", lib=_library)
 def _shape_of_contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
-    made, _ = _of(kernel)
-    return values[0].new_empty(made.shape, dtype=made.result_dtype)
+    contraction, _ = _of(kernel)
+    return values[0].new_empty(contraction.shape, dtype=contraction.result_dtype)
 
 
 @torch.library.impl(_library, "gradient", "CompositeExplicitAutograd")
 def _gradient(
     kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor], operand: int, upstream: torch.Tensor
 ) -> torch.Tensor:
-    made, patterns = _running(kernel, values)
+    contraction, patterns = _running(kernel, values)
     _check_tangents(upstream)
     with torch.no_grad():
-        found = made.gradient(patterns, operand, values, dense, upstream)
-    return _fresh(found, [upstream])
+        result = contraction.gradient(patterns, operand, values, dense, upstream)
+    return _fresh(result, [upstream])
 
 
 @torch.library.register_fake("sparsetc::gradient", lib=_library)
@@ -128,22 +130,22 @@ def _backward_of_gradient(
     ctx: Any, upstream: torch.Tensor
 ) -> tuple[None, Gradients, Gradients, None, torch.Tensor | None]:
     """A contraction is linear in each operand, so a gradient's gradients are those of it with `upstream` put there."""
-    *tensors, given = ctx.saved_tensors
+    *tensors, upstream_then = ctx.saved_tensors
     tensors[ctx.operand] = upstream
     values, dense = tensors[: ctx.count], tensors[ctx.count :]
     of_given = torch.ops.sparsetc.contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
-    return None, *_gradients(ctx, tensors, given), None, of_given
+    return None, *_gradients(ctx, tensors, upstream_then), None, of_given
 
 
 def _gradients(ctx: Any, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> tuple[Gradients, Gradients]:
     """The gradients that are wanted for values and for dense operands, but for the operand that `upstream` is of."""
     values, dense = list(tensors[: ctx.count]), list(tensors[ctx.count :])
     wanted = [w for kind in ctx.needs_input_grad[1:3] for w in kind]
-    found = [
+    gradients = [
         torch.ops.sparsetc.gradient(ctx.kernel, values, dense, n, upstream) if w and n != ctx.operand else None
         for n, w in enumerate(wanted)
     ]
-    return found[: ctx.count], found[ctx.count :]
+    return gradients[: ctx.count], gradients[ctx.count :]
 
 
 torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=_library)
@@ -165,8 +167,12 @@ def _register_batches(name: str) -> None:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def called(*given: torch.Tensor) -> list[torch.Tensor]:
-            own = iter(given)
-            return [operator(*tree_unflatten([next(own) if isinstance(x, torch.Tensor) else x for x in leaves], form))]
+            tensors_now = iter(given)
+            return [
+                operator(
+                    *tree_unflatten([next(tensors_now) if isinstance(x, torch.Tensor) else x for x in leaves], form)
+                )
+            ]
 
         return in_batches(called, *tensors)[0]
 
@@ -192,8 +198,8 @@ def traced(
     """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""
     if _transforms(torch.compiler.is_dynamo_compiling()) or drop_zeros:
         return opaque(dense, values)
-    given = converted(dense, made.dtype, made.device)
-    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(given)), patterns)
+    dense_operands = converted(dense, made.dtype, made.device)
+    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(dense_operands)), patterns)
 
 
 def traced_einsum(
@@ -208,20 +214,20 @@ def traced_einsum(
         or not all(isinstance(o, SparseTensor | torch.Tensor) for o in operands)
     ):
         return opaque(args, output, drop_zeros, settings)
-    given = promoted(operands)
-    sparse = [o for o in given if isinstance(o, SparseTensor)]
-    dense = [o for o in given if not isinstance(o, SparseTensor)]
-    kinds = tuple([_kind(o) for o in given])
+    promoted_operands = promoted(operands)
+    sparse = [o for o in promoted_operands if isinstance(o, SparseTensor)]
+    dense = [o for o in promoted_operands if not isinstance(o, SparseTensor)]
+    kinds = tuple([_kind(o) for o in promoted_operands])
     # The number is read for the guard that it makes: what options say is a constant of the graph.
     named = tuple([(name, _constant(value)) for name, value in settings.items()])
-    found = _compiled(text, kinds, output, named, operator.index(latest.number))
-    if not found:
+    form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number))
+    if not form_and_key:
         return opaque(args, output, drop_zeros, settings)
-    result = torch.ops.sparsetc.contract(found[1:], [o._values for o in sparse], dense)
-    if found[0] == DENSE:
+    result = torch.ops.sparsetc.contract(form_and_key[1:], [o._values for o in sparse], dense)
+    if form_and_key[0] == DENSE:
         return result  # type: ignore[no-any-return]
     pattern = sparse[0]._pattern
-    return SparseTensor._make(pattern if found[0] == OWN else pattern.results[found[1:]], result)
+    return SparseTensor._make(pattern if form_and_key[0] == OWN else pattern.results[form_and_key[1:]], result)
 
 
 def _transforms(tracing: bool) -> bool:
@@ -302,17 +308,17 @@ def _compiled(
         patterns = [o._pattern for o in operands if isinstance(o, SparseTensor)]
         if not patterns or None in operands:
             return ""
-        own = of_call({name: _setting(value) for name, value in settings})
-        made = compiled(text, [o for o in operands if o is not None], own, output)
+        options = of_call({name: _setting(value) for name, value in settings})
+        contraction = compiled(text, [o for o in operands if o is not None], options, output)
         root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
-        _traced.setdefault(root, {})[made.key] = made
-        pattern = made.pattern_on(patterns)
+        _traced.setdefault(root, {})[contraction.key] = contraction
+        pattern = contraction.pattern_on(patterns)
         if pattern is None:
-            return DENSE + made.key
+            return DENSE + contraction.key
         if pattern is root:
-            return OWN + made.key
-        root.results[made.key] = pattern
-        return OTHER + made.key
+            return OWN + contraction.key
+        root.results[contraction.key] = pattern
+        return OTHER + contraction.key
 
 
 _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -212,10 +212,10 @@ class Preparation:
         for number, part in enumerate(plan.parts):
             for letter, _ in (*part.schedule.blocks, *part.schedule.pieces):
                 if letter not in e.dense_indices:
-                    known = ", ".join(e.dense_indices) or "none"
+                    dense_letters = ", ".join(e.dense_indices) or "none"
                     raise PlanError(
                         f"plan {plan.name!r}, part {number} ({part.format}): the schedule has a block of axis "
-                        f'{letter!r}; "{e.text or e}" has these dense axes: {known}'
+                        f'{letter!r}; "{e.text or e}" has these dense axes: {dense_letters}'
                     )
 
     def _packed(self, plan: Plan) -> list[Packed]:

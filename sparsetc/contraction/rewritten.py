@@ -181,8 +181,8 @@ def _pattern(
     """
     first, *others = (x.pattern for x in sparse)
     key = ("entries", tuple(terms), letters, any(map(_is_empty, sparse)), *map(weakref.ref, others))
-    found = first.cache.get(key)
-    if found is None:
+    pattern = first.cache.get(key)
+    if pattern is None:
         with lasting():
             most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
             numbers = _meeting(sparse, terms, most) if others else [_taking_part(sparse[0], terms[0])]
@@ -194,8 +194,8 @@ def _pattern(
                 mode = terms[n].index(letter)
                 lines.append(patterns[n].coords[mode].index_select(0, numbers[n]))
                 sizes.append(patterns[n].shape[mode])
-            found = first.cache.put(key, Pattern(torch.stack(lines), tuple(sizes), True), needs=others)
-    return found  # type: ignore[no-any-return]
+            pattern = first.cache.put(key, Pattern(torch.stack(lines), tuple(sizes), True), needs=others)
+    return pattern  # type: ignore[no-any-return]
 
 
 def _is_empty(x: SparseTensor) -> bool:
@@ -205,8 +205,8 @@ def _is_empty(x: SparseTensor) -> bool:
 
 def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
     """The numbers of the entries whose coordinates agree in modes of the same letter, ascending; none of empty ones."""
-    found = None if _is_empty(x) else crd.on_diagonal(letters, x.coords)
-    return torch.arange(0 if _is_empty(x) else x.nnz, device=x.device) if found is None else found
+    numbers = None if _is_empty(x) else crd.on_diagonal(letters, x.coords)
+    return torch.arange(0 if _is_empty(x) else x.nnz, device=x.device) if numbers is None else numbers
 
 
 def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[torch.Tensor] | None:
@@ -225,7 +225,7 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int
         return prepared((number, *letters), coords, sizes, (number, *shared))
 
     numbers = "number in x", "number in y"
-    x, y = (operand(*own) for own in zip(sparse, terms, numbers, strict=True))
+    x, y = (operand(*terms_of) for terms_of in zip(sparse, terms, numbers, strict=True))
     join = Join.of(x, y, Roles.of(x.letters, y.letters, numbers))
     if join.tasks > most:
         return None

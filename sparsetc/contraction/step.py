@@ -152,29 +152,29 @@ class Step(Contraction, Preparation):
         """
         if transforming():
             return None
-        x, own = operands[0].expand_dense() if self._sizes else operands[0], {} if known is None else known
-        found = [x._packed(key) if key not in own else own[key] for key in self._value_keys]
-        if missing := [n for n, f in enumerate(found) if f is None]:
+        x, shared = operands[0].expand_dense() if self._sizes else operands[0], {} if known is None else known
+        packed_values = [x._packed(key) if key not in shared else shared[key] for key in self._value_keys]
+        if missing := [n for n, f in enumerate(packed_values) if f is None]:
             for n, packed in zip(missing, self.packed_values(x._values, missing), strict=True):
-                found[n] = x._pack(self._value_keys[n], packed)
-        own.update(zip(self._value_keys, found, strict=True))  # type: ignore[arg-type]
-        return found
+                packed_values[n] = x._pack(self._value_keys[n], packed)
+        shared.update(zip(self._value_keys, packed_values, strict=True))  # type: ignore[arg-type]
+        return packed_values
 
     def packed_values(self, values: torch.Tensor | None, parts: Sequence[int] | None = None) -> Values:
         """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""
         if values is None:
             return self._ones
         numbers = range(len(self.parts)) if parts is None else parts
-        own = resolved(values.detach() if values.requires_grad else values)
-        own = own.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
+        flat = resolved(values.detach() if values.requires_grad else values)
+        flat = flat.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
         stored: list[torch.Tensor | InHalves | None] = []
-        with without_autocast(own.device):
+        with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
-                most = split_float16.largest(own)
-                high, low = scaled_halves(own, most)
+                most = split_float16.largest(flat)
+                high, low = scaled_halves(flat, most)
             for n in numbers:
                 (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
-                stored.append((pack(high), pack(low), most) if in_halves else pack(own).to(dtype))
+                stored.append((pack(high), pack(low), most) if in_halves else pack(flat).to(dtype))
         return stored
 
     @cached_property
@@ -212,16 +212,16 @@ class Step(Contraction, Preparation):
             dense: the dense operands, as the einsum was written.
             packed: the values as `pack` makes them, where the caller has them.
         """
-        own = self.canonical.settled(dense)
-        given = self.canonical.slices(own)
-        if given is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self.instead("full")(pattern, values, own)
-        reduced = self.canonical.reduced(given, self.settings)
+        operands = self.canonical.settled(dense)
+        sliced = self.canonical.slices(operands)
+        if sliced is None:  # in full, along a dimension that was broadcast when this was compiled
+            return self.instead("full")(pattern, values, operands)
+        reduced = self.canonical.reduced(sliced, self.settings)
         if not followed(reduced if values is None else [values, *reduced]):
-            return self.rows(values, reduced, packed, given)
+            return self.rows(values, reduced, packed, sliced)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
         expanded = self._expanded(reduced)
-        at = StepFunction(self, pattern, values is None, packed, given)
+        at = StepFunction(self, pattern, values is None, packed, sliced)
         return apply(at, expanded if values is None else [values, *expanded])
 
     def _expanded(self, dense: Tensors) -> list[torch.Tensor]:
@@ -270,16 +270,16 @@ class Step(Contraction, Preparation):
             why: one of `INSTEAD`, or the name of what is `changed`.
             changed: gives the einsum, of the same sparse operand, and the settings that differ.
         """
-        found = self._others.get(why)
-        if found is None:
+        other = self._others.get(why)
+        if other is None:
             with lasting():
                 bound, changes = (changed or INSTEAD[why])(self)
                 settings = with_settings(self.settings, changes)
                 like = torch.empty((), dtype=self.dtype, device=self.device)
                 operands = stand_ins(bound, [self._x], like)
-                found = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
-            self._others[why] = found
-        return found
+                other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
+            self._others[why] = other
+        return other
 
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
@@ -287,8 +287,8 @@ class Step(Contraction, Preparation):
 
         def in_batches(step: Step) -> Changed:
             bound, letter = step.canonical.reduction.bound, step.spare("a batch")
-            e, given = bound.einsum, iter(which)
-            inputs = tuple(t if p in e.sparse or not next(given) else (letter, *t) for p, t in enumerate(e.inputs))
+            e, batched = bound.einsum, iter(which)
+            inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
             einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
             return Bound.of(einsum, {**bound.by_index, letter: size}), {"plan": step.derived.plan}
 
@@ -297,10 +297,10 @@ class Step(Contraction, Preparation):
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
         e = self.canonical.reduction.bound.einsum
-        found = next((c for c in ascii_letters if c not in e.indices), None)
-        if found is None:
+        letter = next((c for c in ascii_letters if c not in e.indices), None)
+        if letter is None:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
-        return found
+        return letter
 
     @cached_property
     def raw(self) -> Einsum:
@@ -345,8 +345,8 @@ class Step(Contraction, Preparation):
             operands[number] = operands[number].detach().requires_grad_()
         if self.canonical.slices(operands) is None:
             whole = [] if flat is None else [flat]
-            found = self.instead("full").gradient([pattern], operand, whole, operands, upstream)
-            return found if number >= 0 else found.reshape(values[0].shape)
+            result = self.instead("full").gradient([pattern], operand, whole, operands, upstream)
+            return result if number >= 0 else result.reshape(values[0].shape)
         order, permutation = self._arranged[1] if self.sparse else None, self.output.permutation
         if order is not None:
             rows = upstream.new_empty(upstream.numel()).index_copy_(0, order, upstream)
@@ -380,11 +380,11 @@ class Step(Contraction, Preparation):
 
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
-        made = self.executable.programs
+        generated_programs = self.executable.programs
         if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target).machine):
             return self.instead("floats").ptx(target)
-        if isinstance(made, TritonPrograms):
-            return made.assembly(target, self.arrays.parts, self.executable.dtype)
+        if isinstance(generated_programs, TritonPrograms):
+            return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:

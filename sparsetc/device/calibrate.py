@@ -274,9 +274,9 @@ def calibrate() -> DeviceProfile:
         OutOfMemoryError: the device has too little memory free.
         OSError: the record cannot be written.
     """
-    found = measure()
-    keep(found)
-    return found
+    measured = measure()
+    keep(measured)
+    return measured
 
 
 def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
@@ -298,11 +298,11 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     rate["call"] = 1 / rate["call"]
     usual = default_gpu()
     rate |= {f"dot {name}": rate[f"dot {portable(name, machine)}"] for name in usual.dot}
-    found: dict[str, Any] = {name: _rounded(rate[name]) for name in profile.MEASURED if name in rate}
+    numbers: dict[str, Any] = {name: _rounded(rate[name]) for name in profile.MEASURED if name in rate}
     for table in ("dot", "product", "block_dot"):
-        found[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
+        numbers[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
     day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return profile.calibrated(torch.cuda.get_device_name(device), day, found | _sizes(device))
+    return profile.calibrated(torch.cuda.get_device_name(device), day, numbers | _sizes(device))
 
 
 def keep(found: DeviceProfile) -> Path:

@@ -74,11 +74,11 @@ def _with_warps(short: Part, warps: int) -> Part:
 def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
     """What is expected of the other method's part: its share of the nonzeros, in items of the long rows alone."""
     whole, storage = long.expected[0], long.plan.parts[0].storage
-    found = whole.scaled(nnz / whole.nnz)
+    share = whole.scaled(nnz / whole.nnz)
     if {*storage.item} != {*problem.kept}:
-        return found
-    items = min(found.items, items_of(nnz, rows, storage.max_item_nnz))
-    return replace(found, items=items, fibers=items if whole.fibers == whole.items else found.fibers)
+        return share
+    items = min(share.items, items_of(nnz, rows, storage.max_item_nnz))
+    return replace(share, items=items, fibers=items if whole.fibers == whole.items else share.fibers)
 
 
 @register_partition("run_length", whole_rows=True)

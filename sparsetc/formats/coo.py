@@ -57,8 +57,8 @@ class Coo:
             arrays, items = words.encode(coords, view.levels[2], narrow=storage.narrow), first.numel()
             return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items, (first, None), items > 1)
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))
-        own, positions = [shape[m] for m in storage.item], nonzeros.positions
-        rows = crd.starts_of_runs(crd.sort_keys(nonzeros.rows(storage.item), own))
+        item_sizes, positions = [shape[m] for m in storage.item], nonzeros.positions
+        rows = crd.starts_of_runs(crd.sort_keys(nonzeros.rows(storage.item), item_sizes))
         starts, _, split = cut_runs(rows, storage.max_item_nnz)
         first, leaves = nonzeros.numbers(starts), coords if positions is None else Taken(coords, positions)
         arrays = {

@@ -83,8 +83,8 @@ class Dense:
             refuse_duplicates()
         ends = [0, stored] if nnz else [0]
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
-        known = (self.name, storage, shape, nnz, view, arrays, positions, stored)
-        return Packed(*known, items=len(ends) - 1, padded=nnz != stored)
+        packed_fields = (self.name, storage, shape, nnz, view, arrays, positions, stored)
+        return Packed(*packed_fields, items=len(ends) - 1, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
         """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""
@@ -146,13 +146,13 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
 
 def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
     """Return products of tiles from left to right, each summed over what neither the result nor a later tile has."""
-    made: list[Product] = []
+    products: list[Product] = []
     for n in range(min(2, len(tiles)), len(tiles) + 1):
-        inputs = (made[-1].out, tiles[n - 1]) if made else tuple(tiles[:n])
+        inputs = (products[-1].out, tiles[n - 1]) if products else tuple(tiles[:n])
         later = {*result}.union(*(t.axes for t in tiles[n:]))
         axes = tuple(dict.fromkeys(c for t in inputs for c in t.axes if c in later))
-        made.append(Product(Tile("made", axes if n < len(tiles) else result, ITEM), inputs))
-    return tuple(made)
+        products.append(Product(Tile("made", axes if n < len(tiles) else result, ITEM), inputs))
+    return tuple(products)
 
 
 def _letters(s: Product) -> Letters:
@@ -207,10 +207,10 @@ class ProductCost(Cost):
 
     def describe(self) -> list[str]:
         """Lines for a reader."""
-        made = f", makes {self.formed} on the way" if self.formed else ""
+        formed = f", makes {self.formed} on the way" if self.formed else ""
         return [
             f"streams {self.once} bytes, writes {self.output} bytes",
-            f"reads {self.tables} elements of dense operands{made}",
+            f"reads {self.tables} elements of dense operands{formed}",
             f"{self.flops} flops in products of torch",
         ]
 
@@ -230,10 +230,10 @@ class ProductCost(Cost):
         if self._narrow(size):  # operands are rounded, or the result is
             elements = self.p.rows * self.p.width if size == 2 else self.tables
             rounding = profile.laws["rounding_call"] + ROUNDING * elements / profile.memory
-        made = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
+        forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
         call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
-        return call + made + rounding + multiplied
+        return call + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
         """Return True if two matrices of 16 bits are multiplied: operands have 16 bits, or are rounded to them."""
@@ -242,8 +242,8 @@ class ProductCost(Cost):
     def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
         """Flops a second of torch's products of this type and precision, with idle multiprocessors counted."""
         law = profile.laws
-        own = "tf32" if self.precision == ROUNDED else self.precision  # operands of torch.einsum are not rounded
-        unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (own, max(4, itemsize))
+        precision = "tf32" if self.precision == ROUNDED else self.precision  # operands of torch.einsum are not rounded
+        unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (precision, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
         share = {"tf32": law["product_tf32"], "bf16": law["product_bf16"]}.get(unit, 0.0) if itemsize < 8 else 0.0
         if share and any(n * width % ALIGNED for n in self.lengths):
@@ -280,9 +280,9 @@ class DenseProduct(TileProgram):
         setting = SETTINGS.get(self.schedule.precision, "highest")
         text = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
         *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
-        given = [] if last.right else [("values", (*before, last)[0].inputs[0])]
-        given += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
-        text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in given]
+        views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
+        views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
+        text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
         text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
         if not last.right:
             return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
@@ -332,10 +332,10 @@ def dense(problem: Problem, counts: Counts) -> Candidate:
     plan, cost = _of_precision(problem, "ieee" if problem.precision == DOTS["highest"] else problem.precision)
     if problem.precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
         plan, cost = _of_precision(problem, DOTS["high"])
-    taken = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
-    if taken > problem.memory:
+    nbytes = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
+    if nbytes > problem.memory:
         on_the_way = " and what is made on the way" if cost.formed else ""
-        fault = f"the dense tensor, with what packs it{on_the_way}, takes {taken:,} bytes, the limit is"
+        fault = f"the dense tensor, with what packs it{on_the_way}, takes {nbytes:,} bytes, the limit is"
         raise _refusal(problem, f"{fault} {problem.memory:,}")
     expected = (Statistics(1, 1, max(1, prod(problem.shape)), counts.nnz, problem.itemsize),)
     seconds = seconds_of(plan, [cost], expected, problem.backend, of_backend(problem.backend))

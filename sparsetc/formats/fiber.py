@@ -115,7 +115,7 @@ def _pieces(
         del window
         order = torch.sort(key, stable=True).indices
         del key
-        start, length, row = (own.index_select(0, order) for own in (start, length, row))
+        start, length, row = (array.index_select(0, order) for array in (start, length, row))
     return start, length, row, split
 
 
@@ -194,8 +194,8 @@ class Fiber:
         del row, lane_start, lane_len, nonzeros
         arrays |= words.encode(Taken(coords, at), view.levels[2], narrow=storage.narrow)
         stored, split_rows = at.numel(), first.numel() > rows
-        own = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
-        return Packed(*own, (first, lane), split_rows, split, stored != nnz or unused)
+        packed_fields = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
+        return Packed(*packed_fields, (first, lane), split_rows, split, stored != nnz or unused)
 
 
 def _items(ptr: torch.Tensor, row: torch.Tensor, most: int) -> tuple[torch.Tensor, int]:
@@ -255,9 +255,9 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
 def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule: Schedule) -> Statistics:
     """What packing nonzeros as fibers of this storage is expected to give."""
     fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
-    found = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
+    statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
     cut = 0 < storage.max_item_nnz < counts.longest(storage.item)
-    return replace(found, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
+    return replace(statistics, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
 
 
 # -- a row a lane -----------------------------------------------------------------------------------------------------

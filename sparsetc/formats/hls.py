@@ -178,8 +178,8 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     (rows, deep), *_ = sides
     beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
-    own = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
-    blocks |= fit({c: blocks[c] for c in rows}, list(rows), own, [rows])
+    most_rows = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
+    blocks |= fit({c: blocks[c] for c in rows}, list(rows), most_rows, [rows])
     ranks = prod([blocks[c] for c in rows])
     blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, MATRIX // (MIN_DOT * ranks)))
     matrix = FUSED_MATRIX.get(problem.precision, 4096) if fused else MATRIX
@@ -198,8 +198,8 @@ def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], pad
     warps = 4 if problem.precision == "bf16" else 2
     blocks = {c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}
     for axes, deep in sides:  # several operands of a side are multiplied together, position by position
-        own = max(MIN_DOT, _most_elements(problem, warps) // deep)
-        blocks |= fit({c: blocks[c] for c in axes}, list(axes), own, [axes])
+        most_rows = max(MIN_DOT, _most_elements(problem, warps) // deep)
+        blocks |= fit({c: blocks[c] for c in axes}, list(axes), most_rows, [axes])
     blocks = fit(blocks, list(padded), matrix, [axes for axes, _ in sides])
     positions = max(1, matrix // prod(blocks.values()))
     return Schedule(warps, tuple(blocks.items()), problem.floating, problem.precision, stages=2, columns=positions)
@@ -218,9 +218,9 @@ def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The hybrid by the best threshold: with dots, and with tiles worth making dense."""
     usable = problem.floating and problem.coalesced and not problem.deterministic
     if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).dot:
-        found = by_tiles(problem, counts)
-        if any(tiles.nnz for tiles in found.expected[:-1]):
-            yield found
+        candidate = by_tiles(problem, counts)
+        if any(tiles.nnz for tiles in candidate.expected[:-1]):
+            yield candidate
 
 
 def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> Candidate:
@@ -262,13 +262,13 @@ def _split(
     nnz = sum([n for n, _ in held.values()])
     fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and one_launch(problem, counts.nnz)
     each = [tiles_part(problem, counts, format, *held[format], schedule_of(fused)) for format in held]
-    made, expected = zip(*each, strict=True)
+    tile_parts, expected = zip(*each, strict=True)
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
     if fused:  # one launch has one number of warps and of stages
-        tiles = made[0].schedule
+        tiles = tile_parts[0].schedule
         leftovers = replace(leftovers, schedule=replace(leftovers.schedule, warps=tiles.warps, stages=tiles.stages))
     options = (("threshold", threshold),) if len(held) == 1 else (("threshold", threshold), ("whole", whole))
-    plan = Plan("hls", (*made, leftovers), fused, "threshold", options)
+    plan = Plan("hls", (*tile_parts, leftovers), fused, "threshold", options)
     left = rest.expected[0].scaled((counts.nnz - nnz) / max(1, counts.nnz))
     if rest.plan.name == "fiber":  # they are not fewer, but shorter
         left = replace(left, fibers=min(left.nnz, rest.expected[0].fibers))

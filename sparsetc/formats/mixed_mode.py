@@ -121,13 +121,13 @@ def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Te
     share = torch.zeros(nnz, dtype=torch.int8, device=coords.device)  # the mode that each nonzero goes to
     nonzeros = torch.arange(nnz, device=coords.device)  # that are left
     longest = max((int(lengths.max()) for lengths in left if lengths.numel()), default=0)
-    taken = 0  # fibers that have taken nonzeros
+    chosen = 0  # fibers that have taken nonzeros
     for size, mode in product(reversed(range(longest.bit_length())), order):
         long = left[mode] >= 1 << size
         fibers = int(torch.count_nonzero(long)) if nonzeros.numel() else 0
         if not fibers:
             continue
-        taken += fibers
+        chosen += fibers
         inside = long.index_select(0, number[mode].index_select(0, nonzeros))
         dealt, nonzeros = nonzeros[inside], nonzeros[~inside]
         share[dealt] = mode
@@ -135,7 +135,7 @@ def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Te
         for other in order:
             if other != mode:
                 count(other, number[other].index_select(0, dealt), -1)
-    if taken >= left[order[0]].numel():  # one mode has no more of them: then its fibers are whole
+    if chosen >= left[order[0]].numel():  # one mode has no more of them: then its fibers are whole
         nothing = torch.zeros(0, dtype=torch.long, device=coords.device)
         return [None if mode == order[0] else nothing for mode in modes]
     return [torch.nonzero(share == mode).flatten() for mode in modes]

@@ -74,13 +74,13 @@ class Windowing:
         """What a storage says; `FormatError` where it is none of windows."""
         if not storage.item or not storage.lane or storage.leaf:
             raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
-        given = dict(storage.params)
-        sides = given.get("height", 0), given.get("width", 0)
+        params = dict(storage.params)
+        sides = params.get("height", 0), params.get("width", 0)
         if min(sides) < 1:
-            raise FormatError(f"windows need a height and a width of 1 or more; found {given}")
-        tau, strip = given.get("tau", 0), given.get("strip", sides[1])
+            raise FormatError(f"windows need a height and a width of 1 or more; found {params}")
+        tau, strip = params.get("tau", 0), params.get("strip", sides[1])
         if not 0 <= tau <= 100 or strip < 1:
-            raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {given}")
+            raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {params}")
         return cls(storage.item, storage.lane, *sides, tau, strip)
 
     def sides(self, order: int) -> tuple[int, ...]:
@@ -174,8 +174,20 @@ class Window:
             strips = {m: coords[m].index_select(0, first) // view.values.sides[m] for m in s.columns}
             arrays |= words.encode(strips, view.levels[1])
         stored, shared = positions.numel(), (first.index_select(0, of_items), first)
-        known = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-        return Packed(*known, padded=stored != nnz)
+        packed_fields = (
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions,
+            stored,
+            of_items.numel(),
+            shared,
+            split,
+        )
+        return Packed(*packed_fields, padded=stored != nnz)
 
 
 @register_format
@@ -325,13 +337,13 @@ def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts)
     for part in tilings(problem, taus, {}):
         # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
         if 100 * counts.nnz >= LEAST_FILL * part.storage.param("height") * columns:
-            found = [
+            candidates = [
                 split
                 for split in splits(problem, counts, name, part)
                 if split.expected[0].stored <= MOST_STORED * split.expected[0].nnz and _nbytes(problem, split) <= most
             ]
-            if found:
-                yield cheapest(found, problem, in_order)
+            if candidates:
+                yield cheapest(candidates, problem, in_order)
 
 
 def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Counts, **named: Any) -> Candidate:
@@ -339,16 +351,16 @@ def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Count
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
-    found = [
+    candidates = [
         split
         for part in tilings(problem, taus, named)
         for split in splits(problem, counts, name, part, named.get("threshold"))
     ]
-    if not found:
+    if not candidates:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-    if fitting := [split for split in found if _nbytes(problem, split) <= problem.memory]:
+    if fitting := [split for split in candidates if _nbytes(problem, split) <= problem.memory]:
         return cheapest(fitting, problem, in_order)
-    least = min(_nbytes(problem, split) for split in found)
+    least = min(_nbytes(problem, split) for split in candidates)
     raise OutOfMemoryError(
         f'tiles of plan "{name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
         "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"

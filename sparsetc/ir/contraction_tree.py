@@ -44,11 +44,11 @@ class Tree(pickles.Record):
     @cached_property
     def nodes(self) -> tuple[Tree, ...]:
         """What it is made of, from left to right, each after its own parts; then itself."""
-        found, left = [], [self]
+        nodes, left = [], [self]
         while left:  # the last first
-            found.append(node := left.pop())
+            nodes.append(node := left.pop())
             left += node.parts
-        return tuple(reversed(found))
+        return tuple(reversed(nodes))
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
@@ -118,8 +118,8 @@ class Sum(Tree):
 
 def product(trees: Iterable[Tree]) -> Tree:
     """The product of trees; one alone is itself."""
-    own = tuple(trees)
-    return Multiply(own) if len(own) != 1 else own[0]
+    factors = tuple(trees)
+    return Multiply(factors) if len(factors) != 1 else factors[0]
 
 
 def total(tree: Tree, over: Iterable[str]) -> Tree:
@@ -195,5 +195,5 @@ class _Parser:
             self.fail(repr(word))
 
     def fail(self, wanted: str) -> None:
-        found = repr(self.words[-1]) if self.words else "the end"
-        raise PlanError(f"tree {self.text!r}: expected {wanted}, found {found}")
+        word = repr(self.words[-1]) if self.words else "the end"
+        raise PlanError(f"tree {self.text!r}: expected {wanted}, found {word}")

@@ -107,11 +107,11 @@ class Storage(Record):
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
         lacking = [m for m in range(order) if m not in self.modes]
         beyond = [m for m in self.modes if m not in range(order)]
-        found = f"the storage deals {self.order} modes, the tensor has {order}"
+        fault = f"the storage deals {self.order} modes, the tensor has {order}"
         if lacking:
             named = f" ({letters[lacking[0]]!r})" if letters else ""
-            return f"{found}: mode {lacking[0]}{named} is at no level"
-        return f"{found}: there is no mode {beyond[0]}" if beyond else found
+            return f"{fault}: mode {lacking[0]}{named} is at no level"
+        return f"{fault}: there is no mode {beyond[0]}" if beyond else fault
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class Schedule(Record):
 
     def by_rule(self) -> Schedule:
         """Return the schedule without a tree, `take` and `turns` that the default rule gave it; others stay."""
-        given = self.ruled and self.ruled == (self.tree, self.take, self.turns)
-        return replace(self, tree=None, take=(), turns=(), ruled=()) if given else self
+        unchanged = self.ruled and self.ruled == (self.tree, self.take, self.turns)
+        return replace(self, tree=None, take=(), turns=(), ruled=()) if unchanged else self
 
     def block(self, axis: str) -> int:
         """Elements of a dense axis that a program takes: its block, or the sum of its pieces."""
@@ -280,17 +280,18 @@ class Plan(Record):
 
     def of_step(self, number: int, steps: int) -> Plan:
         """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""
-        own = (self,) * steps if self.is_request else self.steps or (self,)
-        if steps != len(own):
-            raise PlanError(f"the plan is of {len(own)} contractions, the equation takes {steps}; compile anew")
-        return own[number] or AUTO
+        plans = (self,) * steps if self.is_request else self.steps or (self,)
+        if steps != len(plans):
+            raise PlanError(f"the plan is of {len(plans)} contractions, the equation takes {steps}; compile anew")
+        return plans[number] or AUTO
 
     def __repr__(self) -> str:
         if self.is_request:
             return f"Plan({', '.join([repr(self.name), *(f'{name}={value}' for name, value in self.options)])})"
         letters = [f"[{p.label}]" if p.operand is not None else "" for p in self.parts]
         parts = " + ".join(
-            f"{p.format}{own}{f' of {p.nnz:,}' if p.nnz else ''}" for p, own in zip(self.parts, letters, strict=True)
+            f"{p.format}{letters_of_part}{f' of {p.nnz:,}' if p.nnz else ''}"
+            for p, letters_of_part in zip(self.parts, letters, strict=True)
         )
         return f"Plan({self.name!r}, {parts or 'no parts'})"
 
@@ -376,14 +377,14 @@ def verify(plan: Plan) -> None:
         if dealt != list(range(len(dealt))):
             lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
             raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
-        storage, own = part.storage, part.schedule
-        if own.precision not in (*PRECISIONS, F16X3):
+        storage, schedule = part.storage, part.schedule
+        if schedule.precision not in (*PRECISIONS, F16X3):
             named = ", ".join((*PRECISIONS, F16X3))
-            raise PlanError(f"{where}: precision {own.precision!r} is not one of {named}")
-        declared = [(record, f) for record in (storage, own) for f in fields(record) if f.metadata]
+            raise PlanError(f"{where}: precision {schedule.precision!r} is not one of {named}")
+        declared = [(record, f) for record in (storage, schedule) for f in fields(record) if f.metadata]
         for size, what, least, most, power in (
-            *((block, f"the block of axis {axis}", 1, inf, True) for axis, block in own.blocks),
-            *((piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in own.pieces for piece in pieces),
+            *((block, f"the block of axis {axis}", 1, inf, True) for axis, block in schedule.blocks),
+            *((piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in schedule.pieces for piece in pieces),
             *((getattr(record, f.name), *f.metadata["allowed"]) for record, f in declared),
         ):
             if power and (size < 1 or size & (size - 1)):
@@ -391,14 +392,14 @@ def verify(plan: Plan) -> None:
             if not least <= size <= most:
                 bound = f"{least} or more" if size < least else f"{most} or less"
                 raise PlanError(f"{where}: {what} must be {bound}, found {size}")
-        tree = own.by_rule().tree
-        dots = own.dot if tree is None else tree.dots
-        if len(own.pieces) > 1 or (own.pieces and dots):
+        tree = schedule.by_rule().tree
+        dots = schedule.dot if tree is None else tree.dots
+        if len(schedule.pieces) > 1 or (schedule.pieces and dots):
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
-        if own.rounded and own.precision != ROUNDED:
-            raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {own.precision}")
-        for axis in own.slabs:
-            if axis not in dict((*own.blocks, *own.pieces)) or own.slabs.count(axis) > 1:
+        if schedule.rounded and schedule.precision != ROUNDED:
+            raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {schedule.precision}")
+        for axis in schedule.slabs:
+            if axis not in dict((*schedule.blocks, *schedule.pieces)) or schedule.slabs.count(axis) > 1:
                 raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

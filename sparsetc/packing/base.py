@@ -66,8 +66,8 @@ class Packed:
             return indices
         if indices is None:
             return self.source
-        found = self.source[indices.clamp(min=0)]
-        return torch.where(indices < 0, indices, found) if self.padded else found
+        numbers = self.source[indices.clamp(min=0)]
+        return torch.where(indices < 0, indices, numbers) if self.padded else numbers
 
     def pack_values(self, values: torch.Tensor) -> torch.Tensor:
         """(nnz of the whole tensor,) values -> (stored,) values in this format's order, 0 where padded.
@@ -159,9 +159,9 @@ def unknown_parameter(format: str, storage: Storage, order: int) -> str:
     said: Callable[[int], Sequence[str]] | None = getattr(FORMATS.get(format), "parameters", None)
     if said is None:
         return ""
-    known = said(order)
-    unknown = [name for name, _ in storage.params if name not in known]
-    return f"format {format!r} has no parameter {unknown[0]!r}; known: {', '.join(known) or 'none'}" if unknown else ""
+    names = said(order)
+    unknown = [name for name, _ in storage.params if name not in names]
+    return f"format {format!r} has no parameter {unknown[0]!r}; known: {', '.join(names) or 'none'}" if unknown else ""
 
 
 def pack(
@@ -172,8 +172,8 @@ def pack(
         raise FormatError(fault)
     if fault := unknown_parameter(format, storage, coords.shape[0]):
         raise PlanError(fault)
-    own = get_format(format).pack
-    packed = own(coords, tuple(shape), storage, **given_to(own, cache))
+    pack_part = get_format(format).pack
+    packed = pack_part(coords, tuple(shape), storage, **given_to(pack_part, cache))
     packed.view.verify()
     if packed.view.order != coords.shape[0]:
         raise FormatError(f"format {format!r} walks {packed.view.order} modes of {coords.shape[0]}")
@@ -181,8 +181,8 @@ def pack(
     if missing:
         raise FormatError(f"format {format!r} packed no array {', '.join(sorted(missing))}, which its view reads")
     shared = packed.view.levels[0], packed.view.levels[1] if packed.view.lanes_from == LANE else ()
-    for level, modes, known in zip(LEVELS, shared, packed.representatives, strict=False):
-        if modes and known is None:
+    for level, modes, representative in zip(LEVELS, shared, packed.representatives, strict=False):
+        if modes and representative is None:
             raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")
     return packed
 

@@ -118,13 +118,13 @@ def deal(
     for option, number in options.items():
         if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
             raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")
-    given = (coords, shape, kept) if rule.by_rows else (coords, shape)
+    arguments = (coords, shape, kept) if rule.by_rows else (coords, shape)
     kept_with = given_to(rule.deal, cache)
     try:
-        signature(rule.deal).bind(*given, **kept_with, **options)
+        signature(rule.deal).bind(*arguments, **kept_with, **options)
     except TypeError as error:
         raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
-    dealt = list(rule.deal(*given, **kept_with, **options))
+    dealt = list(rule.deal(*arguments, **kept_with, **options))
     if len(dealt) == 1 and dealt[0] is None:
         return dealt
     nnz = coords.shape[1]
@@ -140,13 +140,13 @@ def deal(
 
 def taken(plan: Plan, dealt: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """The shares that the parts of a plan take; `PlanError` where the plan has no part for some."""
-    own = plan.shares or tuple(range(len(dealt)))
-    if len(own) != len(plan.parts) or not set(own) <= set(range(len(dealt))):
+    shares = plan.shares or tuple(range(len(dealt)))
+    if len(shares) != len(plan.parts) or not set(shares) <= set(range(len(dealt))):
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}")
-    left = [n for n, part in enumerate(dealt) if n not in own and (part is None or part.numel())]
+    left = [n for n, part in enumerate(dealt) if n not in shares and (part is None or part.numel())]
     if left:
         raise PlanError(f"plan {plan.name!r} has no part for share {left[0]} of its partition, which has nonzeros here")
-    return [dealt[n] for n in own]
+    return [dealt[n] for n in shares]
 
 
 def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torch.Tensor:
@@ -154,10 +154,12 @@ def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torc
     if part is None:
         return torch.arange(coords.shape[1], device=coords.device)
     if not isinstance(part, torch.Tensor) or part.ndim != 1 or part.dtype not in (torch.int64, torch.int32):
-        found = f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
+        what_it_is = (
+            f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
+        )
         raise PlanError(
             f"partition {name!r} must give each part's nonzeros by their numbers, one-dimensional integers, "
-            f"or None for all; found {found}"
+            f"or None for all; found {what_it_is}"
         )
     if part.device != coords.device:
         raise PlanError(f"partition {name!r} gave numbers on {part.device}, the nonzeros are on {coords.device}")
@@ -238,12 +240,12 @@ class Dealing:
 
     def shares(self, coords: torch.Tensor, shape: tuple[int, ...], cache: Lru[Any, Any]) -> list[torch.Tensor | None]:
         """The nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
-        found: list[torch.Tensor | None] | None = cache.get(self)
-        if found is None:
-            found = deal(self.partition, coords, shape, self.kept, dict(self.options), cache)
-            if len(found) > 1:
-                found = cache.put(self, found)
-        return found
+        dealt: list[torch.Tensor | None] | None = cache.get(self)
+        if dealt is None:
+            dealt = deal(self.partition, coords, shape, self.kept, dict(self.options), cache)
+            if len(dealt) > 1:
+                dealt = cache.put(self, dealt)
+        return dealt
 
 
 def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
@@ -269,17 +271,17 @@ def stored_parts(
         FormatError: a format does not take its part, or packs it wrongly.
     """
     dealing = Dealing.of(plan.partition, plan.options, kept)
-    found: list[Packed] = []
+    parts: list[Packed] = []
     for number, key in enumerate(storage_keys(plan, kept)):
         part, packed = plan.parts[number], cache.get(key)
         if packed is None:
-            own = taken(plan, dealing.shares(coords, shape, cache))[number]
-            own = None if own is None or own.numel() == coords.shape[1] else own  # all of none, too
-            held = coords if own is None else coords[:, own]
-            packed = pack(held, shape, part.format, part.storage, cache if own is None else None).of(own)
+            numbers = taken(plan, dealing.shares(coords, shape, cache))[number]
+            numbers = None if numbers is None or numbers.numel() == coords.shape[1] else numbers  # all of none, too
+            held = coords if numbers is None else coords[:, numbers]
+            packed = pack(held, shape, part.format, part.storage, cache if numbers is None else None).of(numbers)
             if packed.nnz:
                 packed = cache.put(key, packed)
-        found.append(packed)
-    if sum(p.nnz for p in found) != coords.shape[1]:
+        parts.append(packed)
+    if sum(p.nnz for p in parts) != coords.shape[1]:
         raise PlanError(f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here")
-    return found
+    return parts

@@ -27,27 +27,27 @@ BITS = 1 << 16
 def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included."""
     at = positions(view, arrays, items, stored)
-    found: dict[int, torch.Tensor] = {}
+    coords: dict[int, torch.Tensor] = {}
     reader = Reader(
         at.__getitem__,
-        found.__getitem__,
+        coords.__getitem__,
         lambda mode: at[PLACE] // view.values.strides[mode] % view.values.sides[mode],
         lambda array, where: word_codec.whole(arrays[array])[where],
     )
     for mode, coordinate in view.coordinates.items():
-        found[mode] = at[STORED] * 0 + coordinate.evaluate(reader)
+        coords[mode] = at[STORED] * 0 + coordinate.evaluate(reader)
     strided = (mode for mode in view.along if not view.coordinates[mode].sides)
-    found |= {mode: view.along[mode].evaluate(reader) for mode in strided}  # last: others may follow from their tiles'
-    return torch.stack([found[mode] for mode in range(view.order)]), at[STORED]
+    coords |= {mode: view.along[mode].evaluate(reader) for mode in strided}  # last: others may follow from their tiles'
+    return torch.stack([coords[mode] for mode in range(view.order)]), at[STORED]
 
 
 def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
     """How many positions each axis of a part has in all."""
-    found = {"item": items}
+    by_axis = {"item": items}
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
-        found[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
-        found["fiber"] = found[axis.name] * view.lanes
-    return {**found, view.loops[-1].name: view.values.number(arrays, stored)}
+        by_axis[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
+        by_axis["fiber"] = by_axis[axis.name] * view.lanes
+    return {**by_axis, view.loops[-1].name: view.values.number(arrays, stored)}
 
 
 def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
@@ -60,17 +60,17 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
         at = axis.taken(at, behind // view.lanes, arrays)
     number = at[view.loops[-1].name]
     has = view.values.places(arrays, view.values.number(arrays, stored), device)[number]
-    own, place = torch.nonzero(has, as_tuple=True)
-    place_stored = view.values.begins(arrays, number)[own] + (has.cumsum(1) - 1)[own, place]
-    return {axis: numbers[own] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
+    where, place = torch.nonzero(has, as_tuple=True)
+    place_stored = view.values.begins(arrays, number)[where] + (has.cumsum(1) - 1)[where, place]
+    return {axis: numbers[where] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
 
 
 def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> tuple[Arrays, torch.Tensor]:
     """Everything in ranges along an axis, with the positions of what they are ranges of; how far each is behind."""
     lengths = ends - starts
-    own = torch.repeat_interleave(torch.arange(len(starts), device=starts.device), lengths)
-    behind = torch.arange(len(own), device=starts.device) - (torch.cumsum(lengths, 0) - lengths)[own]
-    return {name: numbers[own] for name, numbers in at.items()} | {axis: starts[own] + behind}, behind
+    position = torch.repeat_interleave(torch.arange(len(starts), device=starts.device), lengths)
+    behind = torch.arange(len(position), device=starts.device) - (torch.cumsum(lengths, 0) - lengths)[position]
+    return {name: numbers[position] for name, numbers in at.items()} | {axis: starts[position] + behind}, behind
 
 
 # -- what kernels rely on ---------------------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ def check_arrays(packed: Packed) -> None:
     require(not missing, f"the view reads {', '.join(sorted(missing))}, which is missing")
     number = counts(view, arrays, packed.items, packed.stored)
     for lookup in (lookup for c in view.coordinates.values() for lookup in c.lookups):
-        found, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
-        require(expected in (found, None), f"{lookup.array!r} has {found} words, expected {expected}")
+        words, expected = arrays[lookup.array].numel(), lookup.elements(number, view.stored_shape(packed.shape))
+        require(expected in (words, None), f"{lookup.array!r} has {words} words, expected {expected}")
     for name in view.items.arrays:
         _check_pointers(name, arrays[name], packed.items, number[view.loops[0].name])
     items = view.items.number(number[view.loops[0].name], packed.items)
@@ -103,11 +103,11 @@ def check_coordinates(packed: Packed) -> None:
     for axis, level in zip(view.positions, view.levels, strict=True):
         for mode, e in ((c.mode, view.coordinates[c.mode]) for c in level):
             if e.modes or e.axes - {axis}:  # not known by the position along one axis
-                found = read(view, packed.arrays, packed.items, packed.stored)[0][mode]
+                coordinates = read(view, packed.arrays, packed.items, packed.stored)[0][mode]
                 size = shape[mode] * view.side(mode)
             else:
-                found, size = _along_axis(packed, e, number[axis]), shape[mode]
-            least, most = (int(n) for n in found.aminmax()) if found.numel() else (0, 0)
+                coordinates, size = _along_axis(packed, e, number[axis]), shape[mode]
+            least, most = (int(n) for n in coordinates.aminmax()) if coordinates.numel() else (0, 0)
             inside = least >= 0 and (most < size or bool(e.sides))
             require(inside, f"a coordinate of mode {mode} lies outside its size, {packed.shape[mode]}")
 
@@ -123,8 +123,8 @@ def _along_axis(packed: Packed, e: Expression, count: int) -> torch.Tensor:
         lambda mode: torch.arange(view.values.sides[mode], device=at.device),
         lambda array, where: word_codec.whole(arrays[array]) if where is at else word_codec.whole(arrays[array])[where],
     )
-    found = e.evaluate(reader)
-    return found if isinstance(found, torch.Tensor) else torch.full_like(at, found)
+    coordinates = e.evaluate(reader)
+    return coordinates if isinstance(coordinates, torch.Tensor) else torch.full_like(at, coordinates)
 
 
 def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> None:
@@ -141,8 +141,8 @@ def _check_bits(packed: Packed, tiles: int) -> None:
     expected = tiles * values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
     parts = words.flatten().split(max(1, BITS // values.words) * values.words)
-    own = torch.cat([values.places({"bits": part}, 0, words.device).sum(1) for part in parts])
-    require(torch.equal(own, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
+    set_in_tile = torch.cat([values.places({"bits": part}, 0, words.device).sum(1) for part in parts])
+    require(torch.equal(set_in_tile, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
 
 
 def _check_fibers(packed: Packed, blocks: int) -> None:
@@ -161,8 +161,8 @@ def _check_fibers(packed: Packed, blocks: int) -> None:
     require(bool((table * lanes <= spans.unsqueeze(1)).all()), "a fiber is longer than its block")
     require(bool((length >= 0).all()), "lane_len has a length below 0")
     require(bool((full.unsqueeze(1) <= table).all()), "block_full counts a step in which a lane has no nonzero")
-    found = int(length.max())
-    require(not longest or found <= longest, f"a fiber of {found} nonzeros is longer than max_fiber_len, {longest}")
+    most = int(length.max())
+    require(not longest or most <= longest, f"a fiber of {most} nonzeros is longer than max_fiber_len, {longest}")
 
 
 def require(condition: bool, message: str) -> None:

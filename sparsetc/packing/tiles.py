@@ -39,14 +39,14 @@ def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -
     Raises:
         FormatError: a side of no positions.
     """
-    given = dict(params)
+    named = dict(params)
     sides = [min(SIDE, 1 << max(n - 1, 0).bit_length()) for n in shape]
     while prod(sides) > VOLUME:
         sides[sides.index(max(sides))] //= 2
-    found = tuple([given.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True)])
-    if min(found, default=1) < 1:
-        raise FormatError(f"sides of tiles must be 1 or more, found {found}")
-    return found
+    all_sides = tuple([named.get(name, side) for name, side in zip(sides_named(len(sides)), sides, strict=True)])
+    if min(all_sides, default=1) < 1:
+        raise FormatError(f"sides of tiles must be 1 or more, found {all_sides}")
+    return all_sides
 
 
 @lru_cache(maxsize=256)
@@ -110,8 +110,8 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
         positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
         positions[tile.mul_(volume).add_(place)] = by_tile
     stored, shared = positions.numel(), (first_of_items, first)
-    known = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-    return Packed(*known, padded=stored != nnz)
+    packed_fields = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
+    return Packed(*packed_fields, padded=stored != nnz)
 
 
 def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:

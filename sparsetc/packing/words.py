@@ -38,8 +38,8 @@ class Nonzeros:
 
     def rows(self, modes: Sequence[int], places: torch.Tensor | None = None) -> list[torch.Tensor]:
         """(n,) for each of these modes, the coordinates of the nonzeros at some places of the order, or at all."""
-        own = self.positions if places is None else places if self.positions is None else self.positions[places]
-        return [self.coords[m] if own is None else self.coords[m].index_select(0, own) for m in modes]
+        numbers = self.positions if places is None else places if self.positions is None else self.positions[places]
+        return [self.coords[m] if numbers is None else self.coords[m].index_select(0, numbers) for m in modes]
 
     def numbers(self, places: torch.Tensor) -> torch.Tensor:
         """Places of the order -> which nonzeros these are, int64; -1 stays."""
@@ -58,8 +58,8 @@ class Taken:
     def __getitem__(self, mode: int) -> torch.Tensor:
         if not self.coords.shape[1]:
             return torch.zeros_like(self.nonzeros)
-        found = self.coords[mode].index_select(0, self.nonzeros.clamp(min=0))
-        return found.masked_fill_(self.nonzeros < 0, 0)
+        row = self.coords[mode].index_select(0, self.nonzeros.clamp(min=0))
+        return row.masked_fill_(self.nonzeros < 0, 0)
 
 
 WORD_BITS = 63
@@ -83,15 +83,15 @@ def _fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[
         if sum([bits_of(shape[m]) for m in groups[-1]]) + bits_of(shape[mode]) > WORD_BITS:
             groups.append([])
         groups[-1].append(mode)
-    found: list[Field] = []
+    word_fields: list[Field] = []
     for number, group in enumerate(groups):
         array = name if number == 0 else f"{name}_{number}"
         below = sum([bits_of(shape[m]) for m in group])
         for place, mode in enumerate(group):
             bits = bits_of(shape[mode])
             below -= bits
-            found.append(Field(mode, array, below, bits, top=place == 0))
-    return tuple(found)
+            word_fields.append(Field(mode, array, below, bits, top=place == 0))
+    return tuple(word_fields)
 
 
 def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:

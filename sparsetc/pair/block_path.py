@@ -126,10 +126,10 @@ class BlockPath(Inspectable):
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         operands = zip(PAIRED, (self.blocking.x, self.blocking.y), program.view.pairs, strict=True)
         for name, blocks, tiles in operands:
-            own = {"value_ptr": blocks.first.dtype, "bits": WORDS[tiles.word], "values": self.dtype} | TYPES
-            types |= {f"{name}_{array}": t for array, t in own.items()} | {f"item_{name}": torch.int32}
-        given = PartArrays(tuple(torch.empty(0, dtype=types[name]) for name in program.arrays), 0, 0)
-        return launch.assembly(target, [given], accumulator(self.dtype))
+            of_operand = {"value_ptr": blocks.first.dtype, "bits": WORDS[tiles.word], "values": self.dtype} | TYPES
+            types |= {f"{name}_{array}": t for array, t in of_operand.items()} | {f"item_{name}": torch.int32}
+        part_arrays = PartArrays(tuple(torch.empty(0, dtype=types[name]) for name in program.arrays), 0, 0)
+        return launch.assembly(target, [part_arrays], accumulator(self.dtype))
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
@@ -137,14 +137,14 @@ class BlockPath(Inspectable):
         """The line of blocks * side + line in the block, of the rows of the result, (rows,), and of its columns."""
         blocking, m = self.blocking, self.blocking.join
         r, c, k = blocking.extents
-        found = []
+        lines = []
         for blocks, block_line, side, line in (
             (blocking.x, blocking.pairs.row, r, m.row),
             (blocking.y, blocking.pairs.column, c, m.column),
         ):
-            own = torch.add(blocks.place // k, block_line.rank.index_select(0, blocks.block), alpha=side)
-            found.append(own.new_empty(line.count).index_copy_(0, line.rank, own))
-        return found[0], found[1]
+            block_lines = torch.add(blocks.place // k, block_line.rank.index_select(0, blocks.block), alpha=side)
+            lines.append(block_lines.new_empty(line.count).index_copy_(0, line.rank, block_lines))
+        return lines[0], lines[1]
 
     def places(self) -> torch.Tensor:
         """(nnz,) the result's places, ascending; their positions among the blocks are kept for `run`."""
@@ -155,12 +155,12 @@ class BlockPath(Inspectable):
         x, y = (
             torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.blocking.x, self.blocking.y)
         )
-        made = self._products(launch, x, y)
+        blocks_made = self._products(launch, x, y)
         r, c, _ = self.blocking.extents
         if len(self._buffers) == 1 and m.rows * m.columns <= SPREAD * self.tasks.blocks * r * c:
-            (blocks,) = made
+            (blocks,) = blocks_made
             return self._unfolded(blocks.view(-1))
-        return self._sorted(made)
+        return self._sorted(blocks_made)
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
         """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
@@ -173,10 +173,10 @@ class BlockPath(Inspectable):
         inside = torch.add((column % c).to(narrow), (row % r).to(narrow).unsqueeze(1), alpha=c)
         at = torch.add(inside, block, alpha=r * c).view(-1)
         if tasks.blocks == self.blocking.pairs.rows * columns:
-            found = made.index_select(0, at) != 0
+            nonzero = made.index_select(0, at) != 0
         else:
-            found = (made.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
-        places = torch.nonzero(found).flatten()
+            nonzero = (made.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
+        places = torch.nonzero(nonzero).flatten()
         self.budget.check(places.numel())
         self._reads: list[Read] = [(at.index_select(0, places), None)]
         return places
@@ -184,13 +184,13 @@ class BlockPath(Inspectable):
     def _sorted(self, made: Iterable[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.blocking.extents
-        found, total = [self.blocking.join.x_key[:0]], 0
+        positions, total = [self.blocking.join.x_key[:0]], 0
         for b, blocks in zip(self._buffers, made, strict=True):
             at = torch.nonzero(blocks.view(-1)).flatten() + b.start * r * c
             total += at.numel()
             self.budget.check(total, least=b is not self._buffers[-1])
-            found.append(at)
-        at = torch.cat(found)
+            positions.append(at)
+        at = torch.cat(positions)
         places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
         self._reads = self._reads_of(at, order)
         return places
@@ -262,10 +262,10 @@ class BlockPath(Inspectable):
 
     def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
-        found = self._read(self._made(x, y, halves))
+        results = self._read(self._made(x, y, halves))
         if halves is not None:
             self._room.append(halves)
-        return found
+        return results
 
     def _read(self, made: Iterator[torch.Tensor]) -> torch.Tensor:
         """(nnz,) the results, read from the blocks."""
@@ -303,11 +303,11 @@ class BlockPath(Inspectable):
 
     def _multiplied(self, launch: Programs, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
-        for b, own in zip(self._buffers, arrays, strict=True):
-            made = launch.blocks([b.ptr, b.x, b.y, *own])
+        for b, arrays_of_operands in zip(self._buffers, arrays, strict=True):
+            sums = launch.blocks([b.ptr, b.x, b.y, *arrays_of_operands])
             if b.owner is not None:
-                made = add_up(made, b.owner, b.blocks, self.budget.settings.deterministic)
-            yield made
+                sums = add_up(sums, b.owner, b.blocks, self.budget.settings.deterministic)
+            yield sums
 
     @property
     def sizes(self) -> Sizes:
@@ -389,11 +389,11 @@ def bitmaps_of(p: PairProblem, work: BlockWork) -> Bitmaps:
     Blocks that do not fill a word of bits are read whole.
     """
     x, y = p.given(p.option("storage"))
-    own = (x == "bitmap", y == "bitmap")
+    bitmaps = (x == "bitmap", y == "bitmap")
     if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
         larger = work.elements[0] >= work.elements[1]
-        own = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
-    return own[0] and p.blocking.x.volume >= WORD, own[1] and p.blocking.y.volume >= WORD
+        bitmaps = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
+    return bitmaps[0] and p.blocking.x.volume >= WORD, bitmaps[1] and p.blocking.y.volume >= WORD
 
 
 def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:

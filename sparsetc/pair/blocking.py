@@ -147,8 +147,8 @@ def in_blocks(
     for row, side in inside[1:]:
         place = torch.add(row, place, alpha=side)
     at = [row >> (s.bit_length() - 1) if s > 1 else row for row, s in zip(rows, sides, strict=True)]
-    found = numbered(at, tiles_along(shape, sides), n, like)
-    return OperandBlocks(shape, sides, found.coords, found.count, found.rank, place)
+    numbering = numbered(at, tiles_along(shape, sides), n, like)
+    return OperandBlocks(shape, sides, numbering.coords, numbering.count, numbering.rank, place)
 
 
 FREE, INNER = 64, 32
@@ -224,9 +224,9 @@ class Blocking:
         def blocked(
             operand: JoinOperand, matched: torch.Tensor | None, n: int, letters: tuple[str, ...]
         ) -> tuple[OperandBlocks, JoinOperand]:
-            own = [side[c] for c in letters]
-            blocks = in_blocks(operand.rows(letters, matched), operand.extents(letters), own, operand.like, n)
-            grid = tiles_along(blocks.shape, own)
+            sides = [side[c] for c in letters]
+            blocks = in_blocks(operand.rows(letters, matched), operand.extents(letters), sides, operand.like, n)
+            grid = tiles_along(blocks.shape, sides)
             return blocks, JoinOperand(
                 letters, grid, blocks.block_coords, blocks.blocks, True, None, None, operand.like
             )
@@ -243,8 +243,8 @@ class Blocking:
     @property
     def extents(self) -> tuple[int, int, int]:
         """Number of rows, columns and inner positions of a block."""
-        found = [prod(side for _, side in axis) for axis in (self.rows, self.columns, self.inner)]
-        return found[0], found[1], found[2]
+        positions = [prod(side for _, side in axis) for axis in (self.rows, self.columns, self.inner)]
+        return positions[0], positions[1], positions[2]
 
     @property
     def elements(self) -> tuple[int, int]:

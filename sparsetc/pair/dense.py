@@ -109,8 +109,8 @@ class DensePath(Inspectable):
         def rank(letters: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
             """Ranks of the coordinates of x and of y, for letters that both have."""
             rows = zip(m.x.rows(letters, m.x_matched), m.y.rows(letters, m.y_matched), strict=True)
-            found = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
-            return found[: n[0]], found[n[0] :]
+            ranks = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
+            return ranks[: n[0]], ranks[n[0] :]
 
         _, free_x, contracted, _ = m.sizes
         x_batch, y_batch = rank(roles.batch)

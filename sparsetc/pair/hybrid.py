@@ -46,13 +46,13 @@ def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
 
     of_x, of_y = at_least(x.counts, x.counts, tasks, pairs.counts), at_least(fullest, y.counts)
     table = torch.cat([of_x, of_y, at_least(rows), at_least(columns)]).tolist()
-    found, sums = list[BlockWork](), [list(accumulate(reversed(line)))[::-1] for line in table]
+    works, sums = list[BlockWork](), [list(accumulate(reversed(line)))[::-1] for line in table]
     for n, threshold in enumerate(thresholds, 1):
         x_blocks, x_nnz, x_tasks, n_pairs, y_blocks, y_nnz, n_rows, n_columns = (line[n] for line in sums)
         elements = (x_blocks * x.volume, y_blocks * y.volume)
-        made, left = min(n_pairs, n_rows * n_columns), blocking.join.tasks - x_tasks
-        found.append(BlockWork(n_pairs, made, elements, x_nnz + y_nnz, threshold, left))
-    return found
+        results, left = min(n_pairs, n_rows * n_columns), blocking.join.tasks - x_tasks
+        works.append(BlockWork(n_pairs, results, elements, x_nnz + y_nnz, threshold, left))
+    return works
 
 
 def _most(of: torch.Tensor, owner: torch.Tensor, owners: int) -> torch.Tensor:
@@ -127,14 +127,14 @@ class HybridPath(Inspectable):
     @property
     def sizes(self) -> Sizes:
         """Sizes of each operand that both sides read."""
-        return tuple(own for path in self.inner for own in path.sizes)
+        return tuple(size for path in self.inner for size in path.sizes)
 
     def places(self) -> torch.Tensor:
         """The union of both sides' places, (nnz,) int64."""
         sides = zip(self.inner, self.entries, strict=True)
-        found = [path.problem.join.places_in(self.join, entries, path.places()) for path, entries in sides]
-        places = torch.unique(torch.cat(found))
-        self.slots = [torch.searchsorted(places, own) for own in found]
+        by_side = [path.problem.join.places_in(self.join, entries, path.places()) for path, entries in sides]
+        places = torch.unique(torch.cat(by_side))
+        self.slots = [torch.searchsorted(places, of_side) for of_side in by_side]
         self.nnz = places.numel()
         return places
 

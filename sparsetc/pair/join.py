@@ -122,8 +122,8 @@ class JoinOperand:
 
     def rows(self, letters: Sequence[str], entries: torch.Tensor | None = None) -> list[torch.Tensor]:
         """The coordinates of each letter, (n,), or (len(entries),) for some entries only."""
-        found = [self.coords[self.letters.index(c)] for c in letters]
-        return found if entries is None else [row.index_select(0, entries) for row in found]
+        rows = [self.coords[self.letters.index(c)] for c in letters]
+        return rows if entries is None else [row.index_select(0, entries) for row in rows]
 
     def extents(self, letters: Sequence[str]) -> tuple[int, ...]:
         """Sizes of the modes that these letters name."""
@@ -136,9 +136,9 @@ class JoinOperand:
 
     def values(self, given: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
         """(n,) the operand's values, entry by entry, in the type that sums are kept in; differentiable."""
-        own = given.to(accumulator(given.dtype))
-        taken = own if self.source is None else own.index_select(0, self.source)
-        return taken if self.owner is None else add_up(taken, self.owner, self.n, deterministic)
+        wide = given.to(accumulator(given.dtype))
+        parts = wide if self.source is None else wide.index_select(0, self.source)
+        return parts if self.owner is None else add_up(parts, self.owner, self.n, deterministic)
 
     @property
     def nbytes(self) -> int:
@@ -274,8 +274,8 @@ class Join:
         roles, n = self.roles, self.counts.numel()
 
         def distinct(letters: tuple[str, ...]) -> int:
-            own = self.x.rows(letters, self.x_matched)
-            return numbered(own, self.x.extents(letters), n, self.x.like).count
+            rows = self.x.rows(letters, self.x_matched)
+            return numbered(rows, self.x.extents(letters), n, self.x.like).count
 
         if not roles.batch:
             return min(n, 1), self.rows, self.shared, self.columns
@@ -284,7 +284,7 @@ class Join:
 
     def coordinates(self, places: torch.Tensor, letters: tuple[str, ...]) -> torch.Tensor:
         """(letters, n) the coordinates of results at these places, for letters that the result has."""
-        own = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
+        of_rows = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
         n = places.numel()
         out = places.new_empty((len(letters), n))
@@ -294,15 +294,15 @@ class Join:
                 row = piece // max(1, self.columns)
                 column = piece - row * self.columns
                 for line, letter in zip(out[:, begin : begin + PIECE], letters, strict=True):
-                    source, at = (own[letter], row) if letter in own else (other[letter], column)
+                    source, at = (of_rows[letter], row) if letter in of_rows else (other[letter], column)
                     torch.index_select(source, 0, at, out=line)
                 done(begin + piece.numel())
         return out
 
     def only(self, kept: torch.Tensor) -> tuple[Join, torch.Tensor]:
         """The join of some matched entries of x, by a mask (matched x,), with what they match; and which entries."""
-        taken = torch.nonzero(kept).flatten()
-        entries = taken if self.x_matched is None else self.x_matched[taken]
+        numbers = torch.nonzero(kept).flatten()
+        entries = numbers if self.x_matched is None else self.x_matched[numbers]
         return Join.of(self.x.only(entries), self.y, self.roles), entries
 
     def places_in(self, whole: Join, entries: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

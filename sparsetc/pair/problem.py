@@ -163,7 +163,7 @@ class PairProblem:
     def parts(self, format: str) -> tuple[Part, ...]:
         """Both operands in a format without blocks, in the equation's order; sizes are known once they are packed."""
         operands = self.given((self.join.x, self.join.y))
-        return tuple(Part(format, label="".join(own.letters), operand=n) for n, own in enumerate(operands))
+        return tuple(Part(format, label="".join(operand.letters), operand=n) for n, operand in enumerate(operands))
 
 
 Sizes = tuple[tuple[int, int], ...]

@@ -86,12 +86,12 @@ class TaskSum:
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         out = left.new_zeros(self.bound.by_index[self.letter])
-        given = [left.contiguous(), right.contiguous()]
+        factors = [left.contiguous(), right.contiguous()]
         with bar(self.tasks.join_order.tasks, f"values of {self.tasks.budget.what}", unit="tasks") as at:
             for one in self.tasks:
                 for arrays in self._arrays(one):
                     # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
-                    self.executable.run(arrays, [None], given, out, accumulate=True)
+                    self.executable.run(arrays, [None], factors, out, accumulate=True)
                 at(one.end)
         return out
 
@@ -100,9 +100,9 @@ class TaskSum:
         if self._kept is not None and self._kept[0] is one:
             return self._kept[1]
         pieces = one.pieces(self.tasks.budget.chunk) if self.ordered else (one,)
-        made = [self._bind(piece)[1] for piece in pieces]
-        self._kept = (one, made) if self.tasks.fits else None
-        return made
+        arrays = [self._bind(piece)[1] for piece in pieces]
+        self._kept = (one, arrays) if self.tasks.fits else None
+        return arrays
 
     def _bind(self, one: NonzeroPairList) -> tuple[TileProgram, Arrays]:
         second, slot = None, None
@@ -170,10 +170,10 @@ class TaskSums(Inspectable):
         """The sum over tasks for p, q or z of the other two, with x and y in the order of their `JoinOperand`s."""
         m = self.tasks.join_order
         entries = {"p": m.x_entry, "q": m.y_entry, "z": None}
-        given = [picked(v, entries[c]) for c, v in zip(EINSUMS[letter], (left, right), strict=True)]
-        found = self.of(letter)(*given)
+        factors = [picked(v, entries[c]) for c, v in zip(EINSUMS[letter], (left, right), strict=True)]
+        sums = self.of(letter)(*factors)
         entry, n = entries[letter], {"p": m.join.x.n, "q": m.join.y.n}
-        return found if entry is None else found.new_zeros(n[letter]).index_copy_(0, entry, found)
+        return sums if entry is None else sums.new_zeros(n[letter]).index_copy_(0, entry, sums)
 
     def of(self, letter: str) -> TaskSum:
         """The sum over tasks for p, q or z."""

@@ -108,9 +108,9 @@ class JoinOrder:
         narrow = index_dtype(max(*self.matched, end - begin))
         ends = self.ends[low : high + 1]
         starts = torch.cat([self.ends[low - 1 : low] if low else self.ends.new_zeros(1), ends[:-1]])
-        own = ends.clamp(max=end) - starts.clamp(min=begin)
+        lengths = ends.clamp(max=end) - starts.clamp(min=begin)
         shift = (self.first[low : high + 1] - starts + begin).to(narrow)
-        entry = torch.repeat_interleave(own.to(narrow), output_size=end - begin)
+        entry = torch.repeat_interleave(lengths.to(narrow), output_size=end - begin)
         q = torch.arange(end - begin, dtype=narrow, device=ends.device).add_(shift.index_select(0, entry))
         return Expanded(begin, end, entry.add_(low), q, low, shift)
 
@@ -139,9 +139,9 @@ def pattern_of(join: Join, places: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     with bar(n, f"order of results over {''.join(roles.output)}", unit="results") as done:
         for begin, end in pairwise(_bounds(join, places)):
             piece = join.coordinates(places[begin:end], roles.output)
-            own = lexsort(tuple(piece), sizes)
-            coords[:, begin:end] = piece.index_select(1, own)
-            torch.add(own, begin, out=order[begin:end])
+            by_output = lexsort(tuple(piece), sizes)
+            coords[:, begin:end] = piece.index_select(1, by_output)
+            torch.add(by_output, begin, out=order[begin:end])
             done(end)
     return coords, order
 

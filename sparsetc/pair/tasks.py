@@ -63,10 +63,10 @@ def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
     reached = 0
     for begin, end, first, last in spans(join_order, size):
         if end - begin > size:
-            found = _long_row(join_order, column, [*range(begin, end, size), end], first, reached)
+            row_groups = _long_row(join_order, column, [*range(begin, end, size), end], first, reached)
         else:
-            found = _whole_rows(join_order, (row, column), (begin, end), (first, last), reached)
-        for group in found:
+            row_groups = _whole_rows(join_order, (row, column), (begin, end), (first, last), reached)
+        for group in row_groups:
             reached += group[2].numel()
             yield group
 

@@ -107,11 +107,11 @@ def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
 def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:
     """How often each leaf coordinate changes, nonzeros being sorted; only the first two leaf modes can repeat much."""
     letters, shared = problem.letters, [*storage.item, *storage.lane]
-    found = []
+    counted = []
     for n, mode in enumerate(storage.leaf[:2]):
         if n + 1 < len(storage.leaf):
-            found.append((letters[mode], counts.distinct((*shared, *storage.leaf[: n + 1]))))
-    return tuple(found)
+            counted.append((letters[mode], counts.distinct((*shared, *storage.leaf[: n + 1]))))
+    return tuple(counted)
 
 
 def items_of(n: int, rows: int, most: int) -> int:

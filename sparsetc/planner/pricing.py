@@ -87,25 +87,25 @@ def seconds_of(
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
-    for nbytes, made in (ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both]):
-        for _, elements in set().union(*made):  # once, whatever parts read it
+    for nbytes, tables in (ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both]):
+        for _, elements in set().union(*tables):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
     seconds[first] += _zeroed(both, copies * output, output, profile.laws["listed_byte"]) / profile.memory
-    for n, (part, own), alone in zip(run, both, scalar, strict=True):
+    for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
         slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
-        seconds[n] += slowed * part.predicted(own, profile)
+        seconds[n] += slowed * part.predicted(sizes, profile)
     return tuple(seconds)
 
 
 def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, listed_byte: float) -> float:
     """Return the bytes of the result that are zeroed first: all copies, or the rows that no part stores."""
-    if not (stored := sum([part.stored(own) for part, own in both])):
+    if not (stored := sum([part.stored(sizes) for part, sizes in both])):
         return every
     if both[0][0].sparse:  # rows that are added to alone are zeroed
-        return sum([min(output, part.added_bytes.at(own.symbols)) for part, own in both if not part.owned])
+        return sum([min(output, part.added_bytes.at(sizes.symbols)) for part, sizes in both if not part.owned])
     return max(0, min(output, listed_byte * (output - stored) // 1))
 
 
@@ -113,15 +113,15 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
     """Return each part's view, and True if the part is expected to own the rows that it writes."""
     plan, expected = candidate.plan, candidate.expected
     alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
-    made = [get_format(part.format).view(problem.shape, part.storage) for part in plan.parts]
-    each = zip(made, expected, strict=True)
+    nests = [get_format(part.format).view(problem.shape, part.storage) for part in plan.parts]
+    each = zip(nests, expected, strict=True)
     return [(view, owns(view, problem, s, alone=alone, padded=s.stored > s.nnz)) for view, s in each]
 
 
 def orderly(candidate: Candidate, problem: Problem) -> bool:
     """Return True if each row has one owner, or a second pass can add the sums of all parts in a fixed order."""
-    found = views(candidate, problem)
-    return all(own for _, own in found) or all(view.loops[-1].ordered for view, _ in found)
+    nests = views(candidate, problem)
+    return all(owned for _, owned in nests) or all(view.loops[-1].ordered for view, _ in nests)
 
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
@@ -210,7 +210,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         (triton and not problem.deterministic, {"copies": 1}),
         (problem.products, {"dot": False}),
     )
-    options = {name: value for applies, own in without if not applies for name, value in own.items()}
+    options = {name: value for applies, replacements in without if not applies for name, value in replacements.items()}
     parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
     if not triton:
         parts = [replace(p, storage=replace(p.storage, lanes=1, narrow=False)) for p in parts]
@@ -224,10 +224,10 @@ def describe(plan: Plan, problem: Problem) -> str:
     """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in plan.parts:
-        own = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
+        levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
         dots = p.schedule.dot and problem.backend == "triton"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{own}]{f' {p.schedule.precision}' if dots else ''}")
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{f' {p.schedule.precision}' if dots else ''}")
     rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
     return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 

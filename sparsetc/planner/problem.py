@@ -55,9 +55,9 @@ class Counts:
         self._coords, self.shape = coords, shape
         self.nnz, self._share = share or (coords.shape[1], lambda: None)
         self._memory = {} if memory is None else memory
-        own: Lru[Any, Any] = Lru(OWN)
+        private: Lru[Any, Any] = Lru(OWN)
         # Weak: the cache keeps kernels, which keep counts.
-        self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: own) if cache is None else weakref.ref(cache)
+        self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: private) if cache is None else weakref.ref(cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counts, (self.coords, self.shape, self._memory)
@@ -75,8 +75,8 @@ class Counts:
     @property
     def cache(self) -> Lru[Any, Any]:
         """The pattern's cache; a new one where the pattern is gone."""
-        found = self._cache()
-        return Lru(1) if found is None else found
+        cache = self._cache()
+        return Lru(1) if cache is None else cache
 
     def row(self, mode: int) -> torch.Tensor:
         """(nnz,) int64 coordinates of a mode."""
@@ -110,8 +110,8 @@ class Counts:
         """What a method counts of the nonzeros, counted once a name."""
         if name not in self._memory:
             self._memory[name] = count()
-        found: T = self._memory[name]
-        return found
+        counted: T = self._memory[name]
+        return counted
 
     def _count(self, modes: tuple[int, ...]) -> int:
         sizes = [self.shape[m] for m in modes]

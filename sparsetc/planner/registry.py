@@ -58,23 +58,23 @@ class Method:
 
         A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
         """
-        found: dict[Plan, list[Candidate]] = {}
+        by_plan: dict[Plan, list[Candidate]] = {}
         for n in range(len(problem.precisions) if problem.backend == "triton" or not self.kernels else 0):
-            own = changed(problem, precisions=problem.precisions[n:]) if n else problem
-            for candidate in self.candidates(own, problem.counts):
+            exacter = changed(problem, precisions=problem.precisions[n:]) if n else problem
+            for candidate in self.candidates(exacter, problem.counts):
                 # Precisions tell only those plans apart whose dots have them.
                 key = candidate.plan.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
-                if key not in found:
-                    found[key] = with_rounded(candidate, problem)
-        return chain(*found.values())
+                if key not in by_plan:
+                    by_plan[key] = with_rounded(candidate, problem)
+        return chain(*by_plan.values())
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
         """The candidate that is named, with operands rounded where that pays; `PlanError` where there is none."""
-        found = self.candidate(problem, problem.counts, **dict(request.options))
-        if found is None:
+        candidate = self.candidate(problem, problem.counts, **dict(request.options))
+        if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
-        return with_rounded(found, problem)[-1]
+        return with_rounded(candidate, problem)[-1]
 
 
 PLANS: dict[str, Method] = {}
@@ -91,20 +91,20 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
 
     def candidate(problem: Problem, counts: Counts) -> Candidate | None:
         """Return the function's plan, if it has one, by its registered name; `PlanError` where it is malformed."""
-        found = make(problem, counts)
-        if found is None:
+        offered = make(problem, counts)
+        if offered is None:
             return None
-        if not isinstance(found, Candidate):
-            raise PlanError(f"what makes plan {name!r} must give a Candidate or None, found {type(found).__name__}")
-        plan, sizes = changed(found.plan, name=name), len(found.expected)
+        if not isinstance(offered, Candidate):
+            raise PlanError(f"what makes plan {name!r} must give a Candidate or None, found {type(offered).__name__}")
+        plan, sizes = changed(offered.plan, name=name), len(offered.expected)
         verify(plan)
         if sizes != len(plan.parts):
             raise PlanError(f"plan {name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
-        return changed(found, plan=plan)
+        return changed(offered, plan=plan)
 
     def candidates(problem: Problem, counts: Counts) -> Iterable[Candidate]:
-        found = candidate(problem, counts)
-        return () if found is None or (problem.ordered and not orderly(found, problem)) else (found,)
+        offered = candidate(problem, counts)
+        return () if offered is None or (problem.ordered and not orderly(offered, problem)) else (offered,)
 
     return Method(name, candidates, candidate, shared=shared, make=make)
 
@@ -221,8 +221,8 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
     if plan.name in PLANS:
         return choice_of([PLANS[plan.name].requested(problem, plan)], "asked for by name")
     first = PLANS.get(plan.preferred)
-    if first and (found := list(first.estimates(problem))):
-        return choice_of(found, "preferred where it applies")
+    if first and (preferred := list(first.estimates(problem))):
+        return choice_of(preferred, "preferred where it applies")
     return choice_of(considered(problem))
 
 

@@ -73,14 +73,14 @@ def statistics_of(
     choice: Choice, packed: Sequence[Packed], filled: Sequence[int], problem: Problem
 ) -> list[Statistics]:
     """Return the sizes of each part as it was packed, with what only the planner counted."""
-    found = []
+    statistics = []
     for n, part in zip(filled, packed, strict=True):
         number = counts(part.view, part.arrays, part.items, part.stored)
         fibers = number.get(part.view.positions[LANE], part.items)
         runs, chain = (choice.expected[n].runs, choice.expected[n].chain) if choice.expected else ((), 0)
         sizes, split = (part.items, fibers, part.stored, part.nnz), (part.split_rows, part.split_fibers)
-        found.append(Statistics(*sizes, problem.itemsize, runs, chain, *split))
-    return found
+        statistics.append(Statistics(*sizes, problem.itemsize, runs, chain, *split))
+    return statistics
 
 
 def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
@@ -88,8 +88,8 @@ def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     tiles = [p for p in packed if p.view.along]
     if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
         return problem.counts.tiles()
-    own = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
-    held = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), *own])
+    populations = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
+    held = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), *populations])
     return torch.bincount(held) * torch.arange(int(held.max()) + 1, device="cpu")
 
 
@@ -97,12 +97,12 @@ def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
     """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)
-    found = []
+    classes = []
     for n in range(histogram.numel().bit_length()):
-        own = (sizes >= 1 << n) & (sizes < 2 << n)
-        if int(tiles[own].sum()):
-            found.append((1 << n, int(tiles[own].sum()), int(histogram[own].sum())))
-    return tuple(found)
+        in_class = (sizes >= 1 << n) & (sizes < 2 << n)
+        if int(tiles[in_class].sum()):
+            classes.append((1 << n, int(tiles[in_class].sum()), int(histogram[in_class].sum())))
+    return tuple(classes)
 
 
 def tile_einsum(program: TileProgram) -> str:

@@ -81,10 +81,10 @@ def _blocks_meet(bound: Bound, sizes: dict[str, int]) -> tuple[str, ...]:
     """
     e = bound.einsum
     axes = [{c for c in e.inputs[p] if c in sizes} for p in e.dense]
-    own = [a for a in axes if a]
-    if len(own) != 2:
+    with_axes = [a for a in axes if a]
+    if len(with_axes) != 2:
         return ()
-    shared, free = own[0] & own[1], [a & set(e.output) for a in own]
+    shared, free = with_axes[0] & with_axes[1], [a & set(e.output) for a in with_axes]
     if not shared or shared & set(e.output) or free[0] & free[1]:
         return ()
     wide = all(2 * prod(sizes[c] for c in a) >= MIN_DOT for a in free)
@@ -98,9 +98,9 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) 
     sides = [[c for c in output if c in e.inputs[p]] for p in e.dense]
     block = {c: padded[c] for c in deep}
     for side in filter(None, sides):
-        own = fit({c: padded[c] for c in side}, side, BLOCK_SIDE, [side])
-        short = max(1, MIN_DOT // prod(own.values()))  # padded to what a dot needs
-        block |= own | {side[-1]: own[side[-1]] * short}
+        fitted = fit({c: padded[c] for c in side}, side, BLOCK_SIDE, [side])
+        short = max(1, MIN_DOT // prod(fitted.values()))  # padded to what a dot needs
+        block |= fitted | {side[-1]: fitted[side[-1]] * short}
     lanes = max(2, BLOCK_DEEP // prod(block[c] for c in deep))
     warps = max(1, min(8, prod(block[c] for c in output) // DOT_TILE))
     return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
@@ -108,14 +108,14 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) 
 
 def _pieces(sizes: dict[str, int], block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The pieces of the axis that is most padded by its block, by a fifth or more; none elsewhere."""
-    found = {}
+    by_axis = {}
     for c, most in block.items():
         programs = max(1, -(-sizes[c] // most))
-        own = LEAST_PIECE * -(-sizes[c] // (programs * LEAST_PIECE))
-        pieces = tuple([1 << n for n in reversed(range(own.bit_length())) if own >> n & 1])
-        if 1 < len(pieces) <= MOST_PIECES and 5 * most >= 6 * own:
-            found[c] = pieces
-    return tuple(sorted(found.items(), key=lambda axis: -block[axis[0]] / sum(axis[1]))[:1])
+        padded = LEAST_PIECE * -(-sizes[c] // (programs * LEAST_PIECE))
+        pieces = tuple([1 << n for n in reversed(range(padded.bit_length())) if padded >> n & 1])
+        if 1 < len(pieces) <= MOST_PIECES and 5 * most >= 6 * padded:
+            by_axis[c] = pieces
+    return tuple(sorted(by_axis.items(), key=lambda axis: -block[axis[0]] / sum(axis[1]))[:1])
 
 
 @lru_cache(maxsize=256)
@@ -128,7 +128,7 @@ def _axis_groups(bound: Bound) -> list[tuple[set[str], list[None]]]:
     """Dense axes, those together that an operand has in common."""
     e = bound.einsum
     axes = [{c for c in e.inputs[p] if c not in e.sparse_indices} for p in e.dense]
-    return joined((own, None) for own in axes if own)
+    return joined((together, None) for together in axes if together)
 
 
 def fit(

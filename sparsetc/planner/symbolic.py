@@ -92,17 +92,19 @@ class SymbolicCost(Mapping[str, Any]):
         Raises:
             PlanError: there is no symbol of a name, or a number is not above 0.
         """
-        known = {str(symbol): symbol for symbol in self.symbols}
-        if unknown := [name for name in changed if name not in known]:
-            raise PlanError(f"no symbol is called {unknown[0]!r}; symbols: {', '.join(sorted(known))}")
+        by_name = {str(symbol): symbol for symbol in self.symbols}
+        if unknown := [name for name in changed if name not in by_name]:
+            raise PlanError(f"no symbol is called {unknown[0]!r}; symbols: {', '.join(sorted(by_name))}")
         if wrong := [name for name, number in changed.items() if not isinstance(number, int | float) or not number > 0]:
             raise PlanError(f"{wrong[0]} is a number above 0, found {changed[wrong[0]]!r}")
-        values = dict(self.symbols) | {known[name]: number for name, number in changed.items()}
-        return {name: float(found.subs(values)) for name, found in self.expressions.items()}
+        values = dict(self.symbols) | {by_name[name]: number for name, number in changed.items()}
+        return {name: float(expression.subs(values)) for name, expression in self.expressions.items()}
 
     def __str__(self) -> str:
         where = ", ".join(f"{symbol} = {value:.6g}" for symbol, value in self.symbols.items())
-        return "\n".join([*(f"{name:<13} {found}" for name, found in self.expressions.items()), f"where {where}"])
+        return "\n".join(
+            [*(f"{name:<13} {expression}" for name, expression in self.expressions.items()), f"where {where}"]
+        )
 
 
 def symbolic_cost(
@@ -127,18 +129,22 @@ def symbolic_cost(
     one = len(programs) == 1
     sizes = {c: traced(c, size) for c, size in bound.sizes if size}
     costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
-    stored = [_counted(own, traced, "" if one else f"_{n}") for n, own in enumerate(statistics)]
+    stored = [_counted(sizes_of_part, traced, "" if one else f"_{n}") for n, sizes_of_part in enumerate(statistics)]
     laws = {name: _rate(name, value, traced) for name, value in profile.laws.items()}
     rates = replace(profile, laws=laws, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
     each = [*zip(costs, stored, strict=True)]
-    found = {
-        "bytes": sum(cost.work(own, rates)[0] for cost, own in each),
-        "gathered rows": sum(g.rows.at(own.symbols) for cost, own in each for g in cost.gathers),
-        "atomics": sum(cost.added_bytes.at(own.symbols) / own.itemsize for cost, own in each if not cost.owned),
-        "products": sum(cost.work(own, rates)[2] for cost, own in each),
+    numbers = {
+        "bytes": sum(cost.work(sizes_of_part, rates)[0] for cost, sizes_of_part in each),
+        "gathered rows": sum(g.rows.at(sizes_of_part.symbols) for cost, sizes_of_part in each for g in cost.gathers),
+        "atomics": sum(
+            cost.added_bytes.at(sizes_of_part.symbols) / sizes_of_part.itemsize
+            for cost, sizes_of_part in each
+            if not cost.owned
+        ),
+        "products": sum(cost.work(sizes_of_part, rates)[2] for cost, sizes_of_part in each),
         "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
     }
-    expressions = {name: traced.expression(number) for name, number in found.items()}
+    expressions = {name: traced.expression(number) for name, number in numbers.items()}
     used = {symbol for expression in expressions.values() for symbol in expression.free_symbols}
     return SymbolicCost(expressions, {symbol: value for symbol, value in traced.values.items() if symbol in used})
 
@@ -160,8 +166,8 @@ class _Symbols:
     def expression(self, number: Any) -> Any:
         """What a number was made of, rounded up where that is how it was."""
         floor, ceiling = self.sympy.floor, self.sympy.ceiling
-        found = self.sympy.sympify(_expression(number))
-        return found.replace(floor, lambda of: -ceiling(-of) if of.could_extract_minus_sign() else floor(of))
+        whole = self.sympy.sympify(_expression(number))
+        return whole.replace(floor, lambda of: -ceiling(-of) if of.could_extract_minus_sign() else floor(of))
 
 
 def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> TileProgram:
@@ -183,8 +189,8 @@ def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> T
             return replace(s, body=tuple(map(of, s.body)))
         return replace(s, operand=named[s.operand.name]) if isinstance(s, Gather) else s
 
-    made = replace(program, axes=axes, operands=tuple(operands), body=tuple(map(of, program.body)))
-    return replace(made, rows=rows) if rows == program.rows else made  # those of a sparse result are its entries
+    traced = replace(program, axes=axes, operands=tuple(operands), body=tuple(map(of, program.body)))
+    return replace(traced, rows=rows) if rows == program.rows else traced  # those of a sparse result are its entries
 
 
 def _counted(statistics: Statistics, traced: _Symbols, number: str) -> Statistics:

@@ -70,32 +70,34 @@ def choose_together(
         return None
     options = [_options(request, problem) for problem in problems]
     most = max(2, int(MOST_SETS ** (1 / len(options))))
-    few = [_worth_trying(own, most) for own in options]
+    few = [_worth_trying(options_of, most) for options_of in options]
     nth = range(max(map(len, few)))
-    uniform = (tuple(own[min(n, len(own) - 1)] for own in few) for n in nth)  # the n-th option of every einsum
+    uniform = (
+        tuple(options_of[min(n, len(options_of) - 1)] for options_of in few) for n in nth
+    )  # the n-th option of every einsum
     sets = product(*few) if most ** len(options) <= MOST_SETS else uniform
     best = min(sets, key=lambda chosen: _order(chosen, limit))
-    fastest = [min(own, key=lambda o: (o.other, o.seconds)) for own in few]
+    fastest = [min(options_of, key=lambda o: (o.other, o.seconds)) for options_of in few]
     reason = _reason(best, fastest, limit, request.name)
-    found: list[tuple[Choice, str | Plan]] = []
-    for one, own in zip(best, options, strict=True):
+    choices: list[tuple[Choice, str | Plan]] = []
+    for one, options_of in zip(best, options, strict=True):
         plan = one.candidate.plan
-        again = wanted if one is own[0] else Plan(plan.name) if is_shared(plan.name) else plan
-        found.append((choice_of([o.candidate for o in own], reason, one.candidate), again))
-    return found
+        again = wanted if one is options_of[0] else Plan(plan.name) if is_shared(plan.name) else plan
+        choices.append((choice_of([o.candidate for o in options_of], reason, one.candidate), again))
+    return choices
 
 
 def _options(request: Plan, problem: Problem) -> list[Option]:
     """Return the plans of one einsum, the preferred one first and the shared ones last."""
-    shared = [found for method in PLANS.values() if not method.alone for found in method.estimates(problem)]
+    shared = [estimate for method in PLANS.values() if not method.alone for estimate in method.estimates(problem)]
     if request.name == "auto":
         first, *others = [_option(e, problem, False) for e in ranked(considered(problem))]
         least = min((o.seconds for o in others), default=inf)
         # Of plans that the cost model does not tell apart, the first is the simplest.
         first = replace(first, seconds=min(first.seconds, least))
         return [first, *others, *(_option(e, problem, False) for e in shared)]
-    found = choose(request, problem)
-    named = Candidate(found.plan, found.expected, found.considered[0][0], found.seconds or None)
+    estimate = choose(request, problem)
+    named = Candidate(estimate.plan, estimate.expected, estimate.considered[0][0], estimate.seconds or None)
     return [_option(named, problem, False), *(_option(e, problem, True) for e in shared)]
 
 
@@ -116,13 +118,13 @@ def _stored(cost: Cost, sizes: Statistics) -> int:
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
     """The first, the shared ones, the smallest, and of the others the fastest."""
     shared = [o for o in options if is_shared(o.candidate.plan.name)]
-    own = [o for o in options if o not in shared]
-    first = [*own[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
-    found: list[Option] = []
-    for option in (*first, *own):
-        if option not in found and len(found) < most:
-            found.append(option)
-    return found
+    others = [o for o in options if o not in shared]
+    first = [*others[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
+    worth: list[Option] = []
+    for option in (*first, *others):
+        if option not in worth and len(worth) < most:
+            worth.append(option)
+    return worth
 
 
 def copied(chosen: Sequence[Option]) -> int:

@@ -72,9 +72,9 @@ def _in_pieces(lengths: torch.Tensor) -> Iterator[torch.Tensor]:
     """(pieces,) lengths of pieces of runs, of `MOST_SUMMED` rows at most; then of runs of such pieces, and so on."""
     while lengths.numel() and int(lengths.max()) > MOST_SUMMED:
         pieces = (lengths + MOST_SUMMED - 1) // MOST_SUMMED
-        own = torch.full((int(pieces.sum()),), MOST_SUMMED, dtype=lengths.dtype, device=lengths.device)
-        own[pieces.cumsum(0) - 1] = lengths - (pieces - 1) * MOST_SUMMED
-        yield own
+        piece_lengths = torch.full((int(pieces.sum()),), MOST_SUMMED, dtype=lengths.dtype, device=lengths.device)
+        piece_lengths[pieces.cumsum(0) - 1] = lengths - (pieces - 1) * MOST_SUMMED
+        yield piece_lengths
         lengths = pieces
     yield lengths
 
@@ -197,12 +197,12 @@ class Executable:
             rows[second.stored :].zero_()
             _zero(rows, zeroed)
         write(rows)
-        found, added = rows[: second.stored], rows[second.stored :]
+        stored, added = rows[: second.stored], rows[second.stored :]
         if second.stored:
-            second(added, found)
+            second(added, stored)
             if out is None:
-                return found
-            return out.add_(found) if accumulate else out.copy_(found)
+                return stored
+            return out.add_(stored) if accumulate else out.copy_(stored)
         if out is None:
             out = torch.zeros(self.shape, dtype=self.dtype, device=rows.device)
         elif not accumulate:
@@ -218,7 +218,7 @@ class Executable:
             return self._bound[1:]
         parts = arrays.parts
         if items is not None:
-            parts = tuple(a.some(p, *own) for p, a, own in zip(self.programs.programs, parts, items, strict=True))
+            parts = tuple(a.some(p, *span) for p, a, span in zip(self.programs.programs, parts, items, strict=True))
         # A storage whose coordinates are all computed has no arrays.
         read = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
         call, device = self.programs.bind(parts), next(t.device for t in read if t is not None)

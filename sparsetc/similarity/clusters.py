@@ -94,11 +94,11 @@ def clusters_of(
 def _signatures(ptr: torch.Tensor, strips: torch.Tensor, strip_count: int) -> torch.Tensor:
     """(patterns, HASHES) int32; a few hashes at a time, so that no more than some numbers a strip are held."""
     strip = torch.arange(max(strip_count, 1), device=ptr.device)
-    found = []
+    signatures = []
     for first in range(0, HASHES, 4):
         table = torch.stack([mixed(strip, seed) & 0xFFFFFF for seed in range(first, first + 4)], 1).float()
-        found.append(embedding_bag(strips, table, ptr[:-1], mode="max").int())
-    return torch.cat(found, 1)
+        signatures.append(embedding_bag(strips, table, ptr[:-1], mode="max").int())
+    return torch.cat(signatures, 1)
 
 
 def _equal_rows(of_row: torch.Tensor, strips: torch.Tensor, ptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

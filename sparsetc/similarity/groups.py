@@ -147,12 +147,12 @@ def merged(clusters: Clusters, tau: float) -> torch.Tensor:
 
 def _similarities(tau: float) -> list[float]:
     """What is asked for, falling to τ."""
-    found = [tau]
+    similarities = [tau]
     least = FIRST
     while least > tau / STEP**0.5:
-        found.insert(-1, least)
+        similarities.insert(-1, least)
         least *= STEP
-    return found
+    return similarities
 
 
 def _accepted(

@@ -75,8 +75,8 @@ def claim(folder: Path, *, tighten: bool | None = None) -> None:
         with suppress(FileExistsError):  # another process was first
             missing.mkdir(mode=0o700)
     if tighten and _POSIX:
-        found = os.lstat(folder)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & OTHERS_WRITE:
+        status = os.lstat(folder)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & OTHERS_WRITE:
             folder.chmod(0o700)
     check(folder)
 
@@ -111,10 +111,10 @@ def read_private(path: Path, limit: int) -> bytes:
     """The bytes of a file; `OSError` for a link, a file of others, one that is not regular or is over the limit."""
     handle = os.open(path, os.O_RDONLY | _PLAIN | _AT_ONCE)
     with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        _check_owner(path, found)
+        _check_owner(path, status)
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(f"{path} has more than {limit:,} bytes")

@@ -101,11 +101,11 @@ class Lru(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value kept under a key, now the most recently used; None where there is none."""
-        found = self._items.get(key)
-        if found is None:
+        kept = self._items.get(key)
+        if kept is None:
             return None
-        found.used = next(_clock)
-        return found.value
+        kept.used = next(_clock)
+        return kept.value
 
     def put(self, key: K, value: V, needs: Sequence[object] = ()) -> V:
         """Keep a value while everything in `needs` lives; returns what is kept: another thread's, if that came first.
@@ -118,16 +118,16 @@ class Lru(Generic[K, V]):
         new = _Kept(value, next(_clock), tuple(weakref.ref(n, self._forgetting(key)) for n in needs))
         gone: list[_Kept[V] | None] = []  # dropped when the lock is free again
         with _lock.own:
-            found = self._items.setdefault(key, new)
+            kept = self._items.setdefault(key, new)
             while len(self._items) > self.most:
                 items = self._items.copy()
                 gone.append(self._items.pop(min(items, key=lambda k: items[k].used), None))
-        return found.value
+        return kept.value
 
     def once(self, key: K, make: Callable[[], V]) -> V:
         """The value kept under a key, made where there is none."""
-        found = self.get(key)
-        return self.put(key, make()) if found is None else found
+        value = self.get(key)
+        return self.put(key, make()) if value is None else value
 
     def pop(self, key: K) -> None:
         """Forget a value, if there is one."""
@@ -152,9 +152,9 @@ class Lru(Generic[K, V]):
         cache = weakref.ref(self)
 
         def forget(_: object) -> None:
-            own = cache()
-            if own is not None:
-                own.pop(key)
+            living = cache()
+            if living is not None:
+                living.pop(key)
 
         return forget
 

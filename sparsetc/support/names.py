@@ -88,9 +88,9 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
 
 def is_free(name: str) -> bool:
     """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
-    own = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
-    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or own in WORDS
-    return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(own)
+    bare = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
+    word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or bare in WORDS
+    return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(bare)
 
 
 def check_free(
@@ -130,14 +130,14 @@ CLOSE = 0.55
 def refused(unknown: Sequence[str], options: Sequence[str]) -> str:
     """Return what to say of unknown keywords: who was called with them, and what it takes."""
     functions = list(_called())
-    own = dict.fromkeys(
+    parameters = dict.fromkeys(
         p.name for function in functions for p in signature(function).parameters.values() if p.kind in NAMED
     )
-    likest = (max((_likeness(known, name), known) for known in (*own, *options)) for name in unknown)
+    likest = (max((_likeness(known, name), known) for known in (*parameters, *options)) for name in unknown)
     near = dict.fromkeys(known for likeness, known in likest if likeness > CLOSE)
     who = f"{functions[0].__name__} takes no" if functions else "there is no option"
     guess = f" (did you mean {', '.join(near)}?)" if near else ""
-    arguments = f"; arguments are {', '.join(own)}" if own else ""
+    arguments = f"; arguments are {', '.join(parameters)}" if parameters else ""
     return f"{who} {', '.join(unknown)}{guess}{arguments}; options are {', '.join(options)}"
 
 

@@ -45,8 +45,8 @@ class Record:
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
     """A `Record` of the fields that a file has; `FormatError` unless all are known, and what they are to be."""
-    own: Any = record
-    needed = {f.name: f.default is MISSING for f in fields(own)}
+    kind: Any = record
+    needed = {f.name: f.default is MISSING for f in fields(kind)}
     if set(state) - set(needed) or any(needed[name] for name in set(needed) - set(state)):
         raise FormatError(
             f"a saved {record.__name__} has fields {', '.join(needed)}, found {quoted(state)}; it is damaged"
@@ -55,11 +55,11 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
         fault = "" if plain(state.values()) else "it holds more than numbers and texts"
     except RecursionError:
         fault = "it is nested too deep"
-    made = None if fault else record(**state)
-    if fault := fault or misfit(made, (tuple, list)):
+    restored = None if fault else record(**state)
+    if fault := fault or misfit(restored, (tuple, list)):
         raise FormatError(f"a saved {record.__name__}: {fault}; it is damaged")
-    assert made is not None
-    return made
+    assert restored is not None
+    return restored
 
 
 def plain(values: Iterable[object]) -> bool:
@@ -112,11 +112,11 @@ def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
         record: an instance of a dataclass whose fields are annotated with classes, tuples, unions and `Any`.
         sequences: the classes that may stand for a tuple.
     """
-    own: Any = type(record)
-    for name, (written, kind) in _kinds(own).items():
+    kind_of_record: Any = type(record)
+    for name, (written, kind) in _kinds(kind_of_record).items():
         value = getattr(record, name)
         if not fits(value, kind, sequences):
-            return f"{own.__name__}.{name} must be {written}, found {quoted(value)}"
+            return f"{kind_of_record.__name__}.{name} must be {written}, found {quoted(value)}"
     return ""
 
 
@@ -131,13 +131,13 @@ def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bo
     """Whether a value is what an annotation says."""
     if kind is Any:
         return True
-    own = get_args(kind)
+    arguments = get_args(kind)
     if get_origin(kind) is tuple:
         if not isinstance(value, sequences):
             return False
         items: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]
-        kinds = own[:1] * len(items) if own[-1] is Ellipsis else own
+        kinds = arguments[:1] * len(items) if arguments[-1] is Ellipsis else arguments
         return len(items) == len(kinds) and all(fits(v, k, sequences) for v, k in zip(items, kinds, strict=True))
     if get_origin(kind) is UnionType:
-        return any(fits(value, k, sequences) for k in own)
+        return any(fits(value, k, sequences) for k in arguments)
     return isinstance(value, get_origin(kind) or kind)

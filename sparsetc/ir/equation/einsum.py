@@ -45,15 +45,15 @@ def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T
     """
     groups: list[tuple[set[N], list[T]]] = []
     for names, thing in things:
-        own: set[N] = set(names)
+        names_together: set[N] = set(names)
         apart, together = [], []
         for group in groups:
-            if own.isdisjoint(group[0]):
+            if names_together.isdisjoint(group[0]):
                 apart.append(group)
             else:
-                own |= group[0]
+                names_together |= group[0]
                 together += group[1]
-        groups = [*apart, (own, [*together, thing])]
+        groups = [*apart, (names_together, [*together, thing])]
     return groups
 
 

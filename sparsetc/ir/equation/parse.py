@@ -184,12 +184,12 @@ def _check_label(text: str, position: int, label: str, before: Sequence[str]) ->
 
 
 def _check_output(text: str, terms: Sequence[_ParsedTerm], output: _ParsedTerm) -> None:
-    known = {i for term in terms for i in term.letters}
+    letters = {i for term in terms for i in term.letters}
     for q, (i, at) in enumerate(zip(output.labels, output.at, strict=True)):
         if i == ELLIPSIS:
             continue  # without one in the inputs it stands for no dimension, as in torch
-        if i not in known:
-            message = f"the output has index {i!r}, which no operand has; expected one of {''.join(sorted(known))!r}"
+        if i not in letters:
+            message = f"the output has index {i!r}, which no operand has; expected one of {''.join(sorted(letters))!r}"
             raise EquationError(point_at(text, at, message))
         if i in output.labels[:q]:
             raise EquationError(point_at(text, at, f"the output has index {i!r} more than once; remove one"))
@@ -250,7 +250,7 @@ def _sizes(
         spots = [s for s in zip(term.labels, term.at, strict=True) for _ in range(count if s[0] == ELLIPSIS else 1)]
         for i, n, (label, at) in zip(names, shape, spots, strict=True):
             places.setdefault(i, []).append(_Place(p, n, label, at))
-    return {i: _agreed_size(text, found, sparse) for i, found in places.items()}
+    return {i: _agreed_size(text, where, sparse) for i, where in places.items()}
 
 
 def _agreed_size(text: str, places: Sequence[_Place], sparse: Sequence[bool]) -> int:

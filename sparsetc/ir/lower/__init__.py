@@ -59,8 +59,8 @@ class WholeLowering(Lowering):
     def load(self, factor: str) -> Value | Gather:
         """Stored values, their positions as they are stored; or rows, along the sides that they are gathered by."""
         s = super().load(factor)
-        own = self.inner.operand.get(factor)
-        axes = (*self.inner.along(own.rows), *own.axes) if own else self._stored(factor)
+        operand = self.inner.operand.get(factor)
+        axes = (*self.inner.along(operand.rows), *operand.axes) if operand else self._stored(factor)
         out = Tile(s.out.name, (*self.view.beside[s.out.level], *axes), s.out.level)
         self.factors[out.name] = frozenset((factor,))
         return replace(s, out=out)
@@ -201,7 +201,7 @@ def lower_pairs(
     stored = tuple(_stored(sides[c], sides[inner], bitmap, schedule.precision == F16X3) for c, bitmap in free)
     view = pairs(*stored)
     view.verify()
-    made = Inner(
+    inner_einsum = Inner(
         equation=equation,
         view=view,
         target=replace(target, owned=True),
@@ -213,7 +213,7 @@ def lower_pairs(
         output_axes=(row, column),
         folds=named,
     )
-    program = _program(made, schedule, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
+    program = _program(inner_einsum, schedule, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
     verify(program)
     return program
 

@@ -34,14 +34,14 @@ def turns_of_sums(
 
     What lies in registers is summed before the loops that are named with it or behind it, and after those before it.
     """
-    found: list[tuple[list[str], list[str]]] = [([], [])]
+    together: list[tuple[list[str], list[str]]] = [([], [])]
     for axis in over:
-        if axis not in looped and found[-1][1]:
-            found.append(([], []))
-        registers, loops = found[-1]
+        if axis not in looped and together[-1][1]:
+            together.append(([], []))
+        registers, loops = together[-1]
         registers += [axis] if axis in beside else []
         loops += [axis] if axis in looped else []
-    return found
+    return together
 
 
 def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
@@ -49,22 +49,22 @@ def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> Non
     assert schedule.tree is not None
     _verify_factors(schedule.tree, inner)
     _verify_roles(inner, schedule)
-    found = _axes_of(schedule.tree, inner, around, dict(schedule.take))
-    for axis in sorted(found - inner.keyed):
+    axes = _axes_of(schedule.tree, inner, around, dict(schedule.take))
+    for axis in sorted(axes - inner.keyed):
         raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
-    for axis in sorted(inner.keyed - found):
+    for axis in sorted(inner.keyed - axes):
         raise PlanError(f"tree {schedule.tree}: axis {axis} is summed, which the result keeps")
 
 
 def _verify_factors(tree: Tree, inner: Inner) -> None:
-    known, found = [*inner.stored, *inner.operand], Counter(tree.factors)
-    for name, times in found.items():
-        if name not in known:
-            raise PlanError(f"tree {tree}: there is no factor {name!r}; the einsum has {', '.join(known)}")
+    factors, occurrences = [*inner.stored, *inner.operand], Counter(tree.factors)
+    for name, times in occurrences.items():
+        if name not in factors:
+            raise PlanError(f"tree {tree}: there is no factor {name!r}; the einsum has {', '.join(factors)}")
         if times > 1:
             raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
-    for name in known:
-        if name not in found and not (name in inner.stored and inner.may_omit_ones(found)):
+    for name in factors:
+        if name not in occurrences and not (name in inner.stored and inner.may_omit_ones(occurrences)):
             raise PlanError(f"tree {tree}: factor {name} is missing")
 
 

@@ -115,8 +115,8 @@ class Lowering:
         total = self.run()
         if self.unscale:
             raise self._no_halves()
-        own = zip(self.inner.stored, self.view.pairs, strict=False)
-        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in own if "scales" in tiles.packed}
+        tiles_by_name = zip(self.inner.stored, self.view.pairs, strict=False)
+        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in tiles_by_name if "scales" in tiles.packed}
         scales = [self.make(Scale(Tile(f"{name}_scale", axes, ITEM), name)) for name, axes in rows.items()]
         return self._scaled(total, scales)
 
@@ -162,21 +162,23 @@ class Lowering:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, own = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
+        lanes, along = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
-        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *own), level), o)
+        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *along), level), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
-        view, letters, found = self.view, self.inner.letters, []
+        view, letters, statements = self.view, self.inner.letters, []
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                found.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+                statements.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
-                found.append(ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
-        return found
+                statements.append(
+                    ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size)
+                )
+        return statements
 
     @cached_property
     def _addressed(self) -> set[str]:
@@ -211,9 +213,11 @@ class Lowering:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
         stored = [inner.letters[m] for m in values.fixed() if m in view.sided]
-        taken = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
-        found, wanted = [[c for c in own if inner.sides[c] > 1 and c in taken] for own in (stored, self.stored_order)]
-        if stored and found != wanted:
+        several = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
+        stored_letters, wanted = [
+            [c for c in order if inner.sides[c] > 1 and c in several] for order in (stored, self.stored_order)
+        ]
+        if stored and stored_letters != wanted:
             raise PlanError(
                 f"tiles are stored in the order {''.join(stored)} for dots over "
                 f"{''.join(stored[-values.contracted :])}; "
@@ -230,10 +234,10 @@ class Lowering:
 
     def called(self, name: str) -> str:
         """The name, with a number where it is taken."""
-        taken, number = {s.out.name for s in self.statements if isinstance(s, Product | Reduce)}, 1
-        while (own := f"{name}{number}" if number > 1 else name) in taken:
+        names_taken, number = {s.out.name for s in self.statements if isinstance(s, Product | Reduce)}, 1
+        while (candidate := f"{name}{number}" if number > 1 else name) in names_taken:
             number += 1
-        return own
+        return candidate
 
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
         """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""

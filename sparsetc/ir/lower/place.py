@@ -38,8 +38,8 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
     known = dict[str, int]()  # the depth at which each name is known
     late = set[str]()  # names that are known only after the loop at their depth
     for statement in statements:
-        made, inputs, level = flow(statement)
-        name = made or "add"
+        output, inputs, level = flow(statement)
+        name = output or "add"
         if unknown := {*inputs} - known.keys():
             raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
         turns = [turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()

@@ -96,14 +96,14 @@ class Expression:
     @cached_property
     def nodes(self) -> tuple[Expression, ...]:
         """The expression, then what it is made of, from left to right."""
-        found: list[Expression] = []
+        nodes: list[Expression] = []
         left: list[object] = [self]
         while left:
             if isinstance(node := left.pop(), Expression):
-                found.append(node)
+                nodes.append(node)
                 # Not vars(node), which another thread may be adding a cached property to.
                 left += map(getattr, repeat(node), reversed(node.__dataclass_fields__))  # type: ignore[attr-defined]
-        return tuple(found)
+        return tuple(nodes)
 
     @cached_property
     def modes(self) -> frozenset[int]:

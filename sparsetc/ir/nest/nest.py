@@ -368,7 +368,7 @@ class Nest:
     def coordinates(self) -> dict[int, Expression]:
         """Each mode's coordinate, in the order in which they are read."""
         levels = zip(self.positions, self.levels, strict=True)
-        return {c.mode: c.expression(Position(axis)) for axis, own in levels for c in own}
+        return {c.mode: c.expression(Position(axis)) for axis, coordinates in levels for c in coordinates}
 
     @cached_property
     def along(self) -> dict[int, Expression]:
@@ -378,12 +378,12 @@ class Nest:
             return Formula("+", Formula("*", Coordinate(mode), Constant(self.values.sides[mode])), Along(mode))
 
         read = self.coordinates.items() if self.values.sides else ()
-        return {mode: own if own.sides else strided(mode) for mode, own in read}
+        return {mode: coordinate if coordinate.sides else strided(mode) for mode, coordinate in read}
 
     @cached_property
     def sided(self) -> tuple[int, ...]:
         """The modes that have an axis of their own in a tile: all but those that ride along others."""
-        return tuple(sorted({mode for own in self.along.values() for mode in own.sides}))
+        return tuple(sorted({mode for expression in self.along.values() for mode in expression.sides}))
 
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
         """Return letters with each one that rides along others replaced by those, once each.
@@ -418,7 +418,9 @@ class Nest:
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
         """What the coordinates of each level read of arrays."""
-        return tuple([tuple([e for c in own for e in self.coordinates[c.mode].lookups]) for own in self.levels])
+        return tuple(
+            [tuple([e for c in coordinates for e in self.coordinates[c.mode].lookups]) for coordinates in self.levels]
+        )
 
     @cached_property
     def word_bytes(self) -> list[list[int]]:
@@ -451,7 +453,7 @@ class Nest:
         stored = list(zip(PAIRED, self.pairs, strict=False))
         rows = [f"item_{name}" for name, tiles in stored if "scales" in tiles.packed]
         values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
-        read = [lookup.array for own in self.lookups for lookup in own]
+        read = [lookup.array for lookups in self.lookups for lookup in lookups]
         walked = [array for axis in self.loops for array in axis.arrays]
         names = (*self.items.arrays, *self.values.structure, *walked, *read, *rows, *values)
         return (*dict.fromkeys(names), *self.packed)
@@ -522,7 +524,7 @@ class Nest:
             return f"pairs of {' and '.join(map(str, self.pairs))}"
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
         values = "" if self.values.held else ", no values"
-        levels = " | ".join([",".join([str(c.mode) for c in own]) or "-" for own in self.levels])
+        levels = " | ".join([",".join([str(c.mode) for c in coordinates]) or "-" for coordinates in self.levels])
         return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
 
 

@@ -25,7 +25,7 @@ def verify(program: ir.TileProgram) -> None:
     for statement, depth in program.statements:
         del scopes[depth + 1 :]
         scopes += [set() for _ in range(depth + 1 - len(scopes))]
-        made, inputs, _ = ir.flow(statement)
+        output, inputs, _ = ir.flow(statement)
         if isinstance(statement, ir.Product):
             if statement.accumulate:
                 inputs += (statement.out.name,)
@@ -57,7 +57,7 @@ def verify(program: ir.TileProgram) -> None:
             inputs = tuple([program.read.get(letter, names.at(letter)) for letter in letters])
         if unknown := [name for name in inputs if not any(name in scope for scope in scopes)]:
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
-        scopes[depth].add(made)
+        scopes[depth].add(output)
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
     for axis in program.axes:
@@ -114,8 +114,8 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
         if not halves or loops or p.terms:
             raise PlanError(f"{s.out}: a scale is of all stored values in halves, or of an operand that dots split")
         return
-    own = p.stored(s.operand)
-    if not p.terms or "scales" not in own.values.packed or loops or s.out.axes != own.letters[:1]:
+    stored = p.stored(s.operand)
+    if not p.terms or "scales" not in stored.values.packed or loops or s.out.axes != stored.letters[:1]:
         raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
 
 
@@ -125,9 +125,9 @@ def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop]) -> None:
     wanted = [c for c in operand.letters if c in p.along]
     alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
     turned = [loop.axis.letter for loop in loops if loop.axis.letter]
-    taken = dict.fromkeys((*s.out.within, *turned, *alone))
-    if all(loop.axis.name != over for loop in loops) or taken.keys() != {*wanted}:
+    read_along = dict.fromkeys((*s.out.within, *turned, *alone))
+    if all(loop.axis.name != over for loop in loops) or read_along.keys() != {*wanted}:
         raise PlanError(
             f"{s.out}: in the loop over {over}s, a tile of {operand.name or 'X'} is read along "
-            f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(taken) or 'none'}"
+            f"{', '.join(wanted) or 'none'}, each an axis or a loop; found {', '.join(read_along) or 'none'}"
         )

@@ -177,8 +177,8 @@ class GatherTerm:
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
         table = self.table_rows * size
-        own, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
-        far = moved if own > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
+        taken_at_once, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
+        far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.slabs ** -profile.laws["slab_power"], missed
 
@@ -247,13 +247,13 @@ class Cost:
         """Bytes of index arrays that are streamed."""
         view = self.p.view
         coordinates = {lookup.array for own in view.lookups for lookup in own}
-        known = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
-        found = sum([known.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
+        structure = STRUCTURE | ({"lane_len": SHORT * FIBERS} if view.narrow else {})
+        nbytes = sum([structure.get(array, ZERO) for array in {*view.arrays} - coordinates], start=self.listed)
         if "bits" in view.arrays:
-            found += FIBERS * (view.values.volume // 8)
+            nbytes += FIBERS * (view.values.volume // 8)
         if self.sides:
-            return found + FIBERS * (TILE_WORD * len(self.p.sparse))
-        return sum([n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)], start=found)
+            return nbytes + FIBERS * (TILE_WORD * len(self.p.sparse))
+        return sum([n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)], start=nbytes)
 
     @cached_property
     def listed(self) -> Count:
@@ -265,11 +265,11 @@ class Cost:
         """Bytes of coordinates that reach a thread's registers."""
         if self.sides:
             return self.listed
-        view, found = self.p.view, ZERO
+        view, nbytes = self.p.view, ZERO
         for level, count in enumerate(self._levels()):
             looked_up = sum([lookup.every != 1 for lookup in view.lookups[level]])
-            found += count * (WORD * (len(view.word_bytes[level]) + looked_up))
-        return found
+            nbytes += count * (WORD * (len(view.word_bytes[level]) + looked_up))
+        return nbytes
 
     # -- statements -------------------------------------------------------------------------------------------------
     def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
@@ -330,8 +330,8 @@ class Cost:
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         # Of what is not stored in halves, they are made.
-        made = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
-        self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in made]))
+        not_stored = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
+        self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
@@ -355,7 +355,7 @@ class Cost:
     def _often(self, key: ir.Row) -> bool:
         """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
         levels = self.p.view.levels[: key.level + 1]
-        return {self.p.letters[c.mode] for own in levels for c in own} != {*key.letters}
+        return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
 
     def _cells(self, axes: Iterable[str]) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
@@ -386,8 +386,8 @@ class Cost:
         """Bytes that reach registers."""
         at = statistics.symbols
         row = 1 if self.sides else prod([1 << (a.block - 1).bit_length() for a in self.p.axes]) // VECTOR
-        own = self.registers.at(at) * max(1, min(profile.warp_size, row))
-        return own + sum([g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers])
+        words = self.registers.at(at) * max(1, min(profile.warp_size, row))
+        return words + sum([g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers])
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
@@ -471,8 +471,8 @@ class Cost:
         """What a turn over a tile takes beside its dots, of the profile's `tile`."""
         volume, law = self.p.view.values.volume, profile.laws
         if self.readers < self.programs:  # each program takes a share of the tile
-            taken = volume * self.readers // self.programs * (2 if self.p.half else 4)
-            return min(1.0, taken / law["whole_turn"]) ** law["turn_power"]
+            nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
+            return min(1.0, nbytes / law["whole_turn"]) ** law["turn_power"]
         smaller = (volume / law["whole_tile"]) ** law["turn_power"]
         share = min(1.0, smaller * max(2, self.p.schedule.warps) / law["turn_warps"])
         return law["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
@@ -490,5 +490,5 @@ class Cost:
 @lru_cache(maxsize=1024)
 def cost_of(program: ir.TileProgram) -> Cost:
     """What a program costs, as its format prices it where no tile program is run."""
-    made: type[Cost] = getattr(program, "priced_by", Cost)
-    return made(program)
+    kind: type[Cost] = getattr(program, "priced_by", Cost)
+    return kind(program)

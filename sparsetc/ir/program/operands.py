@@ -129,8 +129,8 @@ def printed_sizes(bound: Bound) -> dict[str, int]:
 
 def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
     """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
-    taken = set(bound.einsum.indices)
-    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVW" if c not in taken]  # X, Y and Z are sparse ones
+    letters = set(bound.einsum.indices)
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVW" if c not in letters]  # X, Y and Z are sparse ones
     names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
     return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
 

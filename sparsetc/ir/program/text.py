@@ -138,7 +138,11 @@ def _pairs(p: ir.TileProgram) -> str:
 def task_list(p: ir.TileProgram) -> list[str]:
     """Return the lines of a pair of tiles: its coordinates, and where the values of both are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    return [*lines, *map(stored_tiles, p.sparse), *(line for own in p.sparse for line in own.values.scaling(own))]
+    return [
+        *lines,
+        *map(stored_tiles, p.sparse),
+        *(line for operand in p.sparse for line in operand.values.scaling(operand)),
+    ]
 
 
 def stored_tiles(operand: Stored) -> str:
@@ -163,6 +167,6 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
                 along = "".join(f", along {letters[mode]}" for mode in value.sides - {c.mode})
                 lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
-    own = stored_of(view, letters)
-    tiles = [stored_tiles(own), *own.values.scaling(own)] if own.letters else []
-    return [*lines, *view.loops[-1].where(own.values, tiles)]
+    stored = stored_of(view, letters)
+    tiles = [stored_tiles(stored), *stored.values.scaling(stored)] if stored.letters else []
+    return [*lines, *view.loops[-1].where(stored.values, tiles)]

@@ -362,10 +362,10 @@ class TileProgram:
 
 def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, int]]:
     """Every statement with its loop depth, outermost first."""
-    found: list[tuple[Statement, int]] = []
+    statements: list[tuple[Statement, int]] = []
     for statement in body:
-        found += [(statement, depth), *(walk(statement.body, depth + 1) if isinstance(statement, Loop) else ())]
-    return found
+        statements += [(statement, depth), *(walk(statement.body, depth + 1) if isinstance(statement, Loop) else ())]
+    return statements
 
 
 def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
