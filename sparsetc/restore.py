@@ -42,19 +42,17 @@ def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, 
 @saved
 def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
-    checked_values = as_values(values)
-    as_coords(pattern.coords, checked_values)
+    data = as_values(values)
+    as_coords(pattern.coords, data)
     sides = () if pattern.blocks is None else pattern.blocks.sides
-    if tuple(checked_values.shape[1 : 1 + len(sides)]) != sides:
-        raise FormatError(
-            f"a saved SparseTensor has blocks of {sides}, and values {tuple(checked_values.shape)}; it is damaged"
-        )
-    nbytes = checked_values.numel() * checked_values.element_size()
-    if nbytes > checked_values.untyped_storage().nbytes():
+    if tuple(data.shape[1 : 1 + len(sides)]) != sides:
+        raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(data.shape)}; it is damaged")
+    nbytes = data.numel() * data.element_size()
+    if nbytes > data.untyped_storage().nbytes():
         current().check_memory(
-            nbytes, checked_values.device, "the values of a saved SparseTensor, which a file has once for many,"
+            nbytes, data.device, "the values of a saved SparseTensor, which a file has once for many,"
         )
-    return SparseTensor._make(pattern, checked_values)
+    return SparseTensor._make(pattern, data)
 
 
 @saved

@@ -171,15 +171,13 @@ class TorchPrograms(Programs):
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
-        ranges = [chunks(p, part_arrays) for p, part_arrays in zip(self.programs, known or arrays, strict=True)]
+        ranges = [chunks(p, reads) for p, reads in zip(self.programs, known or arrays, strict=True)]
         parts = list(zip(functions, ranges, self.programs, arrays, [_tables([p]) for p in self.programs], strict=True))
 
         def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            for (function, ranges, program, part_arrays, read), stored in zip(parts, values, strict=True):
+            for (function, ranges, program, reads, read), stored in zip(parts, values, strict=True):
                 tables = [_as_read(dense[n], made) for n, made in read]
-                function(
-                    ranges, *part_arrays.around(program, each([stored]) if program.view.packed else ()), *tables, out
-                )
+                function(ranges, *reads.around(program, each([stored]) if program.view.packed else ()), *tables, out)
 
         def run_alone(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             threads = torch.get_num_threads()
@@ -189,7 +187,7 @@ class TorchPrograms(Programs):
             finally:
                 torch.set_num_threads(threads)
 
-        small = all(few(p, part_arrays) for p, part_arrays in zip(self.programs, known or arrays, strict=True))
+        small = all(few(p, reads) for p, reads in zip(self.programs, known or arrays, strict=True))
         return run_alone if small else run
 
 

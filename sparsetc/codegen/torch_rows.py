@@ -75,11 +75,8 @@ class TorchCoordinates(Writer):
         device = self.rows.device
         if axis == "lane":
             return f"torch.zeros(1, dtype=torch.int64, device={device})"  # these programs have one
-        level = AXIS_LEVEL[axis]
-        return (
-            self.rows.spread(f"torch.arange({', '.join(ENDS[level])}, device={device})", level, self.level)
-            + self.column
-        )
+        at = AXIS_LEVEL[axis]
+        return self.rows.spread(f"torch.arange({', '.join(ENDS[at])}, device={device})", at, self.level) + self.column
 
     def coordinate(self, mode: int) -> str:
         p, letter = self.rows.p, self.rows.p.letters[mode]

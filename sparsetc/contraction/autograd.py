@@ -215,11 +215,8 @@ def one_by_one(
     call: Callable[..., torch.Tensor], arguments: Sequence[Any], dims: Sequence[Any], size: int
 ) -> tuple[torch.Tensor, int]:
     """The results of a batch, a call each."""
-    each = [
-        [one_of_batch(n, *call_arguments) for call_arguments in zip(arguments, dims, strict=True)]
-        for n in range(size or 1)
-    ]
-    return torch.stack([call(*call_arguments) for call_arguments in each])[:size], 0
+    each = [[one_of_batch(n, *args) for args in zip(arguments, dims, strict=True)] for n in range(size or 1)]
+    return torch.stack([call(*args) for args in each])[:size], 0
 
 
 def one_of_batch(n: int, argument: Any, dim: Any) -> Any:

@@ -94,10 +94,8 @@ class Kernel(Compiled):
         if torch.compiler.is_compiling() or traced_by_modes():
             from sparsetc.contraction import library  # loaded where a graph is traced first
 
-            operand_values = self._given(values)
-            return library.traced(
-                self._called, self.contraction, self._patterns, operand_values, dense, self.drop_zeros
-            )
+            held = self._given(values)
+            return library.traced(self._called, self.contraction, self._patterns, held, dense, self.drop_zeros)
         return self._called(dense, values)
 
     @entry_point

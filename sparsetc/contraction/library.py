@@ -41,9 +41,8 @@ def _of(key: str) -> tuple[Contraction, list[Pattern]]:
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    return contraction, [
-        ref() or bare for bare, (ref, _) in zip(contraction.bare, contraction.compiled_for, strict=True)
-    ]
+    compiled_for = zip(contraction.bare, contraction.compiled_for, strict=True)
+    return contraction, [ref() or bare for bare, (ref, _) in compiled_for]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -167,12 +166,8 @@ def _register_batches(name: str) -> None:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def called(*given: torch.Tensor) -> list[torch.Tensor]:
-            tensors_now = iter(given)
-            return [
-                operator(
-                    *tree_unflatten([next(tensors_now) if isinstance(x, torch.Tensor) else x for x in leaves], form)
-                )
-            ]
+            new = iter(given)
+            return [operator(*tree_unflatten([next(new) if isinstance(x, torch.Tensor) else x for x in leaves], form))]
 
         return in_batches(called, *tensors)[0]
 

@@ -83,8 +83,8 @@ class Dense:
             refuse_duplicates()
         ends = [0, stored] if nnz else [0]
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
-        packed_fields = (self.name, storage, shape, nnz, view, arrays, positions, stored)
-        return Packed(*packed_fields, items=len(ends) - 1, padded=nnz != stored)
+        about = (self.name, storage, shape, nnz, view, arrays, positions, stored)
+        return Packed(*about, items=len(ends) - 1, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
         """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""

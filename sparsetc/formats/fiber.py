@@ -194,8 +194,8 @@ class Fiber:
         del row, lane_start, lane_len, nonzeros
         arrays |= words.encode(Taken(coords, at), view.levels[2], narrow=storage.narrow)
         stored, split_rows = at.numel(), first.numel() > rows
-        packed_fields = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
-        return Packed(*packed_fields, (first, lane), split_rows, split, stored != nnz or unused)
+        about = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
+        return Packed(*about, (first, lane), split_rows, split, stored != nnz or unused)
 
 
 def _items(ptr: torch.Tensor, row: torch.Tensor, most: int) -> tuple[torch.Tensor, int]:

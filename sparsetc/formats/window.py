@@ -174,20 +174,8 @@ class Window:
             strips = {m: coords[m].index_select(0, first) // view.values.sides[m] for m in s.columns}
             arrays |= words.encode(strips, view.levels[1])
         stored, shared = positions.numel(), (first.index_select(0, of_items), first)
-        packed_fields = (
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            arrays,
-            positions,
-            stored,
-            of_items.numel(),
-            shared,
-            split,
-        )
-        return Packed(*packed_fields, padded=stored != nnz)
+        about = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
+        return Packed(*about, padded=stored != nnz)
 
 
 @register_format

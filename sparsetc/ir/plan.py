@@ -290,8 +290,8 @@ class Plan(Record):
             return f"Plan({', '.join([repr(self.name), *(f'{name}={value}' for name, value in self.options)])})"
         letters = [f"[{p.label}]" if p.operand is not None else "" for p in self.parts]
         parts = " + ".join(
-            f"{p.format}{letters_of_part}{f' of {p.nnz:,}' if p.nnz else ''}"
-            for p, letters_of_part in zip(self.parts, letters, strict=True)
+            f"{p.format}{label}{f' of {p.nnz:,}' if p.nnz else ''}"
+            for p, label in zip(self.parts, letters, strict=True)
         )
         return f"Plan({self.name!r}, {parts or 'no parts'})"
 

@@ -154,12 +154,10 @@ def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torc
     if part is None:
         return torch.arange(coords.shape[1], device=coords.device)
     if not isinstance(part, torch.Tensor) or part.ndim != 1 or part.dtype not in (torch.int64, torch.int32):
-        what_it_is = (
-            f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
-        )
+        kind = f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
         raise PlanError(
             f"partition {name!r} must give each part's nonzeros by their numbers, one-dimensional integers, "
-            f"or None for all; found {what_it_is}"
+            f"or None for all; found {kind}"
         )
     if part.device != coords.device:
         raise PlanError(f"partition {name!r} gave numbers on {part.device}, the nonzeros are on {coords.device}")

@@ -110,8 +110,8 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
         positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
         positions[tile.mul_(volume).add_(place)] = by_tile
     stored, shared = positions.numel(), (first_of_items, first)
-    packed_fields = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-    return Packed(*packed_fields, padded=stored != nnz)
+    about = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
+    return Packed(*about, padded=stored != nnz)
 
 
 def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:

@@ -102,9 +102,7 @@ class SymbolicCost(Mapping[str, Any]):
 
     def __str__(self) -> str:
         where = ", ".join(f"{symbol} = {value:.6g}" for symbol, value in self.symbols.items())
-        return "\n".join(
-            [*(f"{name:<13} {expression}" for name, expression in self.expressions.items()), f"where {where}"]
-        )
+        return "\n".join([*(f"{name:<13} {cost}" for name, cost in self.expressions.items()), f"where {where}"])
 
 
 def symbolic_cost(
@@ -129,19 +127,15 @@ def symbolic_cost(
     one = len(programs) == 1
     sizes = {c: traced(c, size) for c, size in bound.sizes if size}
     costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
-    stored = [_counted(sizes_of_part, traced, "" if one else f"_{n}") for n, sizes_of_part in enumerate(statistics)]
+    stored = [_counted(part, traced, "" if one else f"_{n}") for n, part in enumerate(statistics)]
     laws = {name: _rate(name, value, traced) for name, value in profile.laws.items()}
     rates = replace(profile, laws=laws, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
     each = [*zip(costs, stored, strict=True)]
     numbers = {
-        "bytes": sum(cost.work(sizes_of_part, rates)[0] for cost, sizes_of_part in each),
-        "gathered rows": sum(g.rows.at(sizes_of_part.symbols) for cost, sizes_of_part in each for g in cost.gathers),
-        "atomics": sum(
-            cost.added_bytes.at(sizes_of_part.symbols) / sizes_of_part.itemsize
-            for cost, sizes_of_part in each
-            if not cost.owned
-        ),
-        "products": sum(cost.work(sizes_of_part, rates)[2] for cost, sizes_of_part in each),
+        "bytes": sum(cost.work(part, rates)[0] for cost, part in each),
+        "gathered rows": sum(g.rows.at(part.symbols) for cost, part in each for g in cost.gathers),
+        "atomics": sum(cost.added_bytes.at(part.symbols) / part.itemsize for cost, part in each if not cost.owned),
+        "products": sum(cost.work(part, rates)[2] for cost, part in each),
         "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
     }
     expressions = {name: traced.expression(number) for name, number in numbers.items()}

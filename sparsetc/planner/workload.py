@@ -70,20 +70,18 @@ def choose_together(
         return None
     options = [_options(request, problem) for problem in problems]
     most = max(2, int(MOST_SETS ** (1 / len(options))))
-    few = [_worth_trying(options_of, most) for options_of in options]
+    few = [_worth_trying(each, most) for each in options]
     nth = range(max(map(len, few)))
-    uniform = (
-        tuple(options_of[min(n, len(options_of) - 1)] for options_of in few) for n in nth
-    )  # the n-th option of every einsum
+    uniform = (tuple(each[min(n, len(each) - 1)] for each in few) for n in nth)  # the n-th option of every einsum
     sets = product(*few) if most ** len(options) <= MOST_SETS else uniform
     best = min(sets, key=lambda chosen: _order(chosen, limit))
-    fastest = [min(options_of, key=lambda o: (o.other, o.seconds)) for options_of in few]
+    fastest = [min(each, key=lambda o: (o.other, o.seconds)) for each in few]
     reason = _reason(best, fastest, limit, request.name)
     choices: list[tuple[Choice, str | Plan]] = []
-    for one, options_of in zip(best, options, strict=True):
+    for one, each in zip(best, options, strict=True):
         plan = one.candidate.plan
-        again = wanted if one is options_of[0] else Plan(plan.name) if is_shared(plan.name) else plan
-        choices.append((choice_of([o.candidate for o in options_of], reason, one.candidate), again))
+        again = wanted if one is each[0] else Plan(plan.name) if is_shared(plan.name) else plan
+        choices.append((choice_of([o.candidate for o in each], reason, one.candidate), again))
     return choices
 
 

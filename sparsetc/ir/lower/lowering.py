@@ -168,17 +168,15 @@ class Lowering:
 
     def decodes(self, level: int) -> list[ir.Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
-        view, letters, statements = self.view, self.inner.letters, []
+        view, letters, reads = self.view, self.inner.letters, []
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                statements.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+                reads.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
-                statements.append(
-                    ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size)
-                )
-        return statements
+                reads.append(ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
+        return reads
 
     @cached_property
     def _addressed(self) -> set[str]:
@@ -213,11 +211,11 @@ class Lowering:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
         stored = [inner.letters[m] for m in values.fixed() if m in view.sided]
-        several = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
-        stored_letters, wanted = [
-            [c for c in order if inner.sides[c] > 1 and c in several] for order in (stored, self.stored_order)
+        at_hand = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
+        held, wanted = [
+            [c for c in order if inner.sides[c] > 1 and c in at_hand] for order in (stored, self.stored_order)
         ]
-        if stored and stored_letters != wanted:
+        if stored and held != wanted:
             raise PlanError(
                 f"tiles are stored in the order {''.join(stored)} for dots over "
                 f"{''.join(stored[-values.contracted :])}; "

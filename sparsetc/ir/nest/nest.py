@@ -418,9 +418,7 @@ class Nest:
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
         """What the coordinates of each level read of arrays."""
-        return tuple(
-            [tuple([e for c in coordinates for e in self.coordinates[c.mode].lookups]) for coordinates in self.levels]
-        )
+        return tuple([tuple([e for c in level for e in self.coordinates[c.mode].lookups]) for level in self.levels])
 
     @cached_property
     def word_bytes(self) -> list[list[int]]:

@@ -138,11 +138,7 @@ def _pairs(p: ir.TileProgram) -> str:
 def task_list(p: ir.TileProgram) -> list[str]:
     """Return the lines of a pair of tiles: its coordinates, and where the values of both are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    return [
-        *lines,
-        *map(stored_tiles, p.sparse),
-        *(line for operand in p.sparse for line in operand.values.scaling(operand)),
-    ]
+    return [*lines, *map(stored_tiles, p.sparse), *(line for o in p.sparse for line in o.values.scaling(o))]
 
 
 def stored_tiles(operand: Stored) -> str:
