@@ -49,6 +49,7 @@ from sparsetc.ir.program.tile import LANES, Operand
 from sparsetc.support.lru import cached_property
 
 T = TypeVar("T")
+Sizes = tuple[tuple[str, int], ...]
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""
 COLUMNS = 256
@@ -195,8 +196,15 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
         dot: whether the type has a matrix instruction.
     """
     e = bound.einsum
-    side = dict(zip(e.inputs[e.sparse[0]], sides, strict=True))
-    return Division(side, printed_sizes(bound), e.output, named_operands(bound)[1]).groups(dot)
+    side, sizes = tuple(zip(e.inputs[e.sparse[0]], sides, strict=True)), tuple(printed_sizes(bound).items())
+    return _divided(side, sizes, e.output, named_operands(bound)[1], dot, True)
+
+
+@lru_cache(maxsize=256)
+def _divided(
+    side: Sizes, sizes: Sizes, output: tuple[str, ...], operands: tuple[Operand, ...], dot: bool, wide: bool
+) -> TileGroups:
+    return Division(dict(side), dict(sizes), output, operands).groups(dot, wide)
 
 
 class Division:
@@ -324,7 +332,8 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     operands = tuple([replace(o, rows=inner.along(o.rows)) for o in inner.operands])
     inner = replace(inner, operands=operands, kept=inner.along(inner.kept))
     output, wide = (*inner.kept, *inner.output_axes), all(schedule.block(c) >= MIN_DOT for c in inner.summed)
-    groups = Division(inner.sides, inner.sizes, output, inner.operands).groups(schedule.dot, wide)
+    sides, sizes = tuple(inner.sides.items()), tuple(inner.sizes.items())
+    groups = _divided(sides, sizes, output, inner.operands, schedule.dot, wide)
     block = _blocks(inner, schedule, groups)
     turns = tuple([c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1])
     take = tuple([(c, n) for c, n in block.items() if n > 1])

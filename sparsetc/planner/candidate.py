@@ -12,6 +12,7 @@ from math import expm1
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.planner.problem import Counts, Problem
+from sparsetc.support.lru import cached_property
 
 APART = 1.05
 """How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
@@ -39,7 +40,7 @@ class Candidate:
     scalar: bool = False
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
 
-    @property
+    @cached_property
     def total(self) -> float | None:
         """Seconds of a call."""
         return None if self.seconds is None else sum(self.seconds)

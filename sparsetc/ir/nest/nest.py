@@ -326,7 +326,7 @@ class Nest:
     pairs: tuple[Values, ...] = ()
     narrow: bool = False
 
-    @property
+    @cached_property
     def order(self) -> int:
         """Modes of the operand."""
         return sum(map(len, self.levels))
@@ -341,12 +341,12 @@ class Nest:
         """The first level at which anything lies side by side."""
         return min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
 
-    @property
+    @cached_property
     def blocks(self) -> bool:
         """Whether fibers lie side by side."""
         return self.lanes_from == LANE
 
-    @property
+    @cached_property
     def packed(self) -> tuple[str, ...]:
         """The arrays that are made again when values change and the pattern does not."""
         return () if self.pairs else self.values.packed
