@@ -28,7 +28,7 @@ from typing import NamedTuple
 # Groups of tests by the start of a module's path. A group runs if the groups before it noticed nothing.
 TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
-    "sparsetc/tensor/numbering.py": ["formats windows", "similarity pair"],
+    "sparsetc/tensor/coords.py": ["tensor formats windows", "similarity pair"],
     "sparsetc/io/": ["io", "io_bounds fuzz_readers packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz_readers"],
     "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import sparsetc as stc
 from sparsetc.pair import join, symbolic
 from sparsetc.pair import tasks as task_lists
-from sparsetc.tensor import numbering
+from sparsetc.tensor import coords as crd
 from sparsetc.testing.reference import run
 
 SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "n": 6, "b": 3, "r": 3, "s": 2}
@@ -129,7 +129,7 @@ def small_blocks(equation: str, threshold: int, side: int = 2, storage: str = "a
 
 def marking(marked: bool) -> Any:
     """Keys numbered by marks, or by sorting, however many are possible."""
-    return mock.patch.object(numbering, "markable", lambda keys, n: marked and keys < 1 << 20)
+    return mock.patch.object(crd, "markable", lambda keys, n: marked and keys < 1 << 20)
 
 
 @contextlib.contextmanager

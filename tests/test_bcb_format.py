@@ -15,7 +15,7 @@ from sparsetc.ir.nest.nest import tiles_along
 from sparsetc.packing import words
 from sparsetc.packing.words import bits_of
 from sparsetc.pair.blocking import OperandBlocks, in_blocks
-from sparsetc.tensor.numbering import set_bits
+from sparsetc.tensor.coords import set_bits
 from sparsetc.testing import PATTERNS, UNBOUNDED, pattern
 
 SHAPES = {1: (11,), 2: (16, 9), 3: (17, 6, 30), 4: (3, 14, 5, 9), 5: (3, 1, 4, 13, 4), 6: (2, 3, 2, 3, 2, 3)}

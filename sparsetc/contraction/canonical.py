@@ -320,7 +320,7 @@ def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.T
         coords = coords[modes][:, source]
     shape = tuple(pattern.shape[m] for m in modes)
     if not pattern.is_coalesced:  # formats rely on lexicographic order
-        order = crd.lexsort(crd.sort_keys(coords, shape))
+        order = crd.lexsort(coords, shape)
         coords, source = coords[:, order], source[order]
     return Pattern(coords.contiguous(), shape, pattern.is_coalesced), source
 

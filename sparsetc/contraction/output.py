@@ -17,7 +17,7 @@ import torch
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Einsum
-from sparsetc.tensor.numbering import numbered
+from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, refuse_wrapped

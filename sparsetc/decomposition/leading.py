@@ -17,7 +17,7 @@ import torch
 
 from sparsetc.api import compile, einsum
 from sparsetc.decomposition.linear import divisor, signs_of_largest
-from sparsetc.tensor.numbering import numbered
+from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 GRAM = 1024

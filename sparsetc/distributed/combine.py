@@ -18,7 +18,7 @@ from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share
 from sparsetc.errors import DtypeError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor.numbering import numbered
+from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, fitted, refuse_wrapped, wrapped
 

@@ -26,7 +26,7 @@ from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.planner.schedule import DOT_LANES, schedule_of
-from sparsetc.tensor.numbering import narrow_ranks
+from sparsetc.tensor.coords import narrow_ranks
 
 NAME, PARTITION = "mm-csf", "mixed_mode"
 ITEM_NNZ = 128

@@ -47,7 +47,7 @@ from sparsetc.planner.schedule import fit, padded_axes
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import narrow_ranks, narrow_runs
+from sparsetc.tensor.coords import narrow_ranks, narrow_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
 """What a storage of windows may name, and a partition that deals by them."""

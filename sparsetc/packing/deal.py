@@ -21,7 +21,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
 from sparsetc.support.lru import Lru, given_to
 from sparsetc.support.names import check_free, check_label
-from sparsetc.tensor.numbering import linear_key, narrow_ranks, ranked
+from sparsetc.tensor.coords import linear_key, narrow_ranks, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
 Deal = Callable[..., list[torch.Tensor | None]]

@@ -20,7 +20,7 @@ from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import linear_key, narrow_ranks, narrowed
+from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 
 from sparsetc.ir.nest.coordinates import Field, ModeCoordinate, word_bits
-from sparsetc.tensor.numbering import lexsort
+from sparsetc.tensor.coords import lexsort
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from sparsetc.pair.problem import PairProblem, Sizes
 from sparsetc.pair.symbolic import TASK_BYTES, picked
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.numbering import sorted_keys
+from sparsetc.tensor.coords import sorted_keys
 
 SPREAD = 4
 """Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""

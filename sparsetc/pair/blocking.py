@@ -38,7 +38,7 @@ from sparsetc.pair.join import Join, JoinOperand
 from sparsetc.pair.symbolic import JoinOrder, composed
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import histogram, narrowed, numbered
+from sparsetc.tensor.coords import histogram, narrowed, numbered
 
 
 @dataclass(frozen=True)

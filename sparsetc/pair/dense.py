@@ -26,7 +26,7 @@ from sparsetc.runtime import calls
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.numbering import numbered
+from sparsetc.tensor.coords import numbered
 
 
 def dense_source(equation: str, roles: Roles) -> str:

@@ -32,7 +32,7 @@ from sparsetc.ir.equation.einsum import distinct
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import Numbering, histogram, joint_keys, lexsort, numbered
+from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
 from sparsetc.tensor.sums import add_rows, in_order
 
 

@@ -18,7 +18,7 @@ from sparsetc.packing.base import index_dtype
 from sparsetc.pair.join import PIECE, Join
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import histogram, lexsort
+from sparsetc.tensor.coords import histogram, lexsort
 
 TASK_BYTES = 96
 """Most bytes that one task takes while a chunk of them is expanded and sorted: a dozen vectors, half of int64."""

@@ -31,7 +31,6 @@ from sparsetc.pair.symbolic import Expanded, JoinBudget, JoinOrder
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor import numbering
 from sparsetc.tensor.coords import INT32_MAX
 
 TaskGroup = tuple[Expanded, torch.Tensor, torch.Tensor]
@@ -107,7 +106,7 @@ def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Ten
 
     Where few keys are possible each is marked, a byte a possible one, and the marks are counted; else keys are sorted.
     """
-    if numbering.markable(spread, key.numel()):
+    if crd.markable(spread, key.numel()):
         marked = torch.zeros(spread, dtype=torch.bool, device=key.device)
         marked[key] = True
         rank = torch.cumsum(marked, 0, dtype=index_dtype(offset + spread)).add_(offset - 1)

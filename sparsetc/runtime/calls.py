@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from sparsetc.errors import DtypeError
 from sparsetc.support.entry import matmul_precision as matmul_precision
-from sparsetc.tensor.numbering import set_bits
+from sparsetc.tensor.coords import set_bits
 from sparsetc.tensor.sums import add_rows
 
 LONG_RUN = 32

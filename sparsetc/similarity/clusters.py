@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.numbering import markable, numbered
+from sparsetc.tensor.coords import markable, numbered
 
 HASHES = 24
 """Hashes of a signature; each takes 24 bits, which float32 holds."""

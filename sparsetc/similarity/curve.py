@@ -22,7 +22,7 @@ from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
 from sparsetc.similarity.groups import check_options, group_of_nonzeros, group_rows
 from sparsetc.support.notices import bar
-from sparsetc.tensor.numbering import histogram, linear_key, numbered, ranked
+from sparsetc.tensor.coords import histogram, linear_key, numbered, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TAUS = tuple(n / 10 for n in range(1, 11))

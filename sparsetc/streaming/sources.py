@@ -50,7 +50,7 @@ class TensorSource:
         self._order: torch.Tensor | None = None
         if kept is not None and not leading(kept):
             rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
-            self._order = crd.lexsort(crd.sort_keys(rows, sizes))
+            self._order = crd.lexsort(rows, sizes)
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Nonzeros by number, as of `Source`."""

@@ -122,7 +122,7 @@ class BlockCut:
         source = torch.nonzero((found < sizes).all(0)).flatten()
         found = found.index_select(1, source)
         if coalesced:
-            by_place = crd.lexsort(crd.sort_keys(found, smaller.grid))
+            by_place = crd.lexsort(found, smaller.grid)
             found, source = found.index_select(1, by_place), source.index_select(0, by_place)
         return cls(smaller, found.contiguous(), times, source)
 

@@ -165,7 +165,7 @@ class Pattern:
     def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
         coords, shape, order = self._coords[list(modes)], tuple(self._shape[m] for m in modes), None
         if self._coalesced:
-            order = crd.lexsort(crd.sort_keys(coords, shape))
+            order = crd.lexsort(coords, shape)
             coords = coords[:, order]
         blocks = None if self._blocks is None else self._blocks.permuted(modes)
         return Pattern(coords.contiguous(), shape, self._coalesced, blocks), order

@@ -143,7 +143,7 @@ def run_plan(
     (position,) = e.sparse
     letters, shape = e.inputs[position], bound.shape(position)
     if coords.shape[1]:  # formats rely on lexicographic order
-        order = crd.lexsort(crd.sort_keys(coords, shape))
+        order = crd.lexsort(coords, shape)
         coords, values = coords[:, order], values[order]
     kept = tuple(letters.index(c) for c in e.kept)
     dealt = taken(plan, deal(plan.partition, coords, shape, kept, dict(plan.options)))

@@ -89,7 +89,7 @@ def _together(taken: list[tuple[Batch, list[torch.Tensor]]]) -> Batch:
     if len(taken) == 1:
         return taken[0][0]
     keys = [torch.cat(found) for found in zip(*(keys for _, keys in taken), strict=True)]
-    order = crd.lexsort(keys)
+    order = crd.order_of(keys)
     del keys
     coords = [torch.cat(rows)[order] for rows in zip(*(batch[0] for batch, _ in taken), strict=True)]
     return coords, torch.cat([batch[1] for batch, _ in taken])[order]

@@ -21,7 +21,6 @@ from sparsetc.io.stc import PackedFile
 from sparsetc.io.stc_layout import FileLayout
 from sparsetc.io.stc_writer import PackedWriter
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor import numbering
 
 
 def sort(source: PackingSource, folder: Folder, share: PackingBudget) -> None:
@@ -99,7 +98,7 @@ def _joined(held: list[Piece]) -> tuple[list[torch.Tensor], torch.Tensor]:
 def _in_order(coords: list[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...]) -> Iterator[merge.Batch]:
     """One batch of nonzeros in order, mode by mode: the writer asks for each once."""
     if not crd.is_sorted_unique(crd.sort_keys(coords, sizes)):
-        order = numbering.lexsort(coords, sizes)
+        order = crd.lexsort(coords, sizes)
         values = values[order]
         for mode in range(len(coords)):
             coords[mode] = coords[mode][order]

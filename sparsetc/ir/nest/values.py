@@ -41,7 +41,7 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.numbering import set_bits
+from sparsetc.tensor.coords import set_bits
 
 V = TypeVar("V", bound="Values")
 
