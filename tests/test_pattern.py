@@ -8,7 +8,7 @@ import pytest
 import torch
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
-from sparsetc.codegen.launch import TorchPrograms
+from sparsetc.codegen.launch import Programs
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles
@@ -37,7 +37,8 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
 def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
     k, dense = kernel(name, 1, dtype)
     parts = without_values(k)
-    programs = TorchPrograms([p.program for p in parts], dtype, "cpu", k.contraction.settings.cache_dir, "pattern")
+    made, folder = [p.program for p in parts], k.contraction.settings.cache_dir
+    programs = Programs(made, dtype, "torch", torch.device("cpu"), folder, name="pattern")
     assert "values[" not in programs.source
     assert "sparse, of ones" in programs.source
     for _ in range(2):

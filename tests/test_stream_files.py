@@ -19,7 +19,7 @@ from cases import TILED
 from test_stream import EQUATIONS, PLANS, assert_same, operands, tensor
 
 import sparsetc as stc
-from sparsetc.codegen.launch import TorchPrograms
+from sparsetc.codegen.launch import Programs
 from sparsetc.streaming import engine, file
 from sparsetc.streaming.compiler import Compiler
 
@@ -294,7 +294,7 @@ class Disk:
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException) -> Iterator[None]:
     """Chunk number `at` of a run fails as it is started."""
-    bind, count = TorchPrograms.bind, [0]
+    bind, count = Programs.bind, [0]
 
     def bound(self, *arrays):
         call = bind(self, *arrays)
@@ -308,7 +308,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException) -> I
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(TorchPrograms, "bind", bound)
+        patch.setattr(Programs, "bind", bound)
         yield
 
 

@@ -16,7 +16,7 @@ from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_
 
 import sparsetc as stc
 from sparsetc.codegen import launch as launches
-from sparsetc.codegen.launch import generated
+from sparsetc.codegen.launch import Programs
 from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
@@ -259,7 +259,7 @@ def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> No
 def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(run(case), case.expected())
     whole = replace(case, whole=True).program
-    found = generated([whole], case.dtype, "torch", torch.device("cpu"), None).blocks(case.arrays())
+    found = Programs([whole], case.dtype, "torch", torch.device("cpu"), None).blocks(case.arrays())
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -285,7 +285,7 @@ def test_the_runner_wants_its_arrays() -> None:
 def test_the_torch_program_takes_pairs_of_a_part_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items 1 and 2 alone, one at a time, their pairs counted from the list's beginning."""
     case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3), whole=True)
-    launch, (ptr, *rest) = generated([case.program], case.dtype, "torch", torch.device("cpu"), None), case.arrays()
+    launch, (ptr, *rest) = Programs([case.program], case.dtype, "torch", torch.device("cpu"), None), case.arrays()
     monkeypatch.setattr(launches, "chunks", partial(launches.chunks, most=1))
     assert torch.equal(launch.blocks([ptr[1:], *rest]).view(2, 32, 16), case.expected()[1:])
 

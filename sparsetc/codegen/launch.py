@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, starmap
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 
 from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.torch_rows import chunks, few
+from sparsetc.codegen.torch_rows import Range, chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.coordinates import Position
@@ -34,7 +34,6 @@ from sparsetc.ir.program.operands import tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.support.lru import cached_property
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
@@ -115,27 +114,63 @@ class PartArrays:
 
 
 class Programs:
-    """The generated programs of the parts of a plan."""
+    """The generated programs of the parts of a plan: Triton's, one launch for all parts when fused, or torch's.
+
+    Attributes:
+        kernels: the name of each function that a call runs, and the numbers of the parts that it runs.
+    """
 
     def __init__(
         self,
         programs: Sequence[TileProgram],
         dtype: torch.dtype,
-        machine: str,
+        backend: str,
+        device: torch.device,
         cache_dir: Path | None,
-        name: str,
+        fused: bool = True,
+        name: str = "",
         about: Sequence[str] = (),
-        fused: bool = False,
     ) -> None:
-        """Take programs; arguments are those of `generated`, and the machine (`machine_of`) is that of its device."""
-        self.programs, self.dtype, self.machine, self.name = tuple(programs), dtype, machine, name
-        self.about, self.fused = tuple(about), fused or len(self.programs) == 1
-        self.source = self.text_for(machine)
-        self.module, self.path = cache.load(self.source, cache_dir, name)
+        """Generate programs.
+
+        Args:
+            programs: one a part.
+            dtype: of the operands.
+            backend: ``torch`` or ``triton``.
+            device: that Triton's kernels are for.
+            cache_dir: folder of generated sources.
+            fused: whether one launch runs all parts.
+            name: what the file is named after; the equation of the programs where it is empty.
+            about: lines for a reader of the source, as `header` takes them.
+        """
+        self.programs, self.dtype, self.backend, self.about = tuple(programs), dtype, backend, tuple(about)
+        self.machine, self.fused = machine_of(device), fused or len(self.programs) == 1
+        names = [f"part_{p.number}" if backend == "torch" else f"kernel_{n}" for n, p in enumerate(self.programs)]
+        self.kernels: list[tuple[str, Sequence[int]]] = [(name, [n]) for n, name in enumerate(names)]
+        if backend == "triton" and self.fused:
+            self.kernels = [("kernel", range(len(names)))]
+        self.name, self.source = source_name(name or programs[0].equation, backend), self.text_for(self.machine)
+        self.module, self.path = cache.load(self.source, cache_dir, self.name)
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
-        raise NotImplementedError
+        sums = accumulator(self.dtype)
+        if self.backend == "torch":
+            text = header(self.programs, "torch", self.about)
+            return torch_source.module_source(self.programs, text, sums == torch.int64)
+        from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
+
+        if find_spec("triton") is None:
+            raise PlanError(
+                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
+                'take backend="torch"'
+            )
+        for program in self.programs:
+            check_sizes(program)
+        ported = ((p, replace(p.schedule, precision=portable(p.schedule.precision, machine))) for p in self.programs)
+        programs = tuple(replace(p, schedule=schedule) for p, schedule in ported)
+        named, text = f"tl.{str(sums).removeprefix('torch.')}", header(programs, "triton", self.about)
+        return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """Return the programs on these tensors: a function that adds every part into an output.
@@ -147,7 +182,33 @@ class Programs:
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
-        raise NotImplementedError
+        triton, launches, every = self.backend == "triton", [], _tables(self.programs)
+        rounded = triton and any(p.schedule.precision == "bf16" and p.dots for p in self.programs)
+        if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
+            raise PlanError(
+                "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
+                'numbers: take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
+            )
+        parts = list(zip(self.programs, known or arrays, strict=True))
+        for name, group in self.kernels:
+            function, arguments = getattr(self.module, name), self._arguments(group, arrays)
+            numbers = [every.index(table) for table in _tables([self.programs[n] for n in group])]
+            if not triton:
+                launches.append((_function_of(function, chunks(*parts[group[0]]), *arguments), numbers))
+            elif grid := sum(arrays[n].programs(self.programs[n]) for n in group):
+                options = self._options(group, self.machine)
+                launches.append((launch_of(function, grid, *arguments, options), numbers))
+        plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
+
+        def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+            stored: Any = each(values) if several else values
+            elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
+            with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
+                tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
+                for launch, numbers in launches:
+                    launch(stored, dense if plain else [tables[n] for n in numbers], out)
+
+        return call if triton or not all(starmap(few, parts)) else _by_one_thread(call)
 
     def blocks(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
@@ -161,86 +222,6 @@ class Programs:
         self.bind([PartArrays(tuple(arrays), items, pairs)])([None], [], out)
         return out
 
-
-class TorchPrograms(Programs):
-    """Programs that torch runs."""
-
-    def text_for(self, machine: str) -> str:
-        text, integers = header(self.programs, "torch", self.about), accumulator(self.dtype) == torch.int64
-        return torch_source.module_source(self.programs, text, integers)
-
-    def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        functions = [getattr(self.module, f"part_{p.number}") for p in self.programs]
-        ranges = [chunks(p, reads) for p, reads in zip(self.programs, known or arrays, strict=True)]
-        parts = list(zip(functions, ranges, self.programs, arrays, [_tables([p]) for p in self.programs], strict=True))
-
-        def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            for (function, ranges, program, reads, read), stored in zip(parts, values, strict=True):
-                tables = [_as_read(dense[n], made) for n, made in read]
-                function(ranges, *reads.around(program, each([stored]) if program.view.packed else ()), *tables, out)
-
-        def run_alone(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
-                run(values, dense, out)
-            finally:
-                torch.set_num_threads(threads)
-
-        small = all(few(p, reads) for p, reads in zip(self.programs, known or arrays, strict=True))
-        return run_alone if small else run
-
-
-class TritonPrograms(Programs):
-    """Triton's kernels: one launch for all parts when fused, else one a part."""
-
-    def text_for(self, machine: str) -> str:
-        from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
-
-        if find_spec("triton") is None:
-            raise PlanError(
-                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
-                'take backend="torch"'
-            )
-        for program in self.programs:
-            check_sizes(program)
-        ported = ((p, replace(p.schedule, precision=portable(p.schedule.precision, machine))) for p in self.programs)
-        programs = tuple(replace(p, schedule=schedule) for p, schedule in ported)
-        sums, text = accumulator(self.dtype), header(programs, "triton", self.about)
-        named = f"tl.{str(sums).removeprefix('torch.')}"
-        return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
-
-    @cached_property
-    def kernels(self) -> list[tuple[str, Sequence[int]]]:
-        """The name of each kernel, and the numbers of the parts that it runs."""
-        numbers = range(len(self.programs))
-        return [("kernel", numbers)] if self.fused else [(f"kernel_{n}", (n,)) for n in numbers]
-
-    def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        rounded = any(p.schedule.precision == "bf16" and p.dots for p in self.programs)
-        if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
-            raise PlanError(
-                "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
-                'numbers: take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
-            )
-        launches, every = [], _tables(self.programs)
-        for name, group in self.kernels:
-            if grid := sum(arrays[n].programs(self.programs[n]) for n in group):
-                kernel, options = getattr(self.module, name), self._options(group, self.machine)
-                launch = launch_of(kernel, grid, *self._arguments(group, arrays), options)
-                launches.append((launch, [every.index(table) for table in _tables([self.programs[n] for n in group])]))
-        plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
-
-        def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-            stored: Any = each(values) if several else values
-            elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
-            with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
-                for launch, numbers in launches:
-                    launch(stored, dense if plain else [tables[n] for n in numbers], out)
-
-        return call
-
     def _arguments(self, group: Sequence[int], arrays: Sequence[PartArrays]) -> tuple[list[Any], dict[int, int]]:
         """Return the fixed arguments, None where stored values go, and their numbers among `each` by place."""
         counts: list[int] = []
@@ -249,7 +230,8 @@ class TritonPrograms(Programs):
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
             program, part_arrays = self.programs[n], arrays[n]
-            counts += [part_arrays.programs(program), *(part_arrays.stored for _ in program.view.items.counts)]
+            if self.backend == "triton":
+                counts += [part_arrays.programs(program), *(part_arrays.stored for _ in program.view.items.counts)]
             pointers += part_arrays.around(program, [None for _ in program.view.packed])
             numbers += range(first[n], first[n] + len(program.view.packed))
         arguments = [*counts, *pointers]
@@ -281,6 +263,30 @@ class TritonPrograms(Programs):
         tables = _tables([self.programs[n] for n in group])
         types += [torch.bfloat16 if made == "rounded" else self.dtype for _, made in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
+
+
+def _function_of(function: Any, ranges: list[Range], arguments: list[Any], places: dict[int, int]) -> Call:
+    """Return a call of a torch function on these ranges of items, with the arguments that `launch_of` takes too."""
+
+    def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        filled = [*arguments]
+        for place, number in places.items():
+            filled[place] = values[number]
+        function(ranges, *filled, *dense, out)
+
+    return call
+
+
+def _by_one_thread(call: Call) -> Call:
+    def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            call(values, dense, out)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
 
 
 def launch_of(
@@ -402,31 +408,3 @@ def source_name(equation: str, backend: str) -> str:
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
     short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
     return f"{short or 'scalar'}_{backend}"
-
-
-def generated(
-    programs: Sequence[TileProgram],
-    dtype: torch.dtype,
-    backend: str,
-    device: torch.device,
-    cache_dir: Path | None,
-    fused: bool = True,
-    name: str = "",
-    about: Sequence[str] = (),
-) -> Programs:
-    """Return the generated programs of the parts of a plan.
-
-    Args:
-        programs: one a part.
-        dtype: of the operands.
-        backend: ``torch`` or ``triton``.
-        device: that Triton's kernels are for.
-        cache_dir: folder of generated sources.
-        fused: whether one launch runs all parts.
-        name: what the file is named after; the equation of the programs where it is empty.
-        about: lines for a reader of the source, as `header` takes them.
-    """
-    called = source_name(name or programs[0].equation, backend)
-    if backend == "torch":
-        return TorchPrograms(programs, dtype, "cpu", cache_dir, called, about)
-    return TritonPrograms(programs, dtype, machine_of(device), cache_dir, called, about, fused)

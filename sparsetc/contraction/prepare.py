@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, accumulator, generated, stored_dtype
+from sparsetc.codegen.launch import PartArrays, Programs, accumulator, stored_dtype
 from sparsetc.contraction.canonical import Operands, canonicalise
 from sparsetc.contraction.output import output_of
 from sparsetc.device.profile import of_backend
@@ -232,7 +232,7 @@ class Preparation:
         if any(covered) and len(covered) > 1:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
         backend, operand_dtype = "torch" if covered[0] else self.problem.backend, self.canonical.dtype
-        generated_programs = generated(programs, operand_dtype, backend, self.canonical.device, folder, plan.fused)
+        generated_programs = Programs(programs, operand_dtype, backend, self.canonical.device, folder, plan.fused)
         # Sums that are stored once need not be kept wide.
         narrow = backend == "triton" and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)

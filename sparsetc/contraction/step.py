@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
+from sparsetc.codegen.launch import InHalves, Values, accumulator
 from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -383,7 +383,7 @@ class Step(Contraction, Preparation):
         generated_programs = self.executable.programs
         if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target).machine):
             return self.instead("floats").ptx(target)
-        if isinstance(generated_programs, TritonPrograms):
+        if generated_programs.backend == "triton":
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
+from sparsetc.codegen.launch import PartArrays, Programs, accumulator
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
 from sparsetc.errors import PlanError
@@ -116,13 +116,12 @@ class BlockPath(Inspectable):
     def _launch_of(self, backend: str, halves: bool = False) -> Programs:
         rows = 2 * self.room  # runs that are cut take a block each, no more of them than there is room for
         program = block_program(self.problem, self.bitmaps, backend, halves, rows)
-        return generated([program], self.dtype, backend, self.budget.device, self.budget.settings.cache_dir)
+        return Programs([program], self.dtype, backend, self.budget.device, self.budget.settings.cache_dir)
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
         halves = in_halves(self.problem, self.bitmaps, gpu(target).machine)
         launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
-        assert isinstance(launch, TritonPrograms)
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         operands = zip(PAIRED, (self.blocking.x, self.blocking.y), program.view.pairs, strict=True)
         for name, blocks, tiles in operands:
@@ -151,7 +150,7 @@ class BlockPath(Inspectable):
         m = self.blocking.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
         launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
-        dtype = self.dtype if isinstance(launch, TritonPrograms) else torch.float32  # ones are exact in every type
+        dtype = self.dtype if launch.backend == "triton" else torch.float32  # ones are exact in every type
         x, y = (
             torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.blocking.x, self.blocking.y)
         )
@@ -288,7 +287,7 @@ class BlockPath(Inspectable):
             return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
         m = self.blocking.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
-        dtype = self.dtype if isinstance(self.launch, TritonPrograms) else accumulator(self.dtype)
+        dtype = self.dtype if self.launch.backend == "triton" else accumulator(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
     def _products(self, launch: Programs, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:

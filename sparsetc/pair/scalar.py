@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
+from sparsetc.codegen.launch import PartArrays, Programs, accumulator
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.nest import LANE
@@ -80,7 +80,7 @@ class TaskSum:
         program, self._none = self._bind(tasks.none)
         name = f"{p.equation} {'scalar' if letter == 'z' else f'scalar_{letter}'}"
         device, about = self._none.parts[0].index[0].device, _about(p.equation, tasks)
-        self.programs = generated([program], self.dtype, p.backend, device, settings.cache_dir, name=name, about=about)
+        self.programs = Programs([program], self.dtype, p.backend, device, settings.cache_dir, name=name, about=about)
         self.executable = Executable(self.programs, self._rows, (), self.dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ class TaskSum:
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel for a named target; needs no GPU."""
-        if isinstance(self.programs, TritonPrograms):
+        if self.programs.backend == "triton":
             return self.programs.assembly(target, self._none.parts, self.dtype)
         return TaskSum(replace(self.problem, backend="triton"), self.tasks, self.letter).ptx(target)
 

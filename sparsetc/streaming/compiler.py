@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import Programs, accumulator, generated
+from sparsetc.codegen.launch import Programs, accumulator
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.errors import FormatError, PlanError
@@ -234,4 +234,4 @@ class Compiler:
         """The generated programs of a variant, for so many rows of the result."""
         programs = [replace(p, rows=rows) for p in variant.programs]
         folder = self.settings.cache_dir
-        return generated(programs, self.dtype, self.backend, self.target, folder, variant.fused)
+        return Programs(programs, self.dtype, self.backend, self.target, folder, variant.fused)

@@ -14,7 +14,7 @@ from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, sm
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
 import sparsetc as stc
-from sparsetc.codegen.launch import TritonPrograms
+from sparsetc.codegen.launch import Programs
 from sparsetc.pair import scalar
 from sparsetc.pair import tasks as task_lists
 
@@ -130,7 +130,7 @@ def test_ones_are_not_stored(name: str, lanes: int, dtype: torch.dtype) -> None:
     k, dense = kernel(name, lanes, dtype)
     parts = without_values(k)
     made, folder = [p.program for p in parts], k.contraction.settings.cache_dir
-    programs = TritonPrograms(made, dtype, "cpu", folder, "pattern")
+    programs = Programs(made, dtype, "triton", torch.device("cpu"), folder, name="pattern")
     assert "tl.load(values" not in programs.source
     out = zeros(k, dtype)
     programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.canonical.arrange(dense), out)

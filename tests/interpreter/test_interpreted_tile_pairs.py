@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from tile_pairs import FOLDS, DrawnTiles, drawn_tiles, error, spread_tiles
 
-from sparsetc.codegen.launch import generated
+from sparsetc.codegen.launch import Programs
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def check(case: DrawnTiles) -> None:
     """Small whole numbers: every type and order of sums is exact."""
     case = replace(case, whole=False)
-    found = generated([case.program], case.dtype, "triton", CPU, None).blocks(case.arrays())
+    found = Programs([case.program], case.dtype, "triton", CPU, None).blocks(case.arrays())
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -43,7 +43,7 @@ def test_tiles_in_halves(name: str, index64: bool) -> None:
 @settings(max_examples=30, deadline=None)
 @given(spread_tiles())
 def test_parts_are_as_exact_as_float32(case: DrawnTiles) -> None:
-    found = generated([case.program], case.dtype, "triton", CPU, None).blocks(case.arrays())
+    found = Programs([case.program], case.dtype, "triton", CPU, None).blocks(case.arrays())
     assert error(found, case) < 1e-6
 
 
