@@ -1,9 +1,9 @@
-"""Tile programs -> the text of one Triton module, whose functions have a method for each kind of statement.
+"""Tile programs -> the text of one Triton module: a table says which function prints each kind of statement.
 
 In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone:
 one function a part, named as its statements are, and one kernel that runs a part (or, fused, all of them: programs
-below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values` what is stored
-and results, `triton_layout` the dimensions and positions of tensors.
+below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values` stored values,
+`triton_layout` the dimensions and positions of tensors.
 
 Rules the text keeps: no inline assembly and no device library (the interpreter has neither); memory gathers only;
 addresses in 64 bits only where a product of sizes can pass 2**31; padding is masked when loaded, so that it never
@@ -12,21 +12,21 @@ reaches memory or a sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from textwrap import wrap
+from typing import Any
 
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_bitmaps import COUNT, POPC
-from sparsetc.codegen.triton_layout import ADDRESS64, Layout, TritonCoordinates, sides_of
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
+from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, sides_of
+from sparsetc.ir.nest.nest import ITEM
+from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
-from sparsetc.support.lru import cached_property
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:
@@ -44,194 +44,200 @@ def counts_of(program: ir.TileProgram) -> list[str]:
     return [*(["programs"] if slabs else []), *program.view.items.counts]
 
 
-class TritonPrinter(Layout):
-    """Prints one tile program as a Triton function of its program number.
+def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
+    """A program as a function of its number; `sums` and `widen` are those of `module_source`."""
+    printer = TritonPrinter(p, sums, widen)
+    loops.head(printer)
+    nested(printer, p.body)
+    comment = ["# " + line for line in str(p).splitlines()]
+    arguments = ["pid", *counts_of(p), *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
+    return [*comment, "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *printer.out]
 
-    Attributes:
-        widen: the text that brings what is loaded to the type of the sums.
-        words: words loaded so far in the scope of each level.
-    """
 
-    def __init__(self, program: ir.TileProgram, sums: str, widen: bool) -> None:
-        """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
-        super().__init__(program)
-        self.acc = sums
-        self.widen = f".to({sums})" if widen else ""
-        self.out: list[str] = []
-        self.indent = 1
-        self.masked = False
-        self.copies = 1
-        self.words: tuple[set[str], ...] = (set(), set(), set())
+# -- statements --------------------------------------------------------------------------------------------------------
 
-    # -- text -------------------------------------------------------------------------------------------------------
-    def put(self, text: str) -> None:
-        self.out.append("    " * self.indent + text)
 
-    def lines(self) -> list[str]:
-        p = self.p
-        arguments = ["pid", *counts_of(p), *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
-        loops.head(self)
-        self.nested(p.body)
-        comment = ["# " + line for line in str(p).splitlines()]
-        return [*comment, "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *self.out]
-
-    # -- what is known of the program -------------------------------------------------------------------------------
-    @cached_property
-    def spanned(self) -> frozenset[str]:
-        """Axes of which stored values have several positions at once."""
-        return frozenset(a for s in values.statements(self) for a in s.out.axes)
-
-    @cached_property
-    def decodes(self) -> dict[str, ir.Decode]:
-        """Return, by letter, the statement that reads the coordinate which addresses rows."""
-        return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
-
-    @property
-    def half(self) -> bool:
-        """Whether the values are stored in bfloat16."""
-        return self.p.half and self.acc == "tl.float32" and not self.widen
-
-    # -- copies, vectors and guards ---------------------------------------------------------------------------------
-    def each(self, level: int) -> list[str]:
-        """Suffixes of the copies a statement is printed for: one a step taken together."""
-        return [f"_{n}" for n in range(self.copies)] if level == LEAF and self.copies > 1 else [""]
-
-    def copied(self, axes: Sequence[str], level: int) -> Iterator[str]:
-        """The suffixes of a statement over these axes, for each of the vectors that an axis is in."""
-        for _ in self.vectors(axes):
-            yield from self.each(level)
-
-    def guard(self, level: int, u: str) -> str:
-        """The condition under which a lane of this level holds something; empty where all do."""
-        if level == LEAF:
-            return f"ok{u}" if self.masked else ""
-        return "length > 0" if level == LANE and self.p.view.beside[level] else ""
-
-    def inside(self, letter: str, axes: Sequence[str]) -> str:
-        """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
-        decode = self.decodes[letter]
-        guarded = decode.end or any(self.p.axis(c).ragged for c in decode.along)
-        return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
-
-    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
-        """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
-        sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
-        return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
-
-    # -- statements -------------------------------------------------------------------------------------------------
-    def nested(self, body: Sequence[ir.Statement]) -> None:
-        """Statements in their order."""
-        for s in body:
-            self.statement(s)
-
-    def statement(self, s: ir.Statement) -> None:
+def nested(printer: TritonPrinter, body: Sequence[ir.Statement]) -> None:
+    """Print statements in their order."""
+    for s in body:
         if isinstance(s, ir.Loop):
-            loops.LOOPS[type(s.axis)](self, s, s.axis)
-        elif isinstance(s, ir.Decode):
-            for u in self.each(s.level):
-                self.decode(s, u)
-        elif isinstance(s, ir.Value):
-            values.value(self, s)
-        elif isinstance(s, ir.Scale):
-            values.scale(self, s)
-        elif isinstance(s, ir.Zero):
-            for u in self.copied(s.out.axes, ITEM):
-                self.put(f"{self.named(s.out, u)} = tl.zeros({self.shape(s.out)}, {self.acc})")
-        elif isinstance(s, ir.Gather):
-            for u in self.copied(s.out.axes, s.out.level):
-                self.gather(s, u)
-        elif isinstance(s, ir.Reduce):
-            for u in self.copied(s.source.axes, ITEM):
-                self.put(f"{self.named(s.out, u)} = {self.summed(s.source, u, s.out.axes)[0]}")
-        elif isinstance(s, ir.Product):
-            for u in self.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
-                self.product(s, u)
+            for _ in loops.LOOPS[type(s.axis)](printer, s, s.axis):
+                nested(printer, s.body)
         else:
-            for u in self.copied(s.source.axes, s.key.level):
-                values.add(self, s, u)
+            STATEMENTS[type(s)](printer, s)
 
-    def decode(self, s: ir.Decode, u: str) -> None:
-        """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
-        self.put(f"{s.name}{u if s.level == LEAF else ''} = {s.coordinate.text(TritonCoordinates(self, s.level, u))}")
-        if inside := self.all_of([*map(self.limit, s.along), f"{s.name} < {s.end}" if s.end else ""]):
-            self.put(f"{names.inside(s.letter)} = {inside}")
 
-    def coordinate(self, letter: str, u: str) -> str:
-        """The name of a letter's coordinate in a copy of a statement that reads it."""
-        level = self.p.view.level_of(self.p.letters.index(letter))
-        return f"{names.at(letter)}{u if level == LEAF else ''}"
+def decode(printer: TritonPrinter, s: ir.Decode) -> None:
+    """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
+    printer.level = s.level
+    for _ in printer.each(s.level):
+        printer.put(f"{s.name}{printer.copy} = {s.coordinate.text(printer)}")
+        ends = [*map(printer.limit, s.along), f"{s.name} < {s.end}" if s.end else ""]
+        if inside := printer.all_of(ends):
+            printer.put(f"{names.inside(s.letter)} = {inside}")
 
-    def gather(self, s: ir.Gather, u: str) -> None:
-        """Rows of a dense operand at the coordinates of its letters."""
-        o, level, axes, stride, rows = s.operand, s.out.level, s.out.axes, s.operand.nrows * s.operand.width, []
-        for letter, extent in zip(o.rows, o.extents, strict=True):
-            stride //= extent
-            rows.append((self.coordinate(letter, u), self.own((letter,), axes, level), stride))
-        terms = [*self.terms(rows, axes, o.nrows * o.width >= ADDRESS64), *self.columns(o.axes, axes)]
-        lanes = self.placed(self.guard(level, u), (ir.LANES,), axes) if o.rows else ""
-        bounds = self.bounds([c for c in o.axes if c not in self.written], axes)
-        mask = self.all_of([lanes, *(self.inside(c, axes) for c in o.rows), *bounds])
-        self.put(f"{self.named(s.out, u)} = {self.load(o.name, self.address(terms), mask)}{self.summable(s)}")
 
-    def summable(self, s: ir.Gather) -> str:
-        """What brings gathered rows to the type of the sums, but for those that only dots take, rounded as they are."""
-        if not s.operand.rounded:
-            return self.widen
-        return "" if s.out.name in self.bf16 else f".to({self.acc})"
+def zero(printer: TritonPrinter, s: ir.Zero) -> None:
+    for _ in printer.vectors(s.out.axes):
+        printer.put(f"{printer.named(s.out)} = tl.zeros({printer.shape(s.out)}, {printer.acc})")
 
-    @cached_property
-    def bf16(self) -> frozenset[str]:
-        """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
-        rounded = {s.out.name for s, _ in self.p.statements if isinstance(s, ir.Gather) and s.operand.rounded}
-        for s, _ in self.p.statements:
-            sides = (s.left, s.right) if isinstance(s, ir.Product) and s.dot else ()
-            rounded -= {*ir.flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
-        return frozenset(rounded)
 
-    # -- tile einsums -----------------------------------------------------------------------------------------------
-    def product(self, s: ir.Product, u: str) -> None:
-        """A product of factors, or of two matrices."""
-        name, plus = self.named(s.out, u), "+" if s.accumulate else ""
+def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
+    for _ in printer.vectors(s.source.axes):
+        printer.put(f"{printer.named(s.out)} = {printer.summed(s.source, s.out.axes)[0]}")
+
+
+def gather(printer: TritonPrinter, s: ir.Gather) -> None:
+    """Rows of a dense operand at the coordinates of its letters."""
+    o, level, axes = s.operand, s.out.level, s.out.axes
+    strides = [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
+    widen = f".to({printer.acc})" if o.rounded else printer.widen
+    if s.out.name in printer.bf16:  # what only dots take stays rounded
+        widen = ""
+    for _ in printer.copied(axes, level):
+        rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
+        lanes = printer.placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
+        bounds = printer.bounds([c for c in o.axes if c not in printer.written], axes)
+        mask = printer.all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
+        address = printer.address([*rows, *printer.columns(o.axes, axes)])
+        printer.put(f"{printer.named(s.out)} = {printer.load(o.name, address, mask)}{widen}")
+
+
+def product(printer: TritonPrinter, s: ir.Product) -> None:
+    """A product of factors, or of two matrices."""
+    for _ in printer.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
+        name, plus = printer.named(s.out), "+" if s.accumulate else ""
         if not s.dot:
-            self.put(f"{name} {plus}= {self.times(s.inputs, u, s.out.axes)}")
-        elif values.in_halves(self, s):
-            values.halves_product(self, s, u)
-        elif self.acc == "tl.int64":  # no matrix unit multiplies 64-bit integers
-            left, right = self.matrices(s, u, summed_first=True)
-            self.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
+            printer.put(f"{name} {plus}= {printer.times(s.inputs, s.out.axes)}")
+        elif printer.halves:
+            dots_of_halves(printer, s)
+        elif printer.acc == "tl.int64":  # no matrix unit multiplies 64-bit integers
+            left, right = matrices(printer, s, summed_first=True)
+            printer.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
         else:
-            precision = self.p.schedule.precision if self.acc == "tl.float32" else "ieee"
+            precision = printer.p.schedule.precision if printer.acc == "tl.float32" else "ieee"
             cast, how = (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
-            left, right = self.matrices(s, u, cast)
+            left, right = matrices(printer, s, cast)
             total = f", {name}" if s.accumulate else ""
-            self.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={self.acc})")
+            printer.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={printer.acc})")
 
-    def matrices(self, s: ir.Product, u: str, cast: str = "", summed_first: bool = False) -> tuple[str, str]:
-        """Both sides of a dot: (rows, summed), or (summed, rows) where that is asked for, and (summed, columns)."""
-        rows, columns = sides_of(s.out)
-        left = self.matrix(s.left, s.contracted, rows, u, cast, summed_first)
-        return left, self.matrix(s.right, s.contracted, columns, u, cast, True)
 
-    def matrix(
-        self, tiles: Sequence[ir.Tile], summed: tuple[str, ...], free: tuple[str, ...], u: str, cast: str, turned: bool
-    ) -> str:
-        """A side of a dot, its summed axes and the others folded in the order in which its largest factor has them.
+def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first: bool = False) -> list[str]:
+    """Both sides of a dot: (rows, summed), or (summed, rows) where that is asked for, and (summed, columns).
 
-        It is transposed where its rows should be summed, as `turned` says, and are not, or the other way round.
-        """
+    The axes of each are folded in the order in which its largest factor has them; it is transposed where that is the
+    other way round.
+    """
+    texts = []
+    for tiles, free, turned in zip((s.left, s.right), sides_of(s.out), (summed_first, True), strict=True):
         largest = max(tiles, key=lambda t: len(t.axes))
-        first = largest.axes[0] in summed
-        rows, columns = (summed, free) if first else (free, summed)
-        stored = largest.name in self.bf16 or (self.half and any(s.out == largest for s in values.statements(self)))
-        cast = "" if stored else cast
+        first = largest.axes[0] in s.contracted
+        rows, columns = (s.contracted, free) if first else (free, s.contracted)
+        rounded = largest.name in printer.bf16 or (printer.half and any(v.out == largest for v in printer.values))
+        to = "" if rounded else cast
         if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
-            text = f"{self.named(largest, u)}{cast}"
+            text = f"{printer.named(largest)}{to}"
         else:
-            text = self.times(tiles, u, (*rows, *columns))
+            text = printer.times(tiles, (*rows, *columns))
             if len(rows) != 1 or len(columns) != 1:
-                text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
-            text = f"({text}){cast}" if cast and " * " in text else text + cast
-        return text if turned == first else f"tl.trans({text})"
+                text = f"tl.reshape({text}, {[prod(map(printer.size, axes)) for axes in (rows, columns)]})"
+            text = f"({text}){to}" if to and " * " in text else text + to
+        texts.append(text if turned == first else f"tl.trans({text})")
+    return texts
+
+
+def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
+    """The dots of high halves with high ones, and of each with a low one: three for each product of float32.
+
+    The products of a high half with a low one are summed apart, since what dots round off their sums is as much smaller
+    as these are.
+    """
+    name, stored = s.out.name, {value.out for value in printer.values}
+    for tile in (t.name for t in s.inputs if t not in stored):
+        printer.put(f"{tile}_high = {tile}.to(tl.float16)")
+        printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
+    (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
+    high, low, how = f"{name}_high", f"{name}_low", f"out_dtype={printer.acc}"
+    printer.put(f"{high} = tl.dot({left}, {right}, {how})")
+    printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
+    printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
+    # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
+    what = f"{printer.p.view.loops[-1].name}s".capitalize()
+    printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
+    printer.put(f"{name} = tl.fma({high}, 1.0, {name})")
+
+
+def half_of(s: ir.Product, half: str) -> ir.Product:
+    """The product of one half of each side."""
+    left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
+    return replace(s, left=left, right=right)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def add(printer: TritonPrinter, s: ir.Add) -> None:
+    """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed.
+
+    A row is known by coordinates, by a number stored for each nonzero, item or kept position, or is that of the nonzero
+    or the item itself.
+    """
+    p, key, elements = printer.p, s.key, s.copies * printer.p.rows * printer.p.width  # of all copies of the output
+    cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""
+    keyed = printer.own(key.letters, s.source.axes, key.level)
+    for _ in printer.copied(s.source.axes, key.level):
+        value, axes = printer.summed(s.source, (*keyed, *s.axes))
+        conditions = [printer.placed(printer.guard(key.level), (ir.LANES,), axes)]
+        if isinstance(key, ir.Row):
+            each = ((c, n * p.width) for c, n in key.terms)
+            terms = printer.rows(each, axes, key.level, elements)
+            conditions += [printer.inside(c, axes) for c in key.letters]
+        elif isinstance(key, ir.Slot) and key.letters:
+            terms, conditions = slots(printer, key, axes, cast)
+        else:
+            row = ("item", "fiber", f"pos{printer.copy}")[key.level]
+            if isinstance(key, ir.Slot):
+                row = "slot" if loops.known_ahead(key) else printer.load(key.array, row, printer.guard(key.level))
+            terms = [printer.placed(f"{row}{cast}", keyed, axes, p.width)]
+        if s.copies > 1:
+            terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
+        address = printer.address([*terms, *printer.columns(s.axes, axes)])
+        mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
+        arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
+        printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
+
+
+def slots(printer: TritonPrinter, key: ir.Slot, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
+    """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
+    p, places = printer.p, tuple(c for c in axes if c in key.letters)
+    sizes = [p.axis(c).size for c in key.letters]
+    # A loop's number may be a plain one, so that a sum widens it.
+    item = "item" if p.index64 else "item.to(tl.int64)"
+    terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {prod(sizes)}"]
+    for n, c in enumerate(key.letters):
+        terms.append(printer.placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
+    mask = printer.all_of(printer.placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
+    mask = f", mask={mask}, other=-1" if mask else ""
+    printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
+    spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"
+    index = spread if 0 < len(places) < len(axes) else ""
+    times = f" * {p.width}" if p.width != 1 else ""
+    return [f"slot{cast}{index}{times}"], [f"(slot >= 0){index}"]
+
+
+STATEMENTS: dict[type[ir.Statement], Callable[[TritonPrinter, Any], None]] = {
+    ir.Decode: decode,
+    ir.Value: values.value,
+    ir.Scale: values.scale,
+    ir.Zero: zero,
+    ir.Gather: gather,
+    ir.Reduce: reduce,
+    ir.Product: product,
+    ir.Add: add,
+}
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
@@ -250,9 +256,9 @@ def module_source(
             and masks do.
     """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
-    functions = [line for p in programs for line in ("", *TritonPrinter(p, sums, widen).lines(), "")]
+    functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
     if "count(" in "".join(functions):
-        lines += ["", *(POPC if popcount else COUNT).splitlines(), ""]
+        lines += ["", *(values.POPC if popcount else values.COUNT).splitlines(), ""]
     lines += functions
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):

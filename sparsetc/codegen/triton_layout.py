@@ -3,51 +3,121 @@
 In: a tile program. Out: text. An axis of a tile is a dimension of a tensor, or, of a tile with folds, one of several
 that are numbered together. Positions along several sides at once are numbered ``across`` (the columns of a dot) and
 ``along`` (what it sums). Coordinates are loads of words, once a scope, and of what is looked up besides, under the
-lanes' masks. An axis in pieces is taken by several vectors, of which one is at hand.
+lanes' masks. A statement is printed once for each step taken together, and for each vector of an axis in pieces: one
+copy and one vector are at hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from contextlib import contextmanager
+from itertools import chain, groupby
 from math import prod
-from typing import TYPE_CHECKING
 
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
-from sparsetc.ir.nest.nest import LEAF
+from sparsetc.ir.nest.nest import LANE, LEAF
+from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import Stored
-from sparsetc.ir.program.tile import LANES, Add, DenseAxis, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
 from sparsetc.support.lru import cached_property
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.triton import TritonPrinter
-
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
+FACTOR = OPERATORS["+"][0] + 1
+"""How tightly an operand of a sum must bind."""
 
 
-class Layout:
-    """What a printer says of the axes of a program's tiles.
+class TritonPrinter(Writer):
+    """The text of one tile program as a Triton function, and what it says of the axes of the program's tiles.
 
     Attributes:
-        vector: the vector of an axis in pieces that a statement is printed for.
+        acc: Triton's type of the sums.
+        widen: the text that brings what is loaded to the type of the sums.
+        halves: whether dots multiply halves.
+        copies: how many steps are taken together.
+        copy: suffix of the copy at hand of a statement.
+        vector: the vector at hand of an axis in pieces.
+        level: of the coordinate that is written.
+        words: words loaded so far in the scope of each level.
+        values: the statements that read stored values, one an operand.
+        decodes: by letter, the statement that reads the coordinate which addresses rows.
+        spanned: axes of which stored values have several positions at once.
+        written: the dense axes that every result has. What tiles hold past the end of such an axis only meets the guard
+            of a write. So reads of it go around to the row's first elements, which cost nothing more, and are not
+            guarded themselves (H200: MTTKRP of rank 25 is 1.3 to 1.6 times as fast, `benchmarks/results/ranks.json`).
     """
 
-    def __init__(self, program: TileProgram) -> None:
-        self.p = program
-        self.vector = 0
+    def __init__(self, program: TileProgram, sums: str, widen: bool) -> None:
+        """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
+        self.p, self.acc, self.widen = program, sums, f".to({sums})" if widen else ""
+        self.halves = program.schedule.precision == F16X3
+        self.out: list[str] = []
+        self.indent, self.copies, self.copy, self.vector, self.level = 1, 1, "", 0, LEAF
+        self.masked = False
+        self.words: tuple[set[str], ...] = (set(), set(), set())
+        statements = [s for s, _ in program.statements]
+        self.values = [s for s in statements if isinstance(s, Value)]
+        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
+        self.spanned = frozenset(a for s in self.values for a in s.out.axes)
+        self.written = frozenset.intersection(*(frozenset(s.axes) for s in statements if isinstance(s, Add)))
+
+    # -- text -------------------------------------------------------------------------------------------------------
+    def put(self, text: str) -> None:
+        self.out.append("    " * self.indent + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """What is put below a head, indented."""
+        self.put(head)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+    # -- what is known of the program -------------------------------------------------------------------------------
+    @property
+    def half(self) -> bool:
+        """Whether the values are stored in bfloat16."""
+        return self.p.half and self.acc == "tl.float32" and not self.widen
 
     @cached_property
-    def written(self) -> frozenset[str]:
-        """The dense axes that every result has.
+    def bf16(self) -> frozenset[str]:
+        """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
+        rounded = {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and s.operand.rounded}
+        for s, _ in self.p.statements:
+            sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
+            rounded -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
+        return frozenset(rounded)
 
-        What tiles hold past the end of such an axis only meets the guard of a write. So reads of it go around to the
-        row's first elements, which cost nothing more, and are not guarded themselves (H200: MTTKRP of rank 25 is 1.3
-        to 1.6 times as fast, `benchmarks/results/ranks.json`).
-        """
-        return frozenset.intersection(*(frozenset(s.axes) for s, _ in self.p.statements if isinstance(s, Add)))
+    # -- copies and guards ------------------------------------------------------------------------------------------
+    def each(self, level: int) -> Iterator[int]:
+        """The copies a statement is printed for, each while it is the one at hand: one a step taken together."""
+        several = level == LEAF and self.copies > 1
+        for n in range(self.copies if several else 1):
+            self.copy = f"_{n}" if several else ""
+            yield n
+        self.copy = ""
+
+    def copied(self, axes: Sequence[str], level: int) -> Iterator[int]:
+        """The copies of a statement over these axes, for each of the vectors that an axis is in."""
+        for _ in self.vectors(axes):
+            yield from self.each(level)
+
+    def guard(self, level: int) -> str:
+        """The condition under which a lane of this level holds something; empty where all do."""
+        if level == LEAF:
+            return f"ok{self.copy}" if self.masked else ""
+        return "length > 0" if level == LANE and self.p.view.beside[level] else ""
+
+    def inside(self, letter: str, axes: Sequence[str]) -> str:
+        """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
+        decode = self.decodes[letter]
+        guarded = decode.end or any(self.p.axis(c).ragged for c in decode.along)
+        return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
+
+    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
+        """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
+        sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
+        return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
 
     # -- axes in pieces ---------------------------------------------------------------------------------------------
     def pieced(self, axes: Iterable[str]) -> DenseAxis | None:
@@ -114,13 +184,13 @@ class Layout:
         folds = tile.folded and len(tile.axes) > 2
         return f"tl.reshape({name}, {[self.size(a) for a in tile.axes]})" if folds else name
 
-    def named(self, tile: Tile, u: str) -> str:
-        """What a tile is called in a copy of its statement."""
-        return f"{tile.name}{self.piece(tile.axes)}{u if tile.level == LEAF else ''}"
+    def named(self, tile: Tile) -> str:
+        """What a tile is called in the copy of its statement."""
+        return f"{tile.name}{self.piece(tile.axes)}{self.copy if tile.level == LEAF else ''}"
 
-    def factor(self, tile: Tile, u: str, axes: Sequence[str]) -> str:
+    def factor(self, tile: Tile, axes: Sequence[str]) -> str:
         """A factor laid out over `axes`."""
-        name = self.unfolded(tile, self.named(tile, u))
+        name = self.unfolded(tile, self.named(tile))
         order = [a for a in axes if a in tile.axes]
         if tuple(order) != tile.axes:
             name = f"tl.permute({name}, {tuple([tile.axes.index(a) for a in order])})"
@@ -128,13 +198,13 @@ class Layout:
             return name
         return f"{name}[{', '.join(':' if a in order else 'None' for a in axes)}]"
 
-    def times(self, tiles: Sequence[Tile], u: str, axes: Sequence[str]) -> str:
+    def times(self, tiles: Sequence[Tile], axes: Sequence[str]) -> str:
         """The product of factors; small ones are multiplied together before they are spread over the larger tile."""
-        return " * ".join(self.factor(t, u, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
+        return " * ".join(self.factor(t, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
 
-    def summed(self, tile: Tile, u: str, left: Sequence[str]) -> tuple[str, list[str]]:
+    def summed(self, tile: Tile, left: Sequence[str]) -> tuple[str, list[str]]:
         """(a tile summed over all axes but those that are left, its axes)."""
-        text, axes = self.unfolded(tile, self.named(tile, u)), list(tile.axes)
+        text, axes = self.unfolded(tile, self.named(tile)), list(tile.axes)
         for axis in [a for a in axes if a not in left]:
             text = f"tl.sum({text}, {axes.index(axis)})"
             axes.remove(axis)
@@ -154,20 +224,23 @@ class Layout:
             expanded = f"({name})"
         return expanded if stride == 1 else f"{expanded} * {stride}"
 
-    def terms(self, each: Iterable[tuple[str, tuple[str, ...], int]], axes: Sequence[str], wide: bool) -> list[str]:
-        """Terms of an address, laid out; those that depend on the same axes are added up first.
+    def rows(self, strides: Iterable[tuple[str, int]], axes: Sequence[str], level: int, elements: int) -> list[str]:
+        """Terms of the address of rows, laid out; those that depend on the same axes are added up first.
 
         Args:
-            each: a number a position, the axes that it depends on, and the stride that it is multiplied by.
+            strides: the letters whose coordinates say which rows these are, and what each is multiplied by.
             axes: of the address.
-            wide: whether it takes 64 bits.
+            level: of the statement.
+            elements: of the array.
         """
-        cast, laid_out = ".to(tl.int64)" if wide else "", []
-        for depends_on, group in groupby(each, key=lambda term: term[1]):
+        cast, laid_out = ".to(tl.int64)" if elements >= ADDRESS64 else "", []
+        for depends_on, group in groupby(strides, key=lambda term: self.own((term[0],), axes, level)):
             text, before = "", 0
-            for name, _, stride in group:
+            for letter, stride in group:
+                leaf = self.p.view.level_of(self.p.letters.index(letter)) == LEAF
+                name = f"{names.at(letter)}{self.copy if leaf else ''}{cast}"
                 text = f"({text})" if " + " in text else text
-                text = f"{text} * {before // stride} + {name}{cast}" if text else f"{name}{cast}"
+                text = f"{text} * {before // stride} + {name}" if text else name
                 before = stride
             laid_out.append(self.placed(text, depends_on, axes, before))
         return laid_out
@@ -198,110 +271,32 @@ class Layout:
         """What loads elements of an array, 0 where they are masked."""
         return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"
 
+    # -- coordinates ------------------------------------------------------------------------------------------------
+    def position(self, axis: str) -> str:
+        return f"pos{self.copy}" if axis == "nonzero" else axis
+
+    def coordinate(self, mode: int) -> str:
+        return f"{self.p.read[self.p.letters[mode]]}{self.copy if self.p.view.level_of(mode) == LEAF else ''}"
+
+    def along(self, mode: int) -> str:
+        return names.side(self.p.letters[mode])
+
+    def lookup(self, lookup: Lookup) -> str:
+        levels = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(self.p.view.level_of, lookup.modes)]
+        within = [self.limit(self.p.letters[mode]) for mode in sorted(lookup.sides)]
+        mask = self.all_of([self.guard(min(max(levels, default=0), self.level)), *within])
+        load = self.load(lookup.array, lookup.where.text(self, FACTOR), mask)
+        if lookup.every != 1:
+            return load
+        word, words = f"{lookup.array}_bits{self.copy}", self.words[self.level]
+        if word not in words:
+            words.add(word)
+            # Words of 16 bits, which only leaf words are stored in, are decoded as 32.
+            narrow = self.level == LEAF and word_bits(self.p.view.levels[2], lookup.array) <= 16
+            self.put(f"{word} = {load}{'.to(tl.int32)' if narrow else ''}")
+        return word
+
 
 def sides_of(tile: Tile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(axes of a matrix's rows, of its columns)."""
     return tile.axes[: tile.folded], tile.axes[tile.folded :]
-
-
-def dimensions_of(tile: Tile) -> tuple[tuple[str, ...], ...]:
-    """The axes of each dimension of a tensor of values."""
-    return sides_of(tile) if tile.folded else tuple((c,) for c in tile.axes)
-
-
-def widened(printer: TritonPrinter, s: Value) -> str:
-    """What brings values to the type of the sums, where they are not in it and must be.
-
-    Dots of two stored operands take narrow values as they are, and add up wide.
-    """
-    as_they_are = printer.half or (printer.p.stored(s.operand).name and printer.p.dots)
-    return "" if as_they_are else printer.widen
-
-
-def whole(printer: TritonPrinter, s: Value, array: str) -> str:
-    """What loads a tile of which all positions are stored."""
-    stored = printer.p.stored(s.operand)
-    terms, mask = place(printer, s)
-    return printer.load(array, " + ".join([f"{number(printer, stored)} * {stored.values.volume}", *terms]), mask)
-
-
-def number(printer: TritonPrinter, stored: Stored) -> str:
-    """The number of an operand's tile, as addresses take it."""
-    return f"{stored.array('tile')}.to(tl.int64)" if printer.p.index64 else stored.array("tile")
-
-
-def place(printer: TritonPrinter, s: Value) -> tuple[list[str], str]:
-    """(terms of the positions of a tile of values, the condition that they are of the tile)."""
-    stored = printer.p.stored(s.operand)
-    groups = dimensions_of(s.out)
-    called = ("across", "along") if s.out.folded else s.out.axes
-    axes = tuple(str(n) for n in range(len(groups)))
-    terms, conditions = [], []
-    for letter in stored.letters:  # positions that are the same for the whole tile of values
-        if letter not in s.out.axes:
-            terms.append(printer.placed(names.side(letter), (), axes, stored.stride(letter)))
-        elif printer.apart(letter) and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
-            terms.append(printer.placed(printer.begin(letter), (), axes, stored.stride(letter)))
-    for axis, name, group in zip(axes, called, groups, strict=True):
-        text, stride, limit = _flat(printer, stored, name, group)
-        terms.append(printer.placed(text, (axis,), axes, stride))
-        conditions.append(printer.placed(limit, (axis,), axes))
-    return [t for t in terms if t], printer.all_of(conditions)
-
-
-def _flat(printer: TritonPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
-    """(positions along several sides as one number, its stride, the condition that they are of the tile)."""
-    last = letters[-1]
-    if len(letters) == 1:
-        return names.side(last), stored.stride(last), printer.limit(last)
-    block = [printer.p.axis(c).block for c in letters]
-    within = [prod(block[n + 1 :]) for n in range(len(letters))]
-    strides = [stored.stride(c) for c in letters]
-    terms, limits = [], []
-    for n, (letter, w, b, stride) in enumerate(zip(letters, within, block, strides, strict=True)):
-        text = f"{name} // {w}" if w > 1 else name
-        text = f"{text} % {b}" if n else text
-        terms.append(f"({text}) * {stride}" if stride > 1 else text)
-        if printer.p.axis(letter).ragged:
-            begin = f"{printer.begin(letter)} + " if printer.apart(letter) else ""
-            limits.append(f"{begin}{text} < {printer.p.axis(letter).size}")
-    if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
-        return name, strides[-1], printer.all_of(limits)
-    return " + ".join(terms), 1, printer.all_of(limits)
-
-
-FACTOR = OPERATORS["+"][0] + 1
-"""How tightly an operand of a sum must bind."""
-
-
-class TritonCoordinates(Writer):
-    """Writes the coordinates of one level, of the copy of a step that has the suffix `u`."""
-
-    def __init__(self, printer: TritonPrinter, level: int, u: str) -> None:
-        self.printer, self.level, self.u = printer, level, u
-
-    def position(self, axis: str) -> str:
-        return f"pos{self.u}" if axis == "nonzero" else axis
-
-    def coordinate(self, mode: int) -> str:
-        printer, letter = self.printer, self.printer.p.letters[mode]
-        return f"{printer.p.read[letter]}{self.u if printer.p.view.level_of(mode) == LEAF else ''}"
-
-    def along(self, mode: int) -> str:
-        return names.side(self.printer.p.letters[mode])
-
-    def lookup(self, lookup: Lookup) -> str:
-        printer, view = self.printer, self.printer.p.view
-        levels = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(view.level_of, lookup.modes)]
-        within = [printer.limit(printer.p.letters[mode]) for mode in sorted(lookup.sides)]
-        mask = printer.all_of([printer.guard(min(max(levels, default=0), self.level), self.u), *within])
-        load = printer.load(lookup.array, lookup.where.text(self, FACTOR), mask)
-        if lookup.every != 1:
-            return load
-        word, words = f"{lookup.array}_bits{self.u}", printer.words[self.level]
-        if word not in words:
-            words.add(word)
-            # Words of 16 bits, which only leaf words are stored in, are decoded as 32.
-            narrow = self.level == LEAF and word_bits(view.levels[2], lookup.array) <= 16
-            printer.put(f"{word} = {load}{'.to(tl.int32)' if narrow else ''}")
-        return word

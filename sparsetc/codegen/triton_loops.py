@@ -7,19 +7,16 @@ that their loads overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_layout import sides_of
+from sparsetc.codegen.triton_layout import TritonPrinter, sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import DenseAxis, Loop, Product, walk
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.triton import TritonPrinter
+from sparsetc.ir.program.tile import Add, DenseAxis, Loop, Product, Slot, walk
 
 MOST_HELD = 128 << 10
 """Bytes that dots of unrolled positions may hold in all. Each takes shared memory of its own, of which a program has
@@ -38,7 +35,7 @@ def head(printer: TritonPrinter) -> None:
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
     values.head(printer)
-    values.ahead(printer, ITEM)
+    ahead(printer, ITEM)
     # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
     # kernel_probes.json).
     start, stop = p.view.items.ends(printer.load, "tl.minimum")
@@ -66,6 +63,22 @@ def _numbers(printer: TritonPrinter) -> None:
         number = _bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
         printer.put(f"{names.block(axis.letter)} = {number}")
         rest = f"({rest} // {axis.programs})"
+
+
+def ahead(printer: TritonPrinter, level: int) -> None:
+    """Load the rows that items, or fibers, add to when these are known: what is loaded when it is needed is waited for.
+
+    H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
+    """
+    for s, _ in printer.p.statements:
+        if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and known_ahead(s.key):
+            at = "item" if level == ITEM else "fiber"
+            printer.put(f"slot = {printer.load(s.key.array, at, printer.guard(level))}")
+
+
+def known_ahead(key: Slot) -> bool:
+    """Whether one number is stored for all of an item, or of a fiber."""
+    return not key.letters and key.level < LEAF
 
 
 def _bare(text: str) -> str:
@@ -99,20 +112,18 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def _each(printer: TritonPrinter, s: Loop, axis: Each) -> None:
-    products = (inner for inner, _ in walk(s.body) if isinstance(inner, Product))
-    summed = [product.out for product in products if values.in_halves(printer, product)]
-    for total in summed:  # products with low halves are summed apart
+def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
+    dots = [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and inner.dot]
+    summed = dots if printer.halves else []  # products with low halves are summed apart
+    for total in summed:
         printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
-    printer.put(f"for {axis.name} in range(start, stop):")
-    printer.indent += 1
-    if axis.lanes:
-        _block(printer, axis.lanes)
-    for operand in axis.operands:
-        printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
-    values.first(printer)
-    printer.nested(s.body)
-    printer.indent -= 1
+    with printer.block(f"for {axis.name} in range(start, stop):"):
+        if axis.lanes:
+            _block(printer, axis.lanes)
+        for operand in axis.operands:
+            printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
+        values.first(printer)
+        yield
     for total in summed:
         printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
 
@@ -124,11 +135,11 @@ def _block(printer: TritonPrinter, lanes: int) -> None:
     printer.put("full = tl.load(block_full + block)")
     printer.put(f"fiber = block * {lanes} + lane")
     printer.put("length = tl.load(lane_len + fiber)")
-    values.ahead(printer, LANE)
+    ahead(printer, LANE)
     printer.words[LANE].clear()
 
 
-def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> None:
+def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
     if run:
@@ -138,18 +149,16 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> None:
     at = "first" if run else f"first + step * {lanes}"
     for copies, first, end in ((schedule.unroll, start, "full"), (schedule.masked_unroll, "full", stop)):
         stride = f", {size * copies}" if size * copies > 1 else ""
-        printer.put(f"for {name} in range({first}, {end}{stride}):")
-        printer.indent += 1
-        printer.masked, printer.copies = first == "full", copies
-        printer.words[LEAF].clear()
-        for n, u in enumerate(printer.each(LEAF)):
-            printer.put(f"pos{u} = {at}{f' + {n * lanes}' if n else ''} + lane")
-            if printer.masked:
-                has = f"pos{u} < stop" if run else f"step{f' + {n}' if n else ''} < length"
-                printer.put(f"ok{u} = {has}")
-        printer.nested(s.body)
-        printer.masked, printer.copies = False, 1
-        printer.indent -= 1
+        with printer.block(f"for {name} in range({first}, {end}{stride}):"):
+            printer.masked, printer.copies = first == "full", copies
+            printer.words[LEAF].clear()
+            for n in printer.each(LEAF):
+                printer.put(f"pos{printer.copy} = {at}{f' + {n * lanes}' if n else ''} + lane")
+                if printer.masked:
+                    has = f"pos{printer.copy} < stop" if run else f"step{f' + {n}' if n else ''} < length"
+                    printer.put(f"ok{printer.copy} = {has}")
+            yield
+            printer.masked, printer.copies = False, 1
 
 
 def _held(printer: TritonPrinter, s: Loop) -> int:
@@ -164,19 +173,17 @@ def _held(printer: TritonPrinter, s: Loop) -> int:
     return held * (4 if printer.acc == "tl.float32" else 8)
 
 
-def _turns(printer: TritonPrinter, s: Loop, axis: Turns) -> None:
+def _turns(printer: TritonPrinter, s: Loop, axis: Turns) -> Iterator[None]:
     """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
     unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
     unrolled = unrolled and axis.size // axis.take * _held(printer, s) <= MOST_HELD
     span, first = "tl.static_range" if unrolled else "range", printer.begin(axis.name)
     stop = f"{axis.size}" if axis.take == 1 else f"0, {axis.size}, {axis.take}"
-    printer.put(f"for {first} in {span}({stop}):")
-    printer.indent += 1
-    if axis.take > 1:
-        printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.take})")
-    printer.nested(s.body)
-    printer.indent -= 1
+    with printer.block(f"for {first} in {span}({stop}):"):
+        if axis.take > 1:
+            printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.take})")
+        yield
 
 
-LOOPS: dict[type[Axis], Callable[[TritonPrinter, Loop, Any], None]]
+LOOPS: dict[type[Axis], Callable[[TritonPrinter, Loop, Any], Iterator[None]]]
 LOOPS = {Run: _steps, Fibers: _steps, Turns: _turns, Each: _each}

@@ -1,90 +1,270 @@
-"""Stored values -> the text that loads them, and results -> the text that adds them to the output, or stores them.
+"""Stored values -> the text that loads them.
 
-In: the printer of a function, and a `Value` or an `Add` statement. Out: lines. Each kind of storage has its own text,
-here and in `triton_bitmaps`. A value in halves is a high half and a low one: stored so, or split in registers. A row of
-the output is known by coordinates, by a number stored for each nonzero, item or kept position, or is that of the
-nonzero or the item itself.
+In: the printer of a function, and a `Value` or a `Scale` statement. Out: lines. Each kind of storage has its own text.
+
+A value of a bitmap has its place behind those of the tiles before, the bits set before its word, and those before it in
+the word. Where columns are taken in the order stored, as planned layouts have it, the words of a step are counted at
+once and a sum over them runs from step to step; else the words of the tile are gone through one by one, which is slow
+and always right. A tile that is read whole may be padded: its rows by words that are 0, its columns by places that no
+word has bits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
 
-from sparsetc.codegen import triton_bitmaps as bitmaps
-from sparsetc.codegen.triton_layout import ADDRESS64, sides_of, whole, widened
-from sparsetc.ir.nest.nest import ITEM, LEAF
-from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
-from sparsetc.ir.plan import F16X3
+from sparsetc.codegen.triton_layout import TritonPrinter, sides_of
+from sparsetc.ir.nest.nest import LEAF
+from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, OwnPosition, Product, Row, Scale, Slot, Value
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.triton import TritonPrinter
-
-
-def statements(printer: TritonPrinter) -> list[Value]:
-    """The statements that read stored values, one an operand."""
-    return [s for s, _ in printer.p.statements if isinstance(s, Value)]
+from sparsetc.ir.program.operands import Stored
+from sparsetc.ir.program.tile import Loop, Scale, Tile, Value
 
 
 def head(printer: TritonPrinter) -> None:
     """Numbers that all tiles share."""
-    for s in statements(printer):
+    for s in printer.values:
         for name, group in zip(("across", "along"), sides_of(s.out), strict=True):
             if len(group) > 1:
                 printer.put(f"{name} = tl.arange(0, {printer.positions(group)})")
-        if isinstance(printer.p.stored(s.operand).values, Bitmap):
-            bitmaps.head(printer, s)
+        stored = printer.p.stored(s.operand)
+        if stored.values.bitmap and (bits := counted_bits(printer, s, stored)):
+            count, _, places, _ = bits
+            place = stored.array("place")
+            printer.put(f"{stored.array('words')} = tl.arange(0, {count})")
+            printer.put(f"{place} = tl.arange(0, {places}).to(tl.uint32)")
+            printer.put(f"{stored.array('below')} = (tl.full([1], 1, tl.uint32) << {place}) - 1")
+            if any(a.letter in printer.p.letters for a in printer.p.split):
+                printer.put(f"every = tl.arange(0, {1 << (stored.values.words - 1).bit_length()})")
 
 
 def first(printer: TritonPrinter) -> None:
-    """Where the values of the turn's tiles begin, of those stored as bitmaps."""
-    for s in statements(printer):
-        if isinstance(printer.p.stored(s.operand).values, Bitmap):
-            bitmaps.first(printer, s)
+    """The first values of the turn's tiles, of those stored as bitmaps; of a tile taken in slices, the slice's."""
+    for s in printer.values:
+        stored = printer.p.stored(s.operand)
+        if stored.values.bitmap:
+            before = stored.array("before")
+            printer.put(f"{before} = tl.load({stored.array('value_ptr')} + {stored.array('tile')})")
+            split = [a.letter for a in printer.p.split if a.letter in stored.letters]
+            if split and counted_bits(printer, s, stored):
+                skipped = " + ".join(printer.placed(printer.begin(c), (), (), stored.stride(c)) for c in split)
+                printer.put(f"skipped = ({skipped}) // {stored.values.word}")
+                printer.put(f"{before} += tl.sum(count({_word(printer, stored, 'every', 'every < skipped')}), 0)")
 
 
 def value(printer: TritonPrinter, s: Value) -> None:
     """The values at the positions that a program, or a turn of a loop, has."""
-    TEXTS[type(printer.p.stored(s.operand).values)](printer, s)
-
-
-def _tile(printer: TritonPrinter, s: Value) -> None:
-    printer.put(f"{s.out.name} = {whole(printer, s, printer.p.stored(s.operand).array('values'))}{widened(printer, s)}")
-
-
-def _nonzeros(printer: TritonPrinter, s: Value) -> None:
-    for u in printer.each(LEAF):
-        printer.put(f"{s.out.name}{u} = {printer.load('values', f'pos{u}', printer.guard(LEAF, u))}{printer.widen}")
-
-
-def _ones(printer: TritonPrinter, s: Value) -> None:
-    """The 1s of a step: 0 where a lane holds nothing."""
-    for u in printer.each(LEAF):
-        every = f"tl.full([{printer.p.view.lanes}], 1, {printer.acc})"
-        printer.put(f"{s.out.name}{u} = {f'ok{u}.to({printer.acc})' if printer.masked else every}")
-
-
-def _both(printer: TritonPrinter, s: Value) -> None:
-    """Both halves of a tile."""
     stored = printer.p.stored(s.operand)
-    for half in ("high", "low"):
-        printer.put(f"{s.out.name}_{half} = {whole(printer, s, stored.array(f'{half}_values'))}")
+    TEXTS[type(stored.values)](printer, s, stored)
 
 
-TEXTS: dict[type[Values], Callable[[TritonPrinter, Value], None]]
-TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both, ScaledHalves: _both}
+def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+    for _ in printer.each(LEAF):
+        load = printer.load("values", f"pos{printer.copy}", printer.guard(LEAF))
+        printer.put(f"{printer.named(s.out)} = {load}{printer.widen}")
 
 
-# -- dots of halves, three for each product of float32 -----------------------------------------------------------------
+def _ones(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+    """The 1s of a step: 0 where a lane holds nothing."""
+    every = f"tl.full([{printer.p.view.lanes}], 1, {printer.acc})"
+    for _ in printer.each(LEAF):
+        ones = f"ok{printer.copy}.to({printer.acc})" if printer.masked else every
+        printer.put(f"{printer.named(s.out)} = {ones}")
 
 
-def in_halves(printer: TritonPrinter, s: Product) -> bool:
-    """Return True for a product of tiles in halves."""
-    return s.dot and printer.p.schedule.precision == F16X3
+def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+    """A tile of which all positions are stored; both halves of one in halves."""
+    terms, mask = _place(printer, s, stored)
+    at = " + ".join([f"{_number(printer, stored)} * {stored.values.volume}", *terms])
+    for array, half in zip(stored.held, ("_high", "_low") if stored.values.halves else ("",), strict=True):
+        printer.put(f"{s.out.name}{half} = {printer.load(array, at, mask)}{'' if half else _widened(printer, stored)}")
+
+
+def _widened(printer: TritonPrinter, stored: Stored) -> str:
+    """What brings values to the type of the sums, where they are not in it and must be.
+
+    Dots of two stored operands take narrow values as they are, and add up wide.
+    """
+    return "" if printer.half or (stored.name and printer.p.dots) else printer.widen
+
+
+def _number(printer: TritonPrinter, stored: Stored) -> str:
+    """The number of an operand's tile, as addresses take it."""
+    return f"{stored.array('tile')}.to(tl.int64)" if printer.p.index64 else stored.array("tile")
+
+
+def _dimensions(tile: Tile) -> tuple[tuple[str, ...], ...]:
+    """The axes of each dimension of a tensor of values."""
+    return sides_of(tile) if tile.folded else tuple((c,) for c in tile.axes)
+
+
+def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str], str]:
+    """(terms of the positions of a tile of values, the condition that they are of the tile)."""
+    groups = _dimensions(s.out)
+    called = ("across", "along") if s.out.folded else s.out.axes
+    axes = tuple(str(n) for n in range(len(groups)))
+    terms, conditions = [], []
+    for letter in stored.letters:  # positions that are the same for the whole tile of values
+        if letter not in s.out.axes:
+            terms.append(printer.placed(names.side(letter), (), axes, stored.stride(letter)))
+        elif printer.apart(letter) and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
+            terms.append(printer.placed(printer.begin(letter), (), axes, stored.stride(letter)))
+    for axis, name, group in zip(axes, called, groups, strict=True):
+        text, stride, limit = _flat(printer, stored, name, group)
+        terms.append(printer.placed(text, (axis,), axes, stride))
+        conditions.append(printer.placed(limit, (axis,), axes))
+    return [t for t in terms if t], printer.all_of(conditions)
+
+
+def _flat(printer: TritonPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
+    """(positions along several sides as one number, its stride, the condition that they are of the tile)."""
+    last = letters[-1]
+    if len(letters) == 1:
+        return names.side(last), stored.stride(last), printer.limit(last)
+    block = [printer.p.axis(c).block for c in letters]
+    within = [prod(block[n + 1 :]) for n in range(len(letters))]
+    strides = [stored.stride(c) for c in letters]
+    terms, limits = [], []
+    for n, (letter, w, b, stride) in enumerate(zip(letters, within, block, strides, strict=True)):
+        text = f"{name} // {w}" if w > 1 else name
+        text = f"{text} % {b}" if n else text
+        terms.append(f"({text}) * {stride}" if stride > 1 else text)
+        if printer.p.axis(letter).ragged:
+            begin = f"{printer.begin(letter)} + " if printer.apart(letter) else ""
+            limits.append(f"{begin}{text} < {printer.p.axis(letter).size}")
+    if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
+        return name, strides[-1], printer.all_of(limits)
+    return " + ".join(terms), 1, printer.all_of(limits)
+
+
+# -- bitmaps -----------------------------------------------------------------------------------------------------------
+
+COUNT = """@triton.jit
+def count(v):
+    v = v - ((v >> 1) & 0x55555555)
+    v = (v & 0x33333333) + ((v >> 2) & 0x33333333)
+    v = (v + (v >> 4)) & 0x0F0F0F0F
+    return ((v * 0x01010101) >> 24).to(tl.int32)
+"""
+"""Bits set in a word of 32, in parallel (a sum of pairs, of nibbles, of bytes)."""
+POPC = """@triton.jit
+def count(v):
+    return tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [v], dtype=tl.int32, is_pure=True, pack=1)
+"""
+
+
+def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int, int, int, int] | None:
+    """Return which bits are counted together, for one step of a value that is in order.
+
+    Returns:
+        Units that are counted, padding included: a word, or a row where a word has several; positions of one; positions
+        that a program has of the tile, padding included; units of the tile where more are counted, else 0. None where
+        the positions of a step do not lie together as stored, or steps do not follow one another.
+    """
+    p, tiles, axes, sides = printer.p, stored.values, s.out.axes, [printer.p.axis(c) for c in s.out.axes]
+    before, word = _before(printer, s, stored), tiles.word
+    letters = [c for c in (*before, *axes) if p.axis(c).size > 1]
+    if (
+        (p.looped and any(a.letter in axes for a in p.split))  # a share of the positions of a letter, again and again
+        or any(side & (side - 1) for side in tiles.sides)
+        or letters != [stored.letters[m] for m in tiles.sequence if tiles.sides[m] > 1]
+    ):
+        return None
+    if not any(side.ragged for side in sides):
+        count = printer.positions(axes)
+        return (count // word, word, word, 0) if count >= word else None
+    if before or len(axes) != 2:
+        return None
+    row, column = sides
+    if column.ragged:
+        limit = row.size if row.ragged else 0
+        return (row.block, column.size, column.block, limit) if column.size <= word else None
+    if prod(tiles.sides) < word:
+        return None
+    return printer.positions(axes) // word, word, word, row.size * column.size // word
+
+
+def _before(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[str, ...]:
+    """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
+    loops = (inner.axis.letter for inner, _ in printer.p.statements if isinstance(inner, Loop) and inner.axis.letter)
+    gridded = (a.letter for a in printer.p.split)
+    return tuple(c for c in chain(gridded, loops) if c in stored.letters and c not in s.out.axes)
+
+
+def _word(printer: TritonPrinter, stored: Stored, at: str, mask: str = "") -> str:
+    """The load of words of the tile, as unsigned numbers of 32 bits."""
+    tiles = stored.values
+    tile = printer.placed(_number(printer, stored), (), (), tiles.words)
+    text = printer.load(stored.array("bits"), f"{tile} + {at}", mask)
+    return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
+
+
+def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+    """The values at the positions of a step, 0 where there is none."""
+    if not (bits := counted_bits(printer, s, stored)):
+        _search(printer, s, stored)
+        return
+    _, unit, positions, limit = bits
+    called = ("word", "counts", "at", "has", "before", "words", "place", "below")
+    word, counts, at, has, before, words, place, below = map(stored.array, called)
+    mask = f"{words} < {limit}" if limit else ""
+    printer.put(f"{word} = {_word(printer, stored, _word_numbers(printer, s, stored, unit), mask)}")
+    if unit < stored.values.word:
+        behind = f"({words} * {unit} % {stored.values.word}).to(tl.uint32)"
+        printer.put(f"{word} = ({word} >> {behind}) & {hex((1 << unit) - 1)}")
+    printer.put(f"{counts} = count({word})")
+    printer.put(f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
+    if printer.p.looped:
+        printer.put(f"{before} += tl.sum({counts}, 0)")
+    printer.put(f"{has} = (({word}[:, None] >> {place}[None, :]) & 1) == 1")
+    printer.put(f"{at} = {at}[:, None] + count({word}[:, None] & {below}[None, :])")
+    load = printer.load(stored.array("values"), at, has)
+    printer.put(f"{s.out.name} = {load}{_widened(printer, stored)}")
+    sizes = [printer.positions(group) for group in _dimensions(s.out) if group]
+    if sizes[1:] != [positions]:
+        printer.put(f"{s.out.name} = tl.reshape({s.out.name}, {sizes})")
+
+
+def _word_numbers(printer: TritonPrinter, s: Value, stored: Stored, unit: int) -> str:
+    """The words of the tile that the counted units lie in."""
+    bits, words, terms = stored.values.word, stored.array("words"), []
+    if unit < bits:
+        return f"{words} * {unit} // {bits}"
+    for c in stored.letters:
+        if printer.apart(c) or (c not in s.out.axes and printer.p.axis(c).size > 1):
+            at = printer.begin(c) if printer.apart(c) else names.side(c)
+            terms.append(printer.placed(at, (), (), stored.stride(c) // bits))
+    return " + ".join([*terms, words])
+
+
+def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+    """The values of a tile whose words are gone through one by one."""
+    bits, (terms, mask) = stored.values.word, _place(printer, s, stored)
+    shape = [printer.positions(group) for group in _dimensions(s.out)]
+    kind = "tl.bfloat16" if printer.half else printer.acc
+    printer.put(f"position = {' + '.join(terms) or '0'}")
+    if not shape:
+        printer.put("position = tl.full([], 0, tl.int32) + position")
+    printer.put(f"{s.out.name} = tl.zeros({shape}, {kind})")
+    printer.put(f"passed = {stored.array('before')}")
+    with printer.block(f"for number in range({stored.values.words}):"):
+        printer.put(f"word = {_word(printer, stored, 'number')}")
+        printer.put(f"within = (position % {bits}).to(tl.uint32)")
+        inside = f" & ({mask})" if mask else ""
+        printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
+        printer.put(f"behind = count(word & ((tl.full({'[1]' if shape else '[]'}, 1, tl.uint32) << within) - 1))")
+        load = printer.load(stored.array("values"), "passed + behind", "has")
+        printer.put(f"{s.out.name} += {load}{_widened(printer, stored)}")
+        printer.put("passed += count(word)")
+
+
+TEXTS: dict[type[Values], Callable[[TritonPrinter, Value, Stored], None]]
+TEXTS = {Values: _nonzeros, Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves: _whole, ScaledHalves: _whole}
+
+
+# -- scales of halves --------------------------------------------------------------------------------------------------
 
 
 def scale(printer: TritonPrinter, s: Scale) -> None:
@@ -108,106 +288,3 @@ def _of_all(printer: TritonPrinter, s: Scale) -> None:
     exponent = f"tl.maximum(tl.load({address}).to(tl.int32, bitcast=True) >> 23, {HEAD + 1})"
     exponent = f"{2 * BIAS + HEAD} - {exponent}" if s.into else f"{exponent} - {HEAD}"
     printer.put(f"{s.out.name} = (({exponent}) << 23).to(tl.float32, bitcast=True)")
-
-
-def halves_product(printer: TritonPrinter, s: Product, u: str) -> None:
-    """The dots of high halves with high ones, and of each with a low one.
-
-    The products of a high half with a low one are summed apart, since what dots round off their sums is as much smaller
-    as these are.
-    """
-    name, stored = s.out.name, {value.out for value in statements(printer)}
-    for tile in (t.name for t in s.inputs if t not in stored):
-        printer.put(f"{tile}_high = {tile}.to(tl.float16)")
-        printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
-    (left, right), (left_low, right_low) = (printer.matrices(_halves(s, half), u) for half in ("high", "low"))
-    high, low, how = f"{name}_high", f"{name}_low", f"out_dtype={printer.acc}"
-    printer.put(f"{high} = tl.dot({left}, {right}, {how})")
-    printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
-    printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
-    # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
-    what = f"{printer.p.view.loops[-1].name}s".capitalize()
-    printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
-    printer.put(f"{name} = tl.fma({high}, 1.0, {name})")
-
-
-def _halves(s: Product, half: str) -> Product:
-    """The product of one half of each side."""
-    left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
-    return replace(s, left=left, right=right)
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
-def ahead(printer: TritonPrinter, level: int) -> None:
-    """Load the rows that items, or fibers, add to when these are known: what is loaded when it is needed is waited for.
-
-    H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
-    """
-    for s, _ in printer.p.statements:
-        if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and _known_ahead(s.key):
-            at = "item" if level == ITEM else "fiber"
-            printer.put(f"slot = {printer.load(s.key.array, at, printer.guard(level, ''))}")
-
-
-def _known_ahead(key: Slot) -> bool:
-    """Whether one number is stored for all of an item, or of a fiber."""
-    return not key.letters and key.level < LEAF
-
-
-def add(printer: TritonPrinter, s: Add, u: str) -> None:
-    """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed."""
-    keyed = printer.own(s.key.letters, s.source.axes, s.key.level)
-    value, axes = printer.summed(s.source, u, (*keyed, *s.axes))
-    terms, conditions = _rows(printer, s, keyed, axes, u)
-    if s.copies > 1:
-        copy = f"(item % {s.copies}).to(tl.int64)" if _wide(printer, s) else f"item % {s.copies}"
-        terms = [f"{copy} * {printer.p.rows * printer.p.width}", *terms]
-    address = printer.address([*terms, *printer.columns(s.axes, axes)])
-    mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
-    arguments = f"{printer.p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
-    printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
-
-
-def _rows(
-    printer: TritonPrinter, s: Add, keyed: Sequence[str], axes: Sequence[str], u: str
-) -> tuple[list[str], list[str]]:
-    """(terms of the addresses of output rows, conditions), by the kind of the key."""
-    p, key = printer.p, s.key
-    wide = _wide(printer, s)
-    cast = ".to(tl.int64)" if wide else ""
-    lanes = printer.placed(printer.guard(key.level, u), (LANES,), axes)
-    at = ("item", "fiber", f"pos{u}")[key.level]
-    if isinstance(key, Row):
-        each = ((printer.coordinate(c, u), printer.own((c,), axes, key.level), n * p.width) for c, n in key.terms)
-        return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
-    if isinstance(key, OwnPosition):
-        return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
-    if key.letters:
-        return _slots(printer, key, axes, wide)
-    row = "slot" if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
-    return [printer.placed(f"{row}{cast}", keyed, axes, p.width)], [lanes]
-
-
-def _wide(printer: TritonPrinter, s: Add) -> bool:
-    """Whether addresses in the output, all copies of it, need 64 bits."""
-    return s.copies * printer.p.rows * printer.p.width >= ADDRESS64
-
-
-def _slots(printer: TritonPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
-    """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
-    p, places = printer.p, tuple(c for c in axes if c in key.letters)
-    sizes = [p.axis(c).size for c in key.letters]
-    # A loop's number may be a plain one, so that a sum widens it.
-    item = "item" if p.index64 else "item.to(tl.int64)"
-    terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {prod(sizes)}"]
-    for n, c in enumerate(key.letters):
-        terms.append(printer.placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
-    mask = printer.all_of(printer.placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
-    mask = f", mask={mask}, other=-1" if mask else ""
-    printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
-    spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"
-    index = spread if 0 < len(places) < len(axes) else ""
-    times = f" * {p.width}" if p.width != 1 else ""
-    return [f"slot{'.to(tl.int64)' if wide else ''}{index}{times}"], [f"(slot >= 0){index}"]
