@@ -1,7 +1,7 @@
 """Tile programs -> the text of one torch module: the default without a GPU, and the reference for tests.
 
 In: tile programs of whole axes, of views with one lane, so that nothing is padded. Out: a module with a function a
-part, which `TorchPrinter` prints by a walk over its statements, a method each. Each is a function of chunks, in
+part, which is printed by a walk over its statements, a function each. Each is a function of chunks, in
 which every statement is done for all rows of a chunk at once: a tile has a row per item, per fiber, tile or pair, or
 per nonzero, by its level, and behind it its axes, those along sides first. A loop becomes a sum over runs of rows. What
 is gathered by no coordinate has no rows.
@@ -10,282 +10,191 @@ is gathered by no coordinate has no rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from string import ascii_letters
+from typing import Any
 
-from sparsetc.codegen.torch_rows import COUNTS, RANGES, ChunkRows, TorchCoordinates, bags, rows_of, value
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of
+from sparsetc.ir.nest.nest import LANE, LEAF
+from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.support.lru import cached_property
 
 
-class TorchPrinter(ChunkRows):
-    """Prints one tile program as a torch function of chunks."""
+def function(p: TileProgram, integers: bool) -> list[str]:
+    """A program as a function of chunks; `integers` is that of `module_source`."""
+    printer = TorchPrinter(p, integers)
+    for s, _ in p.statements:
+        if type(s) in STATEMENTS:
+            STATEMENTS[type(s)](printer, s)
+    comment = ["# " + line for line in str(p).splitlines()]
+    arguments = ["chunks", *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
+    head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
+    return [*comment, *head, *printer.out]
 
-    def __init__(self, program: ir.TileProgram, integers: bool = False) -> None:
-        super().__init__(program, f"{next(iter(program.view.packed), program.output)}.device")
-        self.einsum = "integer_einsum" if integers else "torch.einsum"
-        self.bags = bags(program)
-        statements = [s for s, _ in program.statements]
-        self.decodes = {s.letter: s for s in statements if isinstance(s, ir.Decode) and not s.tile}
-        self.gathers = {s.out.name: s for s in statements if isinstance(s, ir.Gather)}
-        products = [s for s in statements if isinstance(s, ir.Product)]
-        self.read = [t.name for s in products for t in s.inputs]
-        # a sum of one tile may be a view of it, where the side is 1
-        self.products = {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
-        self.out: list[str] = []
 
-    def put(self, text: str) -> None:
-        self.out.append("        " + text)
+def decode(printer: TorchPrinter, s: ir.Decode) -> None:
+    """Coordinates, a row each; along a side, of each of its positions."""
+    printer.level, printer.column = s.level, "[:, None]" if s.coordinate.sides else ""
+    printer.put(f"{s.name} = {s.coordinate.text(printer)}")
+    if s.end:
+        printer.put(f"{names.past(s.letter)} = {s.name} >= {s.end}")
+        printer.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
 
-    def lines(self) -> list[str]:
-        p = self.p
-        arguments = ["chunks", *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
-        self.walk(p.body)
-        comment = ["# " + line for line in str(p).splitlines()]
-        head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
-        return [*comment, *head, *self.out]
 
-    def walk(self, body: Iterable[ir.Statement]) -> None:
-        for s in body:
-            match s:
-                case ir.Loop():
-                    self.walk(s.body)
-                case ir.Decode():
-                    self.decode(s)
-                case ir.Value():
-                    self.load(s)
-                case ir.Gather():
-                    self.gather(s)
-                case ir.Product():
-                    self.product(s)
-                case ir.Add():
-                    self.add(s)
+def value(printer: TorchPrinter, s: ir.Value) -> None:
+    """The values of tiles, their positions in the order in which they are stored."""
+    stored = printer.p.stored(s.operand)
+    kind, sides = stored.values, ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
+    values, pairs = stored.array("values"), f"pair_{stored.name}[{RANGES[LANE]}]"  # the tiles that pairs name
+    if isinstance(kind, Ones):
+        count, dtype = COUNTS[rows_of(printer.p, LEAF)], f"{printer.p.output}.dtype"
+        text = f"torch.ones({count}, dtype={dtype}, device={printer.device})"
+    elif isinstance(kind, Bitmap):
+        bits, sizes = f"{stored.array('bits')}.view(-1, {kind.words})", f"{kind.word}, {kind.volume}"
+        tiles = f"{bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes}"
+        if stored.name:
+            tiles = f"{bits}[{pairs}], {values}, {sizes}, {stored.array('value_ptr')}[{pairs}]"
+        text = f"expanded({tiles}).view(-1, {sides})"
+    elif stored.name:
+        text = f"{values}.view(-1, {sides}).index_select(0, {pairs})"
+    else:
+        text = f"{values}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
+    printer.put(f"{s.out.name} = {text}")
 
-    # -- coordinates ------------------------------------------------------------------------------------------------
-    def decode(self, s: ir.Decode) -> None:
-        """Coordinates, a row each; along a side, of each of its positions."""
-        self.put(f"{s.name} = {s.coordinate.text(TorchCoordinates(self, s))}")
-        if s.end:
-            self.put(f"{names.past(s.letter)} = {s.name} >= {s.end}")
-            self.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
 
-    def sided(self, letters: Iterable[str]) -> tuple[str, ...]:
-        """The sides along which the coordinates of these letters vary, once each."""
-        return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
+def gather(printer: TorchPrinter, s: ir.Gather) -> None:
+    """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
+    o, level = s.operand, s.out.level
+    if s in [rows for rows, _ in printer.bags.values()]:
+        return
+    if not o.rows:
+        printer.put(f"{s.out.name} = {o.name}.view({printer.shape(o.axes) or '()'})")
+        return
+    table = printer.table(o) if o.axes else f"{o.name}.view({o.nrows})"
+    rows = f"{table}.index_select(0, {printer.index(o, level)})"
+    inner = s.out.within
+    printer.put(f"{s.out.name} = {rows}" + (f".view(-1, {printer.shape(inner)})" if inner != o.axes[:1] else ""))
+    for letter in o.rows:
+        if printer.decodes[letter].end:
+            past = printer.over(names.past(letter), letter, level, o.rows, len(o.axes))
+            printer.put(f"{s.out.name}.masked_fill_({past}, 0)")
 
-    def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
-        """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
-        text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
-        along = self.decodes[letter].along
-        return _laid_out(text, [":", *(":" if c in along else "None" for c in sides), *("None" for _ in range(dense))])
 
-    def index(self, operand: ir.Operand, level: int) -> str:
-        """The rows of an operand that are gathered, of all positions along sides one after another."""
-        text, big = "", ".long()" if operand.nrows >= 2**31 else ""
-        for letter, extent in zip(operand.rows, operand.extents, strict=True):
-            name = self.over(names.at(letter), letter, level, operand.rows) + big
-            text = f"({text}) * {extent} + {name}" if text else name
-        return self.flat(text, operand.rows)
+def product(printer: TorchPrinter, s: ir.Product) -> None:
+    """The product of tiles; added up over the rows below each of its own, where it accumulates."""
+    level = max(rows_of(printer.p, t.level) for t in s.inputs)
+    axes = s.out.within
+    if s.right:
+        sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
+        texts = [(printer.times(tiles, side_axes, level), len(side_axes) > 1) for tiles, side_axes in sides]
+        matrices = ", ".join(f"({text}).flatten(1)" if several else text for text, several in texts)
+        text = f"run_products({matrices}, {printer.offsets(level)})"
+        text += f".view(-1, {printer.shape(axes)})" if len(axes) > 2 else ""
+    elif s in printer.bags:
+        text = bag(printer, s, *printer.bags[s], level)
+    else:
+        text = multiplied(printer, s.inputs, axes, level)
+        text = f"run_sums({text}, {printer.offsets(level)})" if s.accumulate else text
+    printer.put(f"{s.out.name} = {text}")
 
-    def flat(self, text: str, letters: Sequence[str], then: str = "") -> str:
-        """Numbers over rows and sides in one row, once more is done to them."""
-        if not self.sided(letters):
-            return text
-        return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
 
-    # -- loads ------------------------------------------------------------------------------------------------------
-    def load(self, s: ir.Value) -> None:
-        """Stored values."""
-        self.put(f"{s.out.name} = {value(self, s)}")
-
-    def gather(self, s: ir.Gather) -> None:
-        """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
-        o, level = s.operand, s.out.level
-        if s in [rows for rows, _ in self.bags.values()]:
-            return
-        if not o.rows:
-            self.put(f"{s.out.name} = {o.name}.view({self.shape(o.axes) or '()'})")
-            return
-        table = self.table(o) if o.axes else f"{o.name}.view({o.nrows})"
-        rows = f"{table}.index_select(0, {self.index(o, level)})"
-        inner = s.out.within
-        self.put(f"{s.out.name} = {rows}" + (f".view(-1, {self.shape(inner)})" if inner != o.axes[:1] else ""))
-        for letter in o.rows:
-            if self.decodes[letter].end:
-                past = self.over(names.past(letter), letter, level, o.rows, len(o.axes))
-                self.put(f"{s.out.name}.masked_fill_({past}, 0)")
-
-    def table(self, operand: ir.Operand) -> str:
-        """An operand as rows."""
-        return f"{operand.name}.view({operand.nrows}, {operand.width})"
-
-    def shape(self, axes: Iterable[str]) -> str:
-        return ", ".join(str(self.p.axis(a).size) for a in axes)
-
-    # -- products ---------------------------------------------------------------------------------------------------
-    def product(self, s: ir.Product) -> None:
-        """The product of tiles; added up over the rows below each of its own, where it accumulates."""
-        level = max(rows_of(self.p, t.level) for t in s.inputs)
-        axes = s.out.within
-        if s.right:
-            sides = ((s.left, axes[: s.out.folded]), (s.right, axes[s.out.folded :]))
-            texts = [(self.times(tiles, side_axes, level), len(side_axes) > 1) for tiles, side_axes in sides]
-            matrices = ", ".join(f"({text}).flatten(1)" if several else text for text, several in texts)
-            text = f"run_products({matrices}, {self.offsets(level)})"
-            text += f".view(-1, {self.shape(axes)})" if len(axes) > 2 else ""
-        elif s in self.bags:
-            text = self.bag(s, *self.bags[s], level)
-        else:
-            text = self.multiplied(s.inputs, axes, level)
-            text = f"run_sums({text}, {self.offsets(level)})" if s.accumulate else text
-        self.put(f"{s.out.name} = {text}")
-
-    def bag(self, s: ir.Product, rows: ir.Gather, shared: tuple[str, ...], level: int) -> str:
-        """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
-        o, others, axes = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name), s.out.within
-        weights, offsets = self.times(others, shared, level), self.offsets(level)
-        call, table = "bag", self.table(o)
-        if shared:
-            k = self.p.elements(shared)
-            call, table = "bags", f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
-            weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
-        text = f"{call}({self.index(o, level)}, {table}, {offsets}, {weights})"
-        if len(axes) == (2 if shared else 1):
-            return text
-        return f"{text}.view({', '.join(filter(None, ('-1', self.shape(axes))))})"
-
-    def times(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-        """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
-        tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
-        into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
-        into = [t for t in into if rows_of(self.p, t.level) == rows_of(self.p, level)][:1]
-        factors = [self.factor(t, axes, level) for t in tiles if t not in into]
-        return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
-
-    def is_spare(self, tile: ir.Tile) -> bool:
-        """Whether a tile is a tensor of its own that one product alone reads."""
-        gather = self.gathers.get(tile.name)
-        fresh = gather.operand.rows if gather else tile.name in self.products
-        return bool(fresh) and tile.name not in self.constants and self.read.count(tile.name) == 1
-
-    def multiplied(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-        """The product, summed over the axes that it is not to have.
-
-        Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
-        be of a vector each: multiplying, then adding up, is several times as fast.
-        """
-        every = {a for t in tiles for a in t.within}
-        summed = every - set(axes)
-        large = next((t for t in tiles if set(t.within) == every), None)
-        if not summed:
-            return self.times(tiles, axes, level)
-        vectors = any(set(t.within) - summed for t in tiles if t is not large)
-        if large is None or not vectors or self.constants.issuperset(t.name for t in tiles):
-            return self.contraction(tiles, axes, level)
-        text = self.times(tiles, large.within, level)
-        return self.summed(f"({text})" if " * " in text else text, large.within, axes)
-
-    def contraction(self, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-        """The product, summed over the axes that it is not to have."""
-        letters = self.einsum_letters
-        ordered = sorted(tiles, key=lambda t: -len(t.within))
-        named = [(*([] if t.name in self.constants else [""]), *t.within) for t in ordered]
-        terms = ["".join(letters[a] for a in axes_of_term) for axes_of_term in named]
-        factors = [self.factor(t, t.within, level) for t in ordered]
-        rows = "" if self.constants.issuperset(t.name for t in tiles) else letters[""]
-        out = rows + "".join(letters[a] for a in axes)
-        return f'{self.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
-
-    @cached_property
-    def einsum_letters(self) -> dict[str, str]:
-        """A letter for each axis, its own where it has one, and under the empty name one for rows."""
-        letters = {a.letter: a.letter for a in self.p.axes if len(a.letter) == 1}
-        free = (c for c in reversed(ascii_letters) if c not in letters)
-        return letters | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in letters}
-
-    def factor(self, tile: ir.Tile, axes: tuple[str, ...], level: int) -> str:
-        """A factor laid out over rows of a level, unless it has none, and the axes."""
-        tile_axes, constant = tile.within, tile.name in self.constants
-        name = tile.name if constant else self.spread(tile.name, tile.level, level)
-        order = [tile_axes.index(a) for a in axes if a in tile_axes]
-        if order != sorted(order):
-            numbers = order if constant else [0, *(n + 1 for n in order)]
-            name = f"{name}.permute({', '.join(map(str, numbers))})"
-        return _laid_out(name, [*([] if constant else [":"]), *(":" if a in tile_axes else "None" for a in axes)])
-
-    @cached_property
-    def constants(self) -> set[str]:
-        """The names of the tiles that are the same for all rows, and so have none: of operands without sparse letters,
-        and products of such tiles.
-        """
-        without_rows: set[str] = set()
-        for s, _ in self.p.statements:
-            match s:
-                case ir.Gather(out, operand) if not operand.rows:
-                    without_rows.add(out.name)
-                case ir.Product(out) if not s.accumulate and all(t.name in without_rows for t in s.inputs):
-                    without_rows.add(out.name)
-        return without_rows
-
-    # -- results ----------------------------------------------------------------------------------------------------
-    def add(self, s: ir.Add) -> None:
-        """Adds the rows to those of the output, or stores them where no others are added there."""
-        p, level = self.p, rows_of(self.p, s.key.level)
-        kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
-        numbers = p.width == 1
-        rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
-        size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
-        total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
-        if kept or len(s.axes) != (0 if numbers else 1):
-            total = f"{total}.reshape({shape})"
-        output = f"{p.output}.view({size})"
-        if isinstance(s.key, ir.OwnPosition):
-            self.put(f"{output}[{RANGES[level]}] = {total}")
-            return
-        row = self.output_rows(s.key, level, s.owned)
-        if kept and (isinstance(s.key, ir.Slot) or any(self.decodes[c].end for c in s.key.letters)):
-            self.put(f"row = {row}")
-            self.put("inside = row >= 0")
-            row, total = "row[inside]", f"{total}[inside]"
-        self.put(f"{output}.index_copy_(0, {row}, {total})" if s.owned else f"add_rows({output}, {row}, {total})")
-
-    @staticmethod
-    def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
-        """A tile of some axes with these in an order, summed over those that it has besides."""
-        if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
-            text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
-        left = [a for a in own if a in axes]
-        if left != list(axes):
-            text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
+def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str, ...], level: int) -> str:
+    """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
+    o, others, axes = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name), s.out.within
+    weights, offsets = printer.times(others, shared, level), printer.offsets(level)
+    call, table = "bag", printer.table(o)
+    if shared:
+        k = printer.p.elements(shared)
+        call, table = "bags", f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
+        weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
+    text = f"{call}({printer.index(o, level)}, {table}, {offsets}, {weights})"
+    if len(axes) == (2 if shared else 1):
         return text
-
-    def output_rows(self, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
-        """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
-        if isinstance(key, ir.Slot):
-            if not key.letters:
-                return f"{key.array}[{RANGES[level]}]"
-            kept = f"{key.array}.view(-1, {self.p.elements(key.letters)})[{RANGES[level]}]"
-            return f"{kept}.flatten(){'.long()' if owned else ''}"
-        letters = [c for c, _ in key.terms]
-        if not letters:
-            return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.device})"
-        wide = ".long()" if not self.sided(letters) and (owned or len(letters) > 1 or self.p.width > 1) else ""
-        terms = [
-            self.over(names.at(c), c, level, letters) + wide + (f" * {stride}" if stride != 1 else "")
-            for c, stride in key.terms
-        ]
-        past = [self.over(names.past(c), c, level, letters) for c in letters if self.decodes[c].end]
-        return self.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))
+    return f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
 
 
-def _laid_out(text: str, index: Sequence[str]) -> str:
-    """A tensor with the axes of an index that it lacks."""
-    return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
+def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    """The product, summed over the axes that it is not to have.
 
+    Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
+    be of a vector each: multiplying, then adding up, is several times as fast.
+    """
+    every = {a for t in tiles for a in t.within}
+    summed = every - set(axes)
+    large = next((t for t in tiles if set(t.within) == every), None)
+    if not summed:
+        return printer.times(tiles, axes, level)
+    vectors = any(set(t.within) - summed for t in tiles if t is not large)
+    if large is None or not vectors or printer.constants.issuperset(t.name for t in tiles):
+        return contraction(printer, tiles, axes, level)
+    text = printer.times(tiles, large.within, level)
+    return printer.summed(f"({text})" if " * " in text else text, large.within, axes)
+
+
+def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    """The product, summed over the axes that it is not to have."""
+    letters = printer.einsum_letters
+    ordered = sorted(tiles, key=lambda t: -len(t.within))
+    named = [(*([] if t.name in printer.constants else [""]), *t.within) for t in ordered]
+    terms = ["".join(letters[a] for a in axes_of_term) for axes_of_term in named]
+    factors = [printer.factor(t, t.within, level) for t in ordered]
+    rows = "" if printer.constants.issuperset(t.name for t in tiles) else letters[""]
+    out = rows + "".join(letters[a] for a in axes)
+    return f'{printer.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
+
+
+def add(printer: TorchPrinter, s: ir.Add) -> None:
+    """Adds the rows to those of the output, or stores them where no others are added there."""
+    p, level = printer.p, rows_of(printer.p, s.key.level)
+    kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
+    numbers = p.width == 1
+    rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
+    size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
+    total = printer.summed(s.source.name, s.source.within, (*kept, *s.axes))
+    if kept or len(s.axes) != (0 if numbers else 1):
+        total = f"{total}.reshape({shape})"
+    output = f"{p.output}.view({size})"
+    if isinstance(s.key, ir.OwnPosition):
+        printer.put(f"{output}[{RANGES[level]}] = {total}")
+        return
+    row = output_rows(printer, s.key, level, s.owned)
+    if kept and (isinstance(s.key, ir.Slot) or any(printer.decodes[c].end for c in s.key.letters)):
+        printer.put(f"row = {row}")
+        printer.put("inside = row >= 0")
+        row, total = "row[inside]", f"{total}[inside]"
+    printer.put(f"{output}.index_copy_(0, {row}, {total})" if s.owned else f"add_rows({output}, {row}, {total})")
+
+
+def output_rows(printer: TorchPrinter, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
+    """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
+    if isinstance(key, ir.Slot):
+        if not key.letters:
+            return f"{key.array}[{RANGES[level]}]"
+        kept = f"{key.array}.view(-1, {printer.p.elements(key.letters)})[{RANGES[level]}]"
+        return f"{kept}.flatten(){'.long()' if owned else ''}"
+    letters = [c for c, _ in key.terms]
+    if not letters:
+        return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={printer.device})"
+    wide = ".long()" if not printer.sided(letters) and (owned or len(letters) > 1 or printer.p.width > 1) else ""
+    terms = [
+        printer.over(names.at(c), c, level, letters) + wide + (f" * {stride}" if stride != 1 else "")
+        for c, stride in key.terms
+    ]
+    past = [printer.over(names.past(c), c, level, letters) for c in letters if printer.decodes[c].end]
+    return printer.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))
+
+
+STATEMENTS: dict[type[ir.Statement], Callable[[TorchPrinter, Any], None]] = {
+    ir.Decode: decode,
+    ir.Value: value,
+    ir.Gather: gather,
+    ir.Product: product,
+    ir.Add: add,
+}
+"""What prints each kind of statement. A loop is a sum over rows, of which each begins with 0."""
 
 CALLS = "add_rows bag bags expanded integer_einsum matmul_precision multiply run_products run_sums"
 """Names in `runtime.calls` that generated programs may call."""
@@ -294,7 +203,7 @@ CALLS = "add_rows bag bags expanded integer_einsum matmul_precision multiply run
 @lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool = False) -> str:
     """The whole file: header and one function a part; `integers` says of what type the operands are."""
-    functions = ["\n".join(p.lines(integers) if p.covers else TorchPrinter(p, integers).lines()) for p in programs]
+    functions = ["\n".join(p.lines(integers) if p.covers else function(p, integers)) for p in programs]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
     used = ", ".join(name for name in CALLS.split() if name in called)

@@ -1,24 +1,28 @@
-"""Write what torch programs read as text, and choose how many rows they take at a time.
+"""Write what is laid out over the rows of a chunk as text, and choose how many rows torch programs take at a time.
 
-In: a tile program, its statements and the tensors that it reads. Out: texts over ``i0, i1, b0, b1, n0, n1``: the items
-of a chunk, their fibers, tiles or pairs, and their stored nonzeros; and those ranges, of chunks of items that are small
-enough that what is made stays in the cache. A chunk's words are slices; what is looked up besides, and the tiles that
-pairs name, are by `index_select`. Rows of an operand whose weighted sums one call of torch makes are never gathered.
+In: a tile program, and the tensors that it reads. Out: texts over ``i0, i1, b0, b1, n0, n1``: the items of a chunk,
+their fibers, tiles or pairs, and their stored nonzeros; and those ranges, of chunks of items that are small enough that
+what is made stays in the cache. A chunk's words are slices; what is looked up besides is by `index_select`. Rows of an
+operand whose weighted sums one call of torch makes are never gathered.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from string import ascii_letters
 from typing import TYPE_CHECKING
 
 import torch
 
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
-from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram, Value
+from sparsetc.ir.program import names
+from sparsetc.ir.program.operands import Operand
+from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
+from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -35,11 +39,34 @@ def rows_of(program: TileProgram, level: int) -> int:
     return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
-class ChunkRows:
-    """The rows that a chunk has of each level."""
+class TorchPrinter(Writer):
+    """The text of one tile program as a torch function of chunks, and the rows that a chunk has of each level.
 
-    def __init__(self, program: TileProgram, device: str) -> None:
-        self.p, self.device = program, device
+    Attributes:
+        einsum: the function that contracts.
+        level: of the coordinate that is written.
+        column: the index that lays it out over positions along sides; empty where it has none.
+        decodes: by letter, the statement that reads the coordinate which addresses rows.
+        gathers: the statements that gather rows, by what they make.
+        read: the names of factors, once for each product that reads one.
+        products: the names of products that are tensors of their own; a sum of one tile may be a view of it, where the
+            side is 1.
+    """
+
+    def __init__(self, program: TileProgram, integers: bool = False) -> None:
+        self.p, self.device = program, f"{next(iter(program.view.packed), program.output)}.device"
+        self.einsum = "integer_einsum" if integers else "torch.einsum"
+        self.level, self.column = LEAF, ""
+        self.bags, statements = bags(program), [s for s, _ in program.statements]
+        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
+        self.gathers = {s.out.name: s for s in statements if isinstance(s, Gather)}
+        products = [s for s in statements if isinstance(s, Product)]
+        self.read = [t.name for s in products for t in s.inputs]
+        self.products = {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
+        self.out: list[str] = []
+
+    def put(self, text: str) -> None:
+        self.out.append("        " + text)
 
     def offsets(self, level: int) -> str:
         """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
@@ -63,28 +90,19 @@ class ChunkRows:
             return f"{name}.repeat_interleave({self.p.view.items.size}, 0)[: {COUNTS[level]}]"
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
 
-
-class TorchCoordinates(Writer):
-    """Writes the coordinates of a statement; those along a side are columns beside one another."""
-
-    def __init__(self, rows: ChunkRows, statement: Decode) -> None:
-        self.rows, self.level, self.along_side = rows, statement.level, bool(statement.coordinate.sides)
-        self.column = "[:, None]" if self.along_side else ""
-
+    # -- coordinates; those along a side are columns beside one another ----------------------------------------------
     def position(self, axis: str) -> str:
-        device = self.rows.device
         if axis == "lane":
-            return f"torch.zeros(1, dtype=torch.int64, device={device})"  # these programs have one
+            return f"torch.zeros(1, dtype=torch.int64, device={self.device})"  # these programs have one
         at = AXIS_LEVEL[axis]
-        return self.rows.spread(f"torch.arange({', '.join(ENDS[at])}, device={device})", at, self.level) + self.column
+        return self.spread(f"torch.arange({', '.join(ENDS[at])}, device={self.device})", at, self.level) + self.column
 
     def coordinate(self, mode: int) -> str:
-        p, letter = self.rows.p, self.rows.p.letters[mode]
-        text = self.rows.spread(p.read[letter], p.view.level_of(mode), self.level)
-        return f"{text}.long(){self.column}" if self.along_side else text
+        text = self.spread(self.p.read[self.p.letters[mode]], self.p.view.level_of(mode), self.level)
+        return f"{text}.long(){self.column}" if self.column else text
 
     def along(self, mode: int) -> str:
-        return f"torch.arange({self.rows.p.view.values.sides[mode]}, device={self.rows.device})"
+        return f"torch.arange({self.p.view.values.sides[mode]}, device={self.device})"
 
     def bits(self, bits: Bits) -> tuple[str, str]:
         text, last = bits.operations(self.lookup(bits.word))
@@ -93,28 +111,102 @@ class TorchCoordinates(Writer):
     def lookup(self, lookup: Lookup) -> str:
         if lookup.every != 1:
             where = lookup.where.text(self)
-            listed = f"{lookup.array}[{where}].long()"
-            return listed if self.along_side else f"{lookup.array}.index_select(0, {where})"
+            return f"{lookup.array}[{where}].long()" if self.column else f"{lookup.array}.index_select(0, {where})"
         (level,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
-        return self.rows.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
+        return self.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
+
+    # -- what is laid out over rows, sides and axes -------------------------------------------------------------------
+    def sided(self, letters: Iterable[str]) -> tuple[str, ...]:
+        """The sides along which the coordinates of these letters vary, once each."""
+        return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
+
+    def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
+        """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
+        text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
+        along = self.decodes[letter].along
+        return _laid_out(text, [":", *(":" if c in along else "None" for c in sides), *("None" for _ in range(dense))])
+
+    def index(self, operand: Operand, level: int) -> str:
+        """The rows of an operand that are gathered, of all positions along sides one after another."""
+        text, big = "", ".long()" if operand.nrows >= 2**31 else ""
+        for letter, extent in zip(operand.rows, operand.extents, strict=True):
+            name = self.over(names.at(letter), letter, level, operand.rows) + big
+            text = f"({text}) * {extent} + {name}" if text else name
+        return self.flat(text, operand.rows)
+
+    def flat(self, text: str, letters: Sequence[str], then: str = "") -> str:
+        """Numbers over rows and sides in one row, once more is done to them."""
+        if not self.sided(letters):
+            return text
+        return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
+
+    def table(self, operand: Operand) -> str:
+        """An operand as rows."""
+        return f"{operand.name}.view({operand.nrows}, {operand.width})"
+
+    def shape(self, axes: Iterable[str]) -> str:
+        return ", ".join(str(self.p.axis(a).size) for a in axes)
+
+    # -- factors ----------------------------------------------------------------------------------------------------
+    def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+        """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
+        tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
+        into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
+        into = [t for t in into if rows_of(self.p, t.level) == rows_of(self.p, level)][:1]
+        factors = [self.factor(t, axes, level) for t in tiles if t not in into]
+        return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
+
+    def is_spare(self, tile: Tile) -> bool:
+        """Whether a tile is a tensor of its own that one product alone reads."""
+        gather = self.gathers.get(tile.name)
+        fresh = gather.operand.rows if gather else tile.name in self.products
+        return bool(fresh) and tile.name not in self.constants and self.read.count(tile.name) == 1
+
+    def factor(self, tile: Tile, axes: tuple[str, ...], level: int) -> str:
+        """A factor laid out over rows of a level, unless it has none, and the axes."""
+        tile_axes, constant = tile.within, tile.name in self.constants
+        name = tile.name if constant else self.spread(tile.name, tile.level, level)
+        order = [tile_axes.index(a) for a in axes if a in tile_axes]
+        if order != sorted(order):
+            numbers = order if constant else [0, *(n + 1 for n in order)]
+            name = f"{name}.permute({', '.join(map(str, numbers))})"
+        return _laid_out(name, [*([] if constant else [":"]), *(":" if a in tile_axes else "None" for a in axes)])
+
+    @cached_property
+    def constants(self) -> set[str]:
+        """The names of the tiles that are the same for all rows, and so have none: of operands without sparse letters,
+        and products of such tiles.
+        """
+        without_rows: set[str] = set()
+        for s, _ in self.p.statements:
+            match s:
+                case Gather(out, operand) if not operand.rows:
+                    without_rows.add(out.name)
+                case Product(out) if not s.accumulate and all(t.name in without_rows for t in s.inputs):
+                    without_rows.add(out.name)
+        return without_rows
+
+    @cached_property
+    def einsum_letters(self) -> dict[str, str]:
+        """A letter for each axis, its own where it has one, and under the empty name one for rows."""
+        letters = {a.letter: a.letter for a in self.p.axes if len(a.letter) == 1}
+        free = (c for c in reversed(ascii_letters) if c not in letters)
+        return letters | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in letters}
+
+    @staticmethod
+    def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
+        """A tile of some axes with these in an order, summed over those that it has besides."""
+        if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
+            text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
+        left = [a for a in own if a in axes]
+        if left != list(axes):
+            text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
+        return text
 
 
-def value(rows: ChunkRows, s: Value) -> str:
-    """The values of a statement's tiles, their positions in the order in which they are stored."""
-    stored = rows.p.stored(s.operand)
-    kind, sides = stored.values, ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
-    if isinstance(kind, Ones):
-        return f"torch.ones({COUNTS[rows_of(rows.p, LEAF)]}, dtype={rows.p.output}.dtype, device={rows.device})"
-    values, pairs = stored.array("values"), f"pair_{stored.name}[{RANGES[LANE]}]"  # the tiles that pairs name
-    if isinstance(kind, Bitmap):
-        bits, sizes = f"{stored.array('bits')}.view(-1, {kind.words})", f"{kind.word}, {kind.volume}"
-        tiles = f"{bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes}"
-        if stored.name:
-            tiles = f"{bits}[{pairs}], {values}, {sizes}, {stored.array('value_ptr')}[{pairs}]"
-        return f"expanded({tiles}).view(-1, {sides})"
-    if stored.name:
-        return f"{values}.view(-1, {sides}).index_select(0, {pairs})"
-    return f"{values}[{RANGES[LEAF]}]" + (f".view(-1, {sides})" if sides else "")
+def _laid_out(text: str, index: Sequence[str]) -> str:
+    """A tensor with the axes of an index that it lacks."""
+    return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
 
 
 def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
