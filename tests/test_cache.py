@@ -36,7 +36,7 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a new process: no module is in memory, and no folder was refused. Others may not write to what is made."""
     before = os.umask(0o022)
     monkeypatch.setattr(cache, "_modules", type(cache._modules)())
-    monkeypatch.setattr(cache, "_temporary", [])
+    cache._temporary_folder.cache_clear()
     monkeypatch.setattr(cache, "_refused", set())
     yield
     os.umask(before)

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import OrderedDict
 from contextlib import suppress
+from functools import lru_cache
 from importlib.abc import InspectLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -93,7 +94,11 @@ def _module(source: str, path: Path) -> ModuleType:
     assert spec is not None
     module = module_from_spec(spec)
     module.__file__ = str(path)
-    _show(loader)
+    # linecache has the text for as long as the loader lives, which is as long as any function of its module; no time of
+    # change: what was not read from a file is not compared with it
+    entry = (len(source), None, [f"{line}\n" for line in source.splitlines()], str(path))
+    linecache.cache[str(path)] = entry
+    weakref.finalize(loader, _hide, str(path), entry).atexit = False
     sys.modules[name] = module  # where inspect looks for the module of a function
     try:
         loader.exec_module(module)
@@ -101,15 +106,6 @@ def _module(source: str, path: Path) -> ModuleType:
         _forget(module)
         raise
     return module
-
-
-def _show(loader: _TextLoader) -> None:
-    """Give the text to `linecache` for as long as the loader lives, which is as long as any function of its module."""
-    name = str(loader.path)
-    # no time of change: what was not read from a file is not compared with it
-    entry = (len(loader.source), None, [f"{line}\n" for line in loader.source.splitlines()], name)
-    linecache.cache[name] = entry
-    weakref.finalize(loader, _hide, name, entry).atexit = False
 
 
 def _hide(name: str, entry: object) -> None:
@@ -140,7 +136,6 @@ SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
 UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(files.TEMPORARY)}")
 """Names of files that are being written."""
 
-_temporary: list[Path] = []
 _refused: set[Path | None] = set()
 
 
@@ -188,11 +183,11 @@ def _kept_for_now(source: str, folder: Path | None, name: str, error: OSError) -
     return where
 
 
+@lru_cache(maxsize=1)
 def _temporary_folder() -> Path:
-    if not _temporary:
-        _temporary.append(Path(tempfile.mkdtemp(prefix="sparsetc-")))
-        atexit.register(_remove, _temporary[0], os.getpid())
-    return _temporary[0]
+    folder = Path(tempfile.mkdtemp(prefix="sparsetc-"))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
 
 
 def _remove(folder: Path, owner: int) -> None:

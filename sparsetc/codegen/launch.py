@@ -80,11 +80,6 @@ class PartArrays:
         index = (name for name in program.arrays if name not in program.view.packed)
         return dict(zip(index, self.index, strict=True))
 
-    def around(self, program: TileProgram, values: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The tensors with values where the program takes them: before the result rows, which come last."""
-        end = len(self.index) - bool(program.slot)
-        return [*self.index[:end], *values, *self.index[end:]]
-
     def some(self, program: TileProgram, first: int, end: int) -> PartArrays:
         """The storage, of which only the items ``first .. end`` take part.
 
@@ -223,20 +218,18 @@ class Programs:
         return out
 
     def _arguments(self, group: Sequence[int], arrays: Sequence[PartArrays]) -> tuple[list[Any], dict[int, int]]:
-        """Return the fixed arguments, None where stored values go, and their numbers among `each` by place."""
+        """Return the arguments, and by place the numbers among `each` of the stored values that go there."""
         counts: list[int] = []
-        pointers: list[torch.Tensor | None] = []
-        numbers: list[int] = []
+        pointers: list[torch.Tensor | int] = []  # a number where stored values go
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
-            program, part_arrays = self.programs[n], arrays[n]
+            program, part = self.programs[n], arrays[n]
             if self.backend == "triton":
-                counts += [part_arrays.programs(program), *(part_arrays.stored for _ in program.view.items.counts)]
-            pointers += part_arrays.around(program, [None for _ in program.view.packed])
-            numbers += range(first[n], first[n] + len(program.view.packed))
-        arguments = [*counts, *pointers]
-        places = [place for place, argument in enumerate(arguments) if argument is None]
-        return arguments, dict(zip(places, numbers, strict=True))
+                counts += [part.programs(program), *(part.stored for _ in program.view.items.counts)]
+            values, end = range(first[n], first[n] + len(program.view.packed)), len(part.index) - bool(program.slot)
+            pointers += [*part.index[:end], *values, *part.index[end:]]  # result rows come last
+        places = {n: number for n, number in enumerate(pointers, len(counts)) if isinstance(number, int)}
+        return [*counts, *pointers], places
 
     def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
         """What Triton is told of a launch beside its arguments; registers where all parts say the same."""

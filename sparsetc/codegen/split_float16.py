@@ -44,7 +44,7 @@ class TilePositions:
     """The positions of the values of an operand in whole tiles.
 
     Attributes:
-        at: (nnz,) tile * volume + position in it; int32 where `stored` fits, for kernels read little else, or int64.
+        at: (nnz,) tile * volume + position in it; int32 where all fit, for kernels read little else, or int64.
         line: (tiles,) int32, the row of tiles that each tile is in.
         lines: number of rows of tiles.
         side: rows of a tile, a power of two.
@@ -61,11 +61,6 @@ class TilePositions:
     def rows(self) -> int:
         """Number of rows of the operand."""
         return self.lines * self.side
-
-    @property
-    def stored(self) -> int:
-        """Number of positions of all tiles."""
-        return self.line.numel() * self.side * self.inner
 
     @property
     def row(self) -> torch.Tensor:
@@ -124,9 +119,9 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitO
 
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
     """
-    rows = [p.rows for p in positions]
+    rows, stored = [p.rows for p in positions], [p.line.numel() * p.side * p.inner for p in positions]
     maxima, (verdict, *most) = _together([1, *rows], torch.int32, device)
-    _, high_and_low = _together([p.stored for p in positions for _ in range(2)], torch.float16, device)
+    _, high_and_low = _together([n for n in stored for _ in range(2)], torch.float16, device)
     _, scales = _together(rows, torch.float32, device)
     arrays = tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True))
     return SplitOperands(arrays, tuple(most), verdict, maxima)

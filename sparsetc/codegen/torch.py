@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from string import ascii_letters
 from typing import Any
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of
@@ -135,8 +136,10 @@ def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[st
 
 
 def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-    """The product, summed over the axes that it is not to have."""
-    letters = printer.einsum_letters
+    """The product, summed over the axes that it is not to have: an einsum, in which rows are one more letter."""
+    letters = {a.letter: a.letter for a in printer.p.axes if len(a.letter) == 1}
+    free = (c for c in reversed(ascii_letters) if c not in letters)
+    letters |= {name: next(free) for name in ("", *(a.letter for a in printer.p.axes if a.letter not in letters))}
     ordered = sorted(tiles, key=lambda t: -len(t.within))
     named = [(*([] if t.name in printer.constants else [""]), *t.within) for t in ordered]
     terms = ["".join(letters[a] for a in axes_of_term) for axes_of_term in named]

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from string import ascii_letters
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +21,6 @@ from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
-from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -47,10 +45,10 @@ class TorchPrinter(Writer):
         level: of the coordinate that is written.
         column: the index that lays it out over positions along sides; empty where it has none.
         decodes: by letter, the statement that reads the coordinate which addresses rows.
-        gathers: the statements that gather rows, by what they make.
-        read: the names of factors, once for each product that reads one.
-        products: the names of products that are tensors of their own; a sum of one tile may be a view of it, where the
-            side is 1.
+        constants: the names of the tiles that are the same for all rows, and so have none: of operands without sparse
+            letters, and products of such tiles.
+        spare: the names of tiles that are tensors of their own, which one product alone reads. A sum of one tile may be
+            a view of it, where the side is 1.
     """
 
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
@@ -59,10 +57,15 @@ class TorchPrinter(Writer):
         self.level, self.column = LEAF, ""
         self.bags, statements = bags(program), [s for s, _ in program.statements]
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
-        self.gathers = {s.out.name: s for s in statements if isinstance(s, Gather)}
+        gathers = [s for s in statements if isinstance(s, Gather)]
         products = [s for s in statements if isinstance(s, Product)]
-        self.read = [t.name for s in products for t in s.inputs]
-        self.products = {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
+        self.constants = {s.out.name for s in gathers if not s.operand.rows}
+        for s in products:
+            if not s.accumulate and self.constants.issuperset(t.name for t in s.inputs):
+                self.constants.add(s.out.name)
+        read = Counter(t.name for s in products for t in s.inputs)
+        fresh = {s.out.name for s in gathers} | {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
+        self.spare = {name for name in fresh if read[name] == 1} - self.constants
         self.out: list[str] = []
 
     def put(self, text: str) -> None:
@@ -151,16 +154,10 @@ class TorchPrinter(Writer):
     def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
         """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
         tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
-        into = [t for t in tiles if len(tiles) > 1 and self.is_spare(t) and t.within == axes]
+        into = [t for t in tiles if len(tiles) > 1 and t.name in self.spare and t.within == axes]
         into = [t for t in into if rows_of(self.p, t.level) == rows_of(self.p, level)][:1]
         factors = [self.factor(t, axes, level) for t in tiles if t not in into]
         return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
-
-    def is_spare(self, tile: Tile) -> bool:
-        """Whether a tile is a tensor of its own that one product alone reads."""
-        gather = self.gathers.get(tile.name)
-        fresh = gather.operand.rows if gather else tile.name in self.products
-        return bool(fresh) and tile.name not in self.constants and self.read.count(tile.name) == 1
 
     def factor(self, tile: Tile, axes: tuple[str, ...], level: int) -> str:
         """A factor laid out over rows of a level, unless it has none, and the axes."""
@@ -171,27 +168,6 @@ class TorchPrinter(Writer):
             numbers = order if constant else [0, *(n + 1 for n in order)]
             name = f"{name}.permute({', '.join(map(str, numbers))})"
         return _laid_out(name, [*([] if constant else [":"]), *(":" if a in tile_axes else "None" for a in axes)])
-
-    @cached_property
-    def constants(self) -> set[str]:
-        """The names of the tiles that are the same for all rows, and so have none: of operands without sparse letters,
-        and products of such tiles.
-        """
-        without_rows: set[str] = set()
-        for s, _ in self.p.statements:
-            match s:
-                case Gather(out, operand) if not operand.rows:
-                    without_rows.add(out.name)
-                case Product(out) if not s.accumulate and all(t.name in without_rows for t in s.inputs):
-                    without_rows.add(out.name)
-        return without_rows
-
-    @cached_property
-    def einsum_letters(self) -> dict[str, str]:
-        """A letter for each axis, its own where it has one, and under the empty name one for rows."""
-        letters = {a.letter: a.letter for a in self.p.axes if len(a.letter) == 1}
-        free = (c for c in reversed(ascii_letters) if c not in letters)
-        return letters | {"": next(free)} | {a.letter: next(free) for a in self.p.axes if a.letter not in letters}
 
     @staticmethod
     def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:

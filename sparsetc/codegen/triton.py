@@ -99,7 +99,7 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
         lanes = printer.placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = printer.bounds([c for c in o.axes if c not in printer.written], axes)
         mask = printer.all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
-        address = printer.address([*rows, *printer.columns(o.axes, axes)])
+        address = printer.address(rows, o.axes, axes)
         printer.put(f"{printer.named(s.out)} = {printer.load(o.name, address, mask)}{widen}")
 
 
@@ -201,7 +201,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
             terms = [printer.placed(f"{row}{cast}", keyed, axes, p.width)]
         if s.copies > 1:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
-        address = printer.address([*terms, *printer.columns(s.axes, axes)])
+        address = printer.address(terms, s.axes, axes)
         mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
         arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')

@@ -19,7 +19,6 @@ from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
-from sparsetc.support.lru import cached_property
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
@@ -41,6 +40,7 @@ class TritonPrinter(Writer):
         words: words loaded so far in the scope of each level.
         values: the statements that read stored values, one an operand.
         decodes: by letter, the statement that reads the coordinate which addresses rows.
+        bf16: the gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else.
         spanned: axes of which stored values have several positions at once.
         written: the dense axes that every result has. What tiles hold past the end of such an axis only meets the guard
             of a write. So reads of it go around to the row's first elements, which cost nothing more, and are not
@@ -59,6 +59,10 @@ class TritonPrinter(Writer):
         self.values = [s for s in statements if isinstance(s, Value)]
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
         self.spanned = frozenset(a for s in self.values for a in s.out.axes)
+        self.bf16 = {s.out.name for s in statements if isinstance(s, Gather) and s.operand.rounded}
+        for s in statements:
+            sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
+            self.bf16 -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
         self.written = frozenset.intersection(*(frozenset(s.axes) for s in statements if isinstance(s, Add)))
 
     # -- text -------------------------------------------------------------------------------------------------------
@@ -78,15 +82,6 @@ class TritonPrinter(Writer):
     def half(self) -> bool:
         """Whether the values are stored in bfloat16."""
         return self.p.half and self.acc == "tl.float32" and not self.widen
-
-    @cached_property
-    def bf16(self) -> frozenset[str]:
-        """The gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else."""
-        rounded = {s.out.name for s, _ in self.p.statements if isinstance(s, Gather) and s.operand.rounded}
-        for s, _ in self.p.statements:
-            sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
-            rounded -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
-        return frozenset(rounded)
 
     # -- copies and guards ------------------------------------------------------------------------------------------
     def each(self, level: int) -> Iterator[int]:
@@ -245,11 +240,11 @@ class TritonPrinter(Writer):
             laid_out.append(self.placed(text, depends_on, axes, before))
         return laid_out
 
-    def columns(self, own: Sequence[str], axes: Sequence[str]) -> list[str]:
-        """Terms of an address: the place in a row over its `own` axes, laid out over `axes`."""
-        sizes = [self.p.axis(letter).size for letter in own]
-        strides = [prod(sizes[n + 1 :]) for n in range(len(own))]
-        return [self.placed(self.at(c), (c,), axes, stride) for c, stride in zip(own, strides, strict=True)]
+    def address(self, terms: Iterable[str], columns: Sequence[str], axes: Sequence[str]) -> str:
+        """An address laid out over `axes`: terms of its row, and the place in the row over its `columns`."""
+        sizes = [self.p.axis(letter).size for letter in columns]
+        within = [self.placed(self.at(c), (c,), axes, prod(sizes[n + 1 :])) for n, c in enumerate(columns)]
+        return " + ".join(filter(None, (*terms, *within))) or "0"
 
     def bounds(self, own: Iterable[str], axes: Sequence[str]) -> list[str]:
         """Conditions that the places in a row are within it, laid out over `axes`."""
@@ -260,11 +255,6 @@ class TritonPrinter(Writer):
         """Conditions as one; empty where there is none."""
         each = [c for c in conditions if c]
         return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each) if len(each) > 1 else "".join(each)
-
-    @staticmethod
-    def address(terms: Iterable[str]) -> str:
-        """Terms of an address as one."""
-        return " + ".join(filter(None, terms)) or "0"
 
     @staticmethod
     def load(pointer: str, at: str, mask: str = "") -> str:
