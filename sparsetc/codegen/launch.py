@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import accumulate, starmap
 from math import prod
@@ -24,7 +24,7 @@ import torch
 
 from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.torch_rows import Range, chunks, few
+from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.coordinates import Position
@@ -177,22 +177,26 @@ class Programs:
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
-        triton, launches, every = self.backend == "triton", [], _tables(self.programs)
+        triton, every = self.backend == "triton", _tables(self.programs)
         rounded = triton and any(p.schedule.precision == "bf16" and p.dots for p in self.programs)
         if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
             raise PlanError(
                 "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
                 'numbers: take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
             )
-        parts = list(zip(self.programs, known or arrays, strict=True))
+        parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
         for name, group in self.kernels:
-            function, arguments = getattr(self.module, name), self._arguments(group, arrays)
+            launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
             numbers = [every.index(table) for table in _tables([self.programs[n] for n in group])]
-            if not triton:
-                launches.append((_function_of(function, chunks(*parts[group[0]]), *arguments), numbers))
-            elif grid := sum(arrays[n].programs(self.programs[n]) for n in group):
-                options = self._options(group, self.machine)
-                launches.append((launch_of(function, grid, *arguments, options), numbers))
+            if triton:
+                grid = sum(arrays[n].programs(self.programs[n]) for n in group)
+                if not grid:
+                    continue
+                varied = [*places, *range(len(arguments), len(arguments) + len(numbers) + 1)]
+                launch = launch_of(launch, grid, varied, self._options(group, self.machine))
+            else:
+                launch = partial(launch, chunks(*parts[group[0]]))
+            launches.append((launch, arguments, places, numbers))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -200,8 +204,11 @@ class Programs:
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
                 tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
-                for launch, numbers in launches:
-                    launch(stored, dense if plain else [tables[n] for n in numbers], out)
+                for launch, arguments, places, numbers in launches:
+                    filled = [*arguments]
+                    for place, number in places.items():
+                        filled[place] = stored[number]
+                    launch(*filled, *(dense if plain else [tables[n] for n in numbers]), out)
 
         return call if triton or not all(starmap(few, parts)) else _by_one_thread(call)
 
@@ -251,23 +258,11 @@ class Programs:
         """Return the types of a kernel's arguments, in order."""
         fixed, numbers = self._arguments(group, arrays)
         named = [(p, name) for p in self.programs for name in p.view.packed or ("",)]
-        stored = [TYPES.get(name, stored_dtype(p, self.dtype)) for p, name in named]
+        stored = [TYPES.get(name, stored_dtype(p, self.dtype, "triton")) for p, name in named]
         types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
         tables = _tables([self.programs[n] for n in group])
         types += [torch.bfloat16 if made == "rounded" else self.dtype for _, made in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
-
-
-def _function_of(function: Any, ranges: list[Range], arguments: list[Any], places: dict[int, int]) -> Call:
-    """Return a call of a torch function on these ranges of items, with the arguments that `launch_of` takes too."""
-
-    def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        filled = [*arguments]
-        for place, number in places.items():
-            filled[place] = values[number]
-        function(ranges, *filled, *dense, out)
-
-    return call
 
 
 def _by_one_thread(call: Call) -> Call:
@@ -282,9 +277,7 @@ def _by_one_thread(call: Call) -> Call:
     return run
 
 
-def launch_of(
-    kernel: Any, grid: int, arguments: Sequence[Any], places: Mapping[int, int], options: Mapping[str, int]
-) -> Call:
+def launch_of(kernel: Any, grid: int, varied: Sequence[int], options: Mapping[str, int]) -> Callable[..., None]:
     """Return a launch of one kernel on one grid, on the current device; it returns before the kernel has run.
 
     Triton decides by arguments' types and alignment which of a kernel's compiled forms runs, which takes most of a
@@ -293,24 +286,17 @@ def launch_of(
     Args:
         kernel: of a generated module.
         grid: its programs.
-        arguments: that are fixed, of which values take some places.
-        places: which of the values each of those places takes.
+        varied: places of the arguments that are not the same at each call: stored values, tables and, last, the output.
         options: what Triton is told beside arguments.
     """
     forms: dict[Any, Any] = {}
 
-    def launch(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        filled = [*arguments]
-        for place, number in places.items():
-            filled[place] = values[number]
-        form = (
-            out.device,
-            out.dtype,
-            *[t.data_ptr() % ALIGNED for t in (*map(filled.__getitem__, places), *dense, out)],
-        )
+    def launch(*arguments: Any) -> None:
+        out = arguments[-1]
+        form = (out.device, out.dtype, *[arguments[n].data_ptr() % split_float16.ALIGNED for n in varied])
         run = forms.get(form)
         if run is not None:
-            run(*filled, *dense, out)
+            run(*arguments)
             return
         if out.device.type == "cpu" and not is_interpreted(kernel):
             raise DeviceError(
@@ -318,15 +304,11 @@ def launch_of(
                 '.to("cuda"), leave the backend to "auto", which runs the torch programs here, or set '
                 "TRITON_INTERPRET=1 before Python starts. What needs no GPU is .source and .ptx()"
             )
-        compiled = kernel[(grid,)](*filled, *dense, out, **options)
+        compiled = kernel[(grid,)](*arguments, **options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             forms[form] = compiled[grid, 1, 1]
 
     return launch
-
-
-ALIGNED = 16
-"""Bytes to which Triton's kernels are specialised."""
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------
@@ -371,8 +353,10 @@ def is_interpreted(kernel: Any) -> bool:
     return not isinstance(kernel, JITFunction)
 
 
-def stored_dtype(program: TileProgram, dtype: torch.dtype) -> torch.dtype:
-    """How a part's values are stored on a GPU, those of the operands being of `dtype`."""
+def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: str) -> torch.dtype:
+    """How a part's values are stored, those of the operands being of `dtype`."""
+    if backend == "torch":
+        return accumulator(dtype)
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
 
 

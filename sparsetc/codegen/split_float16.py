@@ -28,7 +28,7 @@ EXACT, INEXACT, INFINITE = 0, 1, 2
 SPREAD_BITS, INFINITE_BITS = SPREAD << 23, (2 * BIAS + 1) << 23
 LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
 ALIGNED = 16
-"""Bytes at whose multiples arrays begin that kernels load many elements of at once."""
+"""Bytes to which Triton specialises kernels: of arrays that begin at a multiple it loads many elements at once."""
 BLOCK = 1024
 """Values a program."""
 GROUP = 32

@@ -95,6 +95,7 @@ class Preparation:
         plan = plan if self.problem.halves else without_halves(plan)
         filled, parts = self.bound_parts(plan)
         chosen, second, zeroed = [plan.parts[n] for n in filled], None, self._zeroed(parts)
+        dtype, backend = self.canonical.dtype, self.problem.backend
         schedules = [p.program.schedule for p in parts]  # with trees, where the default rule gave them
         if self._needs_second_pass(plan, parts):
             second, parts = self._in_partial_rows(chosen, parts)
@@ -103,7 +104,7 @@ class Preparation:
                 part,
                 schedule=schedule,
                 nnz=p.packed.nnz,
-                nbytes=p.packed.nbytes + p.packed.stored * self.stored_dtype(p.program).itemsize,
+                nbytes=p.packed.nbytes + p.packed.stored * stored_dtype(p.program, dtype, backend).itemsize,
             )
             for part, p, schedule in zip(chosen, parts, schedules, strict=True)
         )
@@ -197,11 +198,6 @@ class Preparation:
             packed = _wide_words(packed)
         packed = packed.unrolled(program.schedule.unroll)
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
-
-    def stored_dtype(self, program: TileProgram) -> torch.dtype:
-        """How a part's values are stored."""
-        torch_runs = self.problem.backend == "torch"
-        return accumulator(self.canonical.dtype) if torch_runs else stored_dtype(program, self.canonical.dtype)
 
     def _verify_axes(self, plan: Plan) -> None:
         """Raise `PlanError` where a schedule has blocks or pieces of a letter that no dense operand alone has.

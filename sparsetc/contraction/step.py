@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, Values, accumulator
+from sparsetc.codegen.launch import InHalves, Values, accumulator, stored_dtype
 from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -96,7 +96,8 @@ class Step(Contraction, Preparation):
         self._plain_sum = e.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
-            (p.packed.token, self.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
+            (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
+            for p in self.parts
         ]
         self.guard = self._guard()
         self._others = dict[object, Step]()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import Programs, accumulator
+from sparsetc.codegen.launch import Programs, accumulator, stored_dtype
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.errors import FormatError, PlanError
@@ -144,7 +144,7 @@ class Compiler:
                 return None
             chosen, filled, bound = self._bound(made)
             variant = self._variant(chosen, filled, bound, made.output.sparse and made.output.slot is None)
-            parts = tuple(self._packed_part(made, p, values) for p in bound)
+            parts = tuple(self._packed_part(p, values) for p in bound)
         rows = None if made.output.pattern is None else made.output.pattern.coords
         return PackedChunk(variant, parts, rows)
 
@@ -209,10 +209,10 @@ class Compiler:
             (self.dtype.is_floating_point or self.dtype.is_complex) and any(p.reads_zeros for p in bound),
         )
 
-    def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:
+    def _packed_part(self, part: BoundPart, values: torch.Tensor) -> PackedPart:
         """A part's arrays and values."""
         wide = values.to(accumulator(self.dtype)) if self.backend == "torch" else values
-        stored = part.packed.pack_values(wide).to(made.stored_dtype(part.program))
+        stored = part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend))
         return PackedPart(part.arrays, stored)
 
     # -- programs ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, accumulator, stored_dtype
+from sparsetc.codegen.launch import PartArrays, stored_dtype
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
@@ -157,12 +157,12 @@ def _read_by(compiler: Compiler, program: TileProgram, part: PartPlaces) -> bool
     """Whether a part has the arrays that its program reads: as many, of those types, with one dimension each."""
     on_cpu = compiler.backend == "torch"
     words = {torch.int32, torch.int64} | (set() if on_cpu else {torch.uint8, torch.int16, torch.uint16})
-    bits, of_values = {WORDS[program.view.values.word]}, stored_dtype(program, compiler.dtype)
+    bits = {WORDS[program.view.values.word]}
     kinds = [bits if name == "bits" else words for name in program.arrays if name not in program.view.packed]
     return (
         len(kinds) == len(part.index)
         and all(p.dtype in own and len(p.shape) == 1 for p, own in zip(part.index, kinds, strict=True))
-        and part.values.dtype == (accumulator(compiler.dtype) if on_cpu else of_values)
+        and part.values.dtype == stored_dtype(program, compiler.dtype, compiler.backend)
         and part.values.shape == (part.stored,)
         and part.items >= 0
     )
