@@ -32,6 +32,7 @@ from matrix_units import CUDA, MATRIX, TARGETS
 from test_ir_runners import interpreted
 
 import sparsetc as stc
+from sparsetc.codegen.split_float16 import largest
 from sparsetc.contraction.guard import fit_for_halves
 from sparsetc.ir.nest import values as halves
 from sparsetc.ir.plan import F16X3
@@ -51,7 +52,7 @@ def test_what_halves_hold(exponent: int, spread: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     values = (torch.rand(200, generator=g) + 1) * 2.0 ** -torch.randint(0, spread + 1, (200,), generator=g)
     values = values / 2 * 2.0**exponent * torch.randint(0, 2, (200,), generator=g).mul(2).sub(1)
-    most = halves.largest(values)
+    most = largest(values)
     high, low = halves.scaled_halves(values, most)
     assert high.dtype == low.dtype == torch.float16
     back = (high.double() + low.double() / halves.LOW) * halves.scale(most, into=False).double()

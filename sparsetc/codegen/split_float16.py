@@ -12,7 +12,6 @@ term. Of anything else the verdict is that halves are not exact enough, or that 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -107,10 +106,7 @@ def split(
         room = room_for(positions, contiguous[0].device)
     else:
         room.found.zero_()  # other positions of tiles are 0 still
-    run = launched if contiguous[0].is_cuda else computed
-    # Triton launches on the current device.
-    with torch.cuda.device(contiguous[0].device) if contiguous[0].is_cuda else contextlib.nullcontext():
-        run(contiguous, positions, room)
+    (launched if contiguous[0].is_cuda else computed)(contiguous, positions, room)
     return room
 
 
@@ -144,11 +140,12 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
         (v, p.at, p.line, m, v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
         for v, p, m in zip(values, positions, halves.most, strict=True)
     ]
-    of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
-    kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
     x, y = ((*arguments, *arrays, p.rows) for arguments, arrays, p in zip(read, halves.arrays, positions, strict=True))
-    of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, positions, strict=True))
-    kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, *y)
+    with torch.cuda.device_of(values[0]):  # Triton launches on the current device
+        of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
+        kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
+        of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, positions, strict=True))
+        kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, *y)
 
 
 def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
@@ -176,8 +173,12 @@ def extremes(values: torch.Tensor) -> torch.Tensor:
         values: float32, of any shape; a GPU is not waited for.
     """
     found = torch.zeros(2, dtype=torch.int32, device=values.device)
-    if values.numel():
-        (find_by_kernel if values.is_cuda else find_by_torch)(values.contiguous(), found)
+    if values.is_cuda and values.numel():
+        find_by_kernel(values.contiguous(), found)
+    elif values.numel():
+        bits = values.view(torch.int32) & TOP
+        found[0] = bits.max()
+        found[1] = torch.where(bits > 0, TOP - bits, 0).max()
     return found
 
 
@@ -205,10 +206,3 @@ def find_by_kernel(values: torch.Tensor, found: torch.Tensor) -> None:
     programs = min(LOOKS, -(-values.numel() // LOOKED))
     with torch.cuda.device_of(values):
         find[(programs,)](values, found, values.numel(), programs)
-
-
-def find_by_torch(values: torch.Tensor, found: torch.Tensor) -> None:
-    """Fill in what is found, by torch."""
-    bits = values.view(torch.int32) & TOP
-    found[0] = bits.max()
-    found[1] = torch.where(bits > 0, TOP - bits, 0).max()

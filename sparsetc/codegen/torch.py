@@ -15,7 +15,7 @@ from functools import lru_cache
 from string import ascii_letters
 from typing import Any
 
-from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of
+from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of, summed
 from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
@@ -124,15 +124,15 @@ def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[st
     be of a vector each: multiplying, then adding up, is several times as fast.
     """
     every = {a for t in tiles for a in t.within}
-    summed = every - set(axes)
+    late = every - set(axes)
     large = next((t for t in tiles if set(t.within) == every), None)
-    if not summed:
+    if not late:
         return printer.times(tiles, axes, level)
-    vectors = any(set(t.within) - summed for t in tiles if t is not large)
+    vectors = any(set(t.within) - late for t in tiles if t is not large)
     if large is None or not vectors or printer.constants.issuperset(t.name for t in tiles):
         return contraction(printer, tiles, axes, level)
     text = printer.times(tiles, large.within, level)
-    return printer.summed(f"({text})" if " * " in text else text, large.within, axes)
+    return summed(f"({text})" if " * " in text else text, large.within, axes)
 
 
 def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
@@ -156,7 +156,7 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
     numbers = p.width == 1
     rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
     size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
-    total = printer.summed(s.source.name, s.source.within, (*kept, *s.axes))
+    total = summed(s.source.name, s.source.within, (*kept, *s.axes))
     if kept or len(s.axes) != (0 if numbers else 1):
         total = f"{total}.reshape({shape})"
     output = f"{p.output}.view({size})"

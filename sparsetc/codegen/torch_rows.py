@@ -169,20 +169,20 @@ class TorchPrinter(Writer):
             name = f"{name}.permute({', '.join(map(str, numbers))})"
         return _laid_out(name, [*([] if constant else [":"]), *(":" if a in tile_axes else "None" for a in axes)])
 
-    @staticmethod
-    def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
-        """A tile of some axes with these in an order, summed over those that it has besides."""
-        if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
-            text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
-        left = [a for a in own if a in axes]
-        if left != list(axes):
-            text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
-        return text
-
 
 def _laid_out(text: str, index: Sequence[str]) -> str:
     """A tensor with the axes of an index that it lacks."""
     return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
+
+
+def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
+    """A tile of some axes with these in an order, summed over those that it has besides."""
+    if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
+        text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
+    left = [a for a in own if a in axes]
+    if left != list(axes):
+        text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
+    return text
 
 
 def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:

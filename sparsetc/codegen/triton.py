@@ -21,7 +21,7 @@ from typing import Any
 
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, sides_of
+from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest.nest import ITEM
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
@@ -73,7 +73,7 @@ def decode(printer: TritonPrinter, s: ir.Decode) -> None:
     for _ in printer.each(s.level):
         printer.put(f"{s.name}{printer.copy} = {s.coordinate.text(printer)}")
         ends = [*map(printer.limit, s.along), f"{s.name} < {s.end}" if s.end else ""]
-        if inside := printer.all_of(ends):
+        if inside := all_of(ends):
             printer.put(f"{names.inside(s.letter)} = {inside}")
 
 
@@ -96,11 +96,11 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
         widen = ""
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
-        lanes = printer.placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
+        lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = printer.bounds([c for c in o.axes if c not in printer.written], axes)
-        mask = printer.all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
+        mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
         address = printer.address(rows, o.axes, axes)
-        printer.put(f"{printer.named(s.out)} = {printer.load(o.name, address, mask)}{widen}")
+        printer.put(f"{printer.named(s.out)} = {load(o.name, address, mask)}{widen}")
 
 
 def product(printer: TritonPrinter, s: ir.Product) -> None:
@@ -187,7 +187,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
     keyed = printer.own(key.letters, s.source.axes, key.level)
     for _ in printer.copied(s.source.axes, key.level):
         value, axes = printer.summed(s.source, (*keyed, *s.axes))
-        conditions = [printer.placed(printer.guard(key.level), (ir.LANES,), axes)]
+        conditions = [placed(printer.guard(key.level), (ir.LANES,), axes)]
         if isinstance(key, ir.Row):
             each = ((c, n * p.width) for c, n in key.terms)
             terms = printer.rows(each, axes, key.level, elements)
@@ -197,12 +197,12 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
         else:
             row = ("item", "fiber", f"pos{printer.copy}")[key.level]
             if isinstance(key, ir.Slot):
-                row = "slot" if loops.known_ahead(key) else printer.load(key.array, row, printer.guard(key.level))
-            terms = [printer.placed(f"{row}{cast}", keyed, axes, p.width)]
+                row = "slot" if loops.known_ahead(key) else load(key.array, row, printer.guard(key.level))
+            terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
         if s.copies > 1:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
         address = printer.address(terms, s.axes, axes)
-        mask = printer.all_of([*conditions, *printer.bounds(s.axes, axes)])
+        mask = all_of([*conditions, *printer.bounds(s.axes, axes)])
         arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 
@@ -215,8 +215,8 @@ def slots(printer: TritonPrinter, key: ir.Slot, axes: Sequence[str], cast: str) 
     item = "item" if p.index64 else "item.to(tl.int64)"
     terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {prod(sizes)}"]
     for n, c in enumerate(key.letters):
-        terms.append(printer.placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
-    mask = printer.all_of(printer.placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
+        terms.append(placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
+    mask = all_of(placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
     mask = f", mask={mask}, other=-1" if mask else ""
     printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
     spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"

@@ -22,8 +22,6 @@ from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Prod
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
-FACTOR = OPERATORS["+"][0] + 1
-"""How tightly an operand of a sum must bind."""
 
 
 class TritonPrinter(Writer):
@@ -33,6 +31,8 @@ class TritonPrinter(Writer):
         acc: Triton's type of the sums.
         widen: the text that brings what is loaded to the type of the sums.
         halves: whether dots multiply halves.
+        half: whether the values are stored in bfloat16.
+        apart: letters of a tile of which a program has a share of the positions at once, by a loop or by the grid.
         copies: how many steps are taken together.
         copy: suffix of the copy at hand of a statement.
         vector: the vector at hand of an axis in pieces.
@@ -51,6 +51,8 @@ class TritonPrinter(Writer):
         """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
         self.p, self.acc, self.widen = program, sums, f".to({sums})" if widen else ""
         self.halves = program.schedule.precision == F16X3
+        self.half = program.half and sums == "tl.float32" and not widen
+        self.apart = program.looped | {axis.letter for axis in program.split}
         self.out: list[str] = []
         self.indent, self.copies, self.copy, self.vector, self.level = 1, 1, "", 0, LEAF
         self.masked = False
@@ -77,12 +79,6 @@ class TritonPrinter(Writer):
         yield
         self.indent -= 1
 
-    # -- what is known of the program -------------------------------------------------------------------------------
-    @property
-    def half(self) -> bool:
-        """Whether the values are stored in bfloat16."""
-        return self.p.half and self.acc == "tl.float32" and not self.widen
-
     # -- copies and guards ------------------------------------------------------------------------------------------
     def each(self, level: int) -> Iterator[int]:
         """The copies a statement is printed for, each while it is the one at hand: one a step taken together."""
@@ -107,7 +103,7 @@ class TritonPrinter(Writer):
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
         decode = self.decodes[letter]
         guarded = decode.end or any(self.p.axis(c).ragged for c in decode.along)
-        return self.placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
+        return placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
     def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
@@ -151,10 +147,6 @@ class TritonPrinter(Writer):
         """The condition that positions along a side of a tile are of the tile; empty where all are."""
         axis = self.p.axis(letter)
         return f"{names.side(letter)} < {axis.size}" if axis.ragged else ""
-
-    def apart(self, letter: str) -> bool:
-        """Whether a program has a share of the positions along a side at once: by a loop, or by the grid."""
-        return letter in self.p.looped or any(a.letter == letter for a in self.p.split)
 
     def begin(self, letter: str) -> str:
         """The first position that a program, or a turn of a loop, has along a side that it has not all of at once."""
@@ -206,19 +198,6 @@ class TritonPrinter(Writer):
         return text, axes
 
     # -- addresses --------------------------------------------------------------------------------------------------
-    @staticmethod
-    def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) -> str:
-        """A term of an address: what has its `own` axes laid out over `axes`, times its stride."""
-        if not name:
-            return ""
-        expanded = name
-        if len(axes) > 1 and own:
-            index = ", ".join([":" if a in own else "None" for a in axes])
-            expanded = f"({name})[{index}]" if " " in name else f"{name}[{index}]"
-        elif " " in name and stride != 1:
-            expanded = f"({name})"
-        return expanded if stride == 1 else f"{expanded} * {stride}"
-
     def rows(self, strides: Iterable[tuple[str, int]], axes: Sequence[str], level: int, elements: int) -> list[str]:
         """Terms of the address of rows, laid out; those that depend on the same axes are added up first.
 
@@ -237,29 +216,18 @@ class TritonPrinter(Writer):
                 text = f"({text})" if " + " in text else text
                 text = f"{text} * {before // stride} + {name}" if text else name
                 before = stride
-            laid_out.append(self.placed(text, depends_on, axes, before))
+            laid_out.append(placed(text, depends_on, axes, before))
         return laid_out
 
     def address(self, terms: Iterable[str], columns: Sequence[str], axes: Sequence[str]) -> str:
         """An address laid out over `axes`: terms of its row, and the place in the row over its `columns`."""
         sizes = [self.p.axis(letter).size for letter in columns]
-        within = [self.placed(self.at(c), (c,), axes, prod(sizes[n + 1 :])) for n, c in enumerate(columns)]
+        within = [placed(self.at(c), (c,), axes, prod(sizes[n + 1 :])) for n, c in enumerate(columns)]
         return " + ".join(filter(None, (*terms, *within))) or "0"
 
     def bounds(self, own: Iterable[str], axes: Sequence[str]) -> list[str]:
         """Conditions that the places in a row are within it, laid out over `axes`."""
-        return [self.placed(self.within(a), (a,), axes) for a in own]
-
-    @staticmethod
-    def all_of(conditions: Iterable[str]) -> str:
-        """Conditions as one; empty where there is none."""
-        each = [c for c in conditions if c]
-        return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each) if len(each) > 1 else "".join(each)
-
-    @staticmethod
-    def load(pointer: str, at: str, mask: str = "") -> str:
-        """What loads elements of an array, 0 where they are masked."""
-        return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"
+        return [placed(self.within(a), (a,), axes) for a in own]
 
     # -- coordinates ------------------------------------------------------------------------------------------------
     def position(self, axis: str) -> str:
@@ -274,19 +242,44 @@ class TritonPrinter(Writer):
     def lookup(self, lookup: Lookup) -> str:
         levels = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(self.p.view.level_of, lookup.modes)]
         within = [self.limit(self.p.letters[mode]) for mode in sorted(lookup.sides)]
-        mask = self.all_of([self.guard(min(max(levels, default=0), self.level)), *within])
-        load = self.load(lookup.array, lookup.where.text(self, FACTOR), mask)
+        mask = all_of([self.guard(min(max(levels, default=0), self.level)), *within])
+        at = lookup.where.text(self, OPERATORS["+"][0] + 1)  # as an operand of a sum
+        text = load(lookup.array, at, mask)
         if lookup.every != 1:
-            return load
+            return text
         word, words = f"{lookup.array}_bits{self.copy}", self.words[self.level]
         if word not in words:
             words.add(word)
             # Words of 16 bits, which only leaf words are stored in, are decoded as 32.
             narrow = self.level == LEAF and word_bits(self.p.view.levels[2], lookup.array) <= 16
-            self.put(f"{word} = {load}{'.to(tl.int32)' if narrow else ''}")
+            self.put(f"{word} = {text}{'.to(tl.int32)' if narrow else ''}")
         return word
 
 
 def sides_of(tile: Tile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(axes of a matrix's rows, of its columns)."""
     return tile.axes[: tile.folded], tile.axes[tile.folded :]
+
+
+def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) -> str:
+    """A term of an address: what has its `own` axes laid out over `axes`, times its stride."""
+    if not name:
+        return ""
+    expanded = name
+    if len(axes) > 1 and own:
+        index = ", ".join([":" if a in own else "None" for a in axes])
+        expanded = f"({name})[{index}]" if " " in name else f"{name}[{index}]"
+    elif " " in name and stride != 1:
+        expanded = f"({name})"
+    return expanded if stride == 1 else f"{expanded} * {stride}"
+
+
+def all_of(conditions: Iterable[str]) -> str:
+    """Conditions as one; empty where there is none."""
+    each = [c for c in conditions if c]
+    return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each) if len(each) > 1 else "".join(each)
+
+
+def load(pointer: str, at: str, mask: str = "") -> str:
+    """What loads elements of an array, 0 where they are masked."""
+    return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_layout import TritonPrinter, sides_of
+from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
@@ -38,7 +38,7 @@ def head(printer: TritonPrinter) -> None:
     ahead(printer, ITEM)
     # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
     # kernel_probes.json).
-    start, stop = p.view.items.ends(printer.load, "tl.minimum")
+    start, stop = p.view.items.ends(load, "tl.minimum")
     printer.put(f"start = {start}")
     printer.put(f"stop = {stop}")
 
@@ -73,7 +73,7 @@ def ahead(printer: TritonPrinter, level: int) -> None:
     for s, _ in printer.p.statements:
         if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and known_ahead(s.key):
             at = "item" if level == ITEM else "fiber"
-            printer.put(f"slot = {printer.load(s.key.array, at, printer.guard(level))}")
+            printer.put(f"slot = {load(s.key.array, at, printer.guard(level))}")
 
 
 def known_ahead(key: Slot) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import chain
 from math import prod
 
-from sparsetc.codegen.triton_layout import TritonPrinter, sides_of
+from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest.nest import LEAF
 from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 from sparsetc.ir.program import names
@@ -49,7 +49,7 @@ def first(printer: TritonPrinter) -> None:
             printer.put(f"{before} = tl.load({stored.array('value_ptr')} + {stored.array('tile')})")
             split = [a.letter for a in printer.p.split if a.letter in stored.letters]
             if split and counted_bits(printer, s, stored):
-                skipped = " + ".join(printer.placed(printer.begin(c), (), (), stored.stride(c)) for c in split)
+                skipped = " + ".join(placed(printer.begin(c), (), (), stored.stride(c)) for c in split)
                 printer.put(f"skipped = ({skipped}) // {stored.values.word}")
                 printer.put(f"{before} += tl.sum(count({_word(printer, stored, 'every', 'every < skipped')}), 0)")
 
@@ -62,8 +62,8 @@ def value(printer: TritonPrinter, s: Value) -> None:
 
 def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     for _ in printer.each(LEAF):
-        load = printer.load("values", f"pos{printer.copy}", printer.guard(LEAF))
-        printer.put(f"{printer.named(s.out)} = {load}{printer.widen}")
+        text = load("values", f"pos{printer.copy}", printer.guard(LEAF))
+        printer.put(f"{printer.named(s.out)} = {text}{printer.widen}")
 
 
 def _ones(printer: TritonPrinter, s: Value, stored: Stored) -> None:
@@ -79,7 +79,7 @@ def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     terms, mask = _place(printer, s, stored)
     at = " + ".join([f"{_number(printer, stored)} * {stored.values.volume}", *terms])
     for array, half in zip(stored.held, ("_high", "_low") if stored.values.halves else ("",), strict=True):
-        printer.put(f"{s.out.name}{half} = {printer.load(array, at, mask)}{'' if half else _widened(printer, stored)}")
+        printer.put(f"{s.out.name}{half} = {load(array, at, mask)}{'' if half else _widened(printer, stored)}")
 
 
 def _widened(printer: TritonPrinter, stored: Stored) -> str:
@@ -108,14 +108,14 @@ def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str],
     terms, conditions = [], []
     for letter in stored.letters:  # positions that are the same for the whole tile of values
         if letter not in s.out.axes:
-            terms.append(printer.placed(names.side(letter), (), axes, stored.stride(letter)))
-        elif printer.apart(letter) and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
-            terms.append(printer.placed(printer.begin(letter), (), axes, stored.stride(letter)))
+            terms.append(placed(names.side(letter), (), axes, stored.stride(letter)))
+        elif letter in printer.apart and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
+            terms.append(placed(printer.begin(letter), (), axes, stored.stride(letter)))
     for axis, name, group in zip(axes, called, groups, strict=True):
         text, stride, limit = _flat(printer, stored, name, group)
-        terms.append(printer.placed(text, (axis,), axes, stride))
-        conditions.append(printer.placed(limit, (axis,), axes))
-    return [t for t in terms if t], printer.all_of(conditions)
+        terms.append(placed(text, (axis,), axes, stride))
+        conditions.append(placed(limit, (axis,), axes))
+    return [t for t in terms if t], all_of(conditions)
 
 
 def _flat(printer: TritonPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
@@ -132,11 +132,11 @@ def _flat(printer: TritonPrinter, stored: Stored, name: str, letters: tuple[str,
         text = f"{text} % {b}" if n else text
         terms.append(f"({text}) * {stride}" if stride > 1 else text)
         if printer.p.axis(letter).ragged:
-            begin = f"{printer.begin(letter)} + " if printer.apart(letter) else ""
+            begin = f"{printer.begin(letter)} + " if letter in printer.apart else ""
             limits.append(f"{begin}{text} < {printer.p.axis(letter).size}")
     if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
-        return name, strides[-1], printer.all_of(limits)
-    return " + ".join(terms), 1, printer.all_of(limits)
+        return name, strides[-1], all_of(limits)
+    return " + ".join(terms), 1, all_of(limits)
 
 
 # -- bitmaps -----------------------------------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def _before(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[str, ...]
 def _word(printer: TritonPrinter, stored: Stored, at: str, mask: str = "") -> str:
     """The load of words of the tile, as unsigned numbers of 32 bits."""
     tiles = stored.values
-    tile = printer.placed(_number(printer, stored), (), (), tiles.words)
-    text = printer.load(stored.array("bits"), f"{tile} + {at}", mask)
+    tile = placed(_number(printer, stored), (), (), tiles.words)
+    text = load(stored.array("bits"), f"{tile} + {at}", mask)
     return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
 
 
@@ -220,8 +220,8 @@ def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         printer.put(f"{before} += tl.sum({counts}, 0)")
     printer.put(f"{has} = (({word}[:, None] >> {place}[None, :]) & 1) == 1")
     printer.put(f"{at} = {at}[:, None] + count({word}[:, None] & {below}[None, :])")
-    load = printer.load(stored.array("values"), at, has)
-    printer.put(f"{s.out.name} = {load}{_widened(printer, stored)}")
+    text = load(stored.array("values"), at, has)
+    printer.put(f"{s.out.name} = {text}{_widened(printer, stored)}")
     sizes = [printer.positions(group) for group in _dimensions(s.out) if group]
     if sizes[1:] != [positions]:
         printer.put(f"{s.out.name} = tl.reshape({s.out.name}, {sizes})")
@@ -233,9 +233,9 @@ def _word_numbers(printer: TritonPrinter, s: Value, stored: Stored, unit: int) -
     if unit < bits:
         return f"{words} * {unit} // {bits}"
     for c in stored.letters:
-        if printer.apart(c) or (c not in s.out.axes and printer.p.axis(c).size > 1):
-            at = printer.begin(c) if printer.apart(c) else names.side(c)
-            terms.append(printer.placed(at, (), (), stored.stride(c) // bits))
+        if c in printer.apart or (c not in s.out.axes and printer.p.axis(c).size > 1):
+            at = printer.begin(c) if c in printer.apart else names.side(c)
+            terms.append(placed(at, (), (), stored.stride(c) // bits))
     return " + ".join([*terms, words])
 
 
@@ -255,8 +255,8 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         inside = f" & ({mask})" if mask else ""
         printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
         printer.put(f"behind = count(word & ((tl.full({'[1]' if shape else '[]'}, 1, tl.uint32) << within) - 1))")
-        load = printer.load(stored.array("values"), "passed + behind", "has")
-        printer.put(f"{s.out.name} += {load}{_widened(printer, stored)}")
+        text = load(stored.array("values"), "passed + behind", "has")
+        printer.put(f"{s.out.name} += {text}{_widened(printer, stored)}")
         printer.put("passed += count(word)")
 
 
@@ -276,7 +276,7 @@ def scale(printer: TritonPrinter, s: Scale) -> None:
     row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if printer.p.index64 else ''}"
     address = f"{row} * {printer.p.axis(letter).size} + {names.side(letter)}"
     array = printer.p.stored(s.operand).array("scales")
-    printer.put(f"{s.out.name} = {printer.load(array, address, printer.limit(letter))}")
+    printer.put(f"{s.out.name} = {load(array, address, printer.limit(letter))}")
 
 
 def _of_all(printer: TritonPrinter, s: Scale) -> None:

@@ -163,16 +163,17 @@ class Executable:
         Returns:
             `out`, or what was made in its place.
         """
+        zeroed, second = arrays.zeroed if items is None else None, arrays.second
+        apart = self.copies > 1 or (self.stores if second is None else second.stored)  # what is stored would overwrite
+        if out is not None and accumulate and apart:
+            return out.add_(self.run(arrays, values, dense, items=items))
         call, device = self._bound_to(arrays, items, values, dense)
-        zeroed = arrays.zeroed if items is None else None
-        if arrays.second is not None:
-            return self._ordered(partial(call, values, dense), arrays.second, zeroed, out, accumulate)
+        if second is not None:
+            return self._ordered(partial(call, values, dense), second, zeroed, out, accumulate)
         if self.copies > 1:
             every = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=device)
             call(values, dense, every)
-            return out.add_(every.sum(0)) if out is not None and accumulate else torch.sum(every, 0, out=out)
-        if out is not None and accumulate and self.stores:  # what is stored would overwrite
-            return out.add_(self.run(arrays, values, dense, items=items))
+            return torch.sum(every, 0, out=out)
         zeroes = zeroed is None and (self.zeroes or items is not None)
         if out is None:
             make = torch.zeros if zeroes else torch.empty
@@ -200,9 +201,7 @@ class Executable:
         stored, added = rows[: second.stored], rows[second.stored :]
         if second.stored:
             second(added, stored)
-            if out is None:
-                return stored
-            return out.add_(stored) if accumulate else out.copy_(stored)
+            return stored if out is None else out.copy_(stored)
         if out is None:
             out = torch.zeros(self.shape, dtype=self.dtype, device=rows.device)
         elif not accumulate:

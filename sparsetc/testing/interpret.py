@@ -19,10 +19,10 @@ from math import prod
 
 import torch
 
+from sparsetc.codegen.split_float16 import largest
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.values import largest
 from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import Operand, TileProgram

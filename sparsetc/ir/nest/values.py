@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import prod
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -252,11 +252,6 @@ def halved(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The high and low halves, float16, of scaled values, float32."""
     high = scaled.half()
     return high, ((scaled - high.float()) * LOW).half()
-
-
-def largest(values: torch.Tensor) -> torch.Tensor:
-    """(1,) the largest magnitude, of float32; 0 of no values."""
-    return torch.linalg.vector_norm(values, inf).view(1) if values.numel() else values.new_zeros(1)
 
 
 def scaled_halves(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
