@@ -110,7 +110,7 @@ class TorchPrinter(ChunkRows):
         if not o.rows:
             self.put(f"{s.out.name} = {o.name}.view({self.shape(o.axes) or '()'})")
             return
-        table = self.table(o) if o.axes else f"{o.name}.view({o.nrows})"
+        table = self.table(o) if o.axes else f"{o.name}.view(-1)"
         rows = f"{table}.index_select(0, {self.index(o, level)})"
         inner = s.out.within
         self.put(f"{s.out.name} = {rows}" + (f".view(-1, {self.shape(inner)})" if inner != o.axes[:1] else ""))
@@ -121,7 +121,7 @@ class TorchPrinter(ChunkRows):
 
     def table(self, operand: ir.Operand) -> str:
         """An operand as rows."""
-        return f"{operand.name}.view({operand.nrows}, {operand.width})"
+        return f"{operand.name}.view(-1, {operand.width})"
 
     def shape(self, axes: Iterable[str]) -> str:
         return ", ".join(str(self.p.axis(a).size) for a in axes)
@@ -151,7 +151,7 @@ class TorchPrinter(ChunkRows):
         call, table = "bag", self.table(o)
         if shared:
             k = self.p.elements(shared)
-            call, table = "bags", f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
+            call, table = "bags", f"{o.name}.view(-1, {k}, {o.width // k})"
             weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
         text = f"{call}({self.index(o, level)}, {table}, {offsets}, {weights})"
         if len(axes) == (2 if shared else 1):
@@ -237,12 +237,11 @@ class TorchPrinter(ChunkRows):
         p, level = self.p, rows_of(self.p, s.key.level)
         kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
         numbers = p.width == 1
-        rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
-        size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
+        shape = "-1" if numbers else f"-1, {p.width}"
         total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
         if kept or len(s.axes) != (0 if numbers else 1):
             total = f"{total}.reshape({shape})"
-        output = f"{p.output}.view({size})"
+        output = f"{p.output}.view({shape})"
         if isinstance(s.key, ir.OwnPosition):
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
