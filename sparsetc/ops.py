@@ -330,8 +330,8 @@ def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name
 def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str) -> Result:
     """Another operand than x as a tensor, sparse if it is; its sizes that `shape` has, dtype and device are checked."""
     table = as_operand(given, what)
-    fits = isinstance(table, torch.Tensor | SparseTensor) and len(table.shape) == len(shape)
-    if not fits or any(isinstance(n, int) and n != size for n, size in zip(shape, table.shape, strict=True)):
+    sizes = table.shape if isinstance(table, Result) else ()
+    if len(sizes) != len(shape) or any(n not in (size, "rank") for n, size in zip(shape, sizes, strict=True)):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ShapeError(f"{what} must have shape {expected}, found {_found(table)}")
     check_operand(table, what, x.dtype, x.device)

@@ -74,7 +74,7 @@ def gather(printer: TorchPrinter, s: ir.Gather) -> None:
     if not o.rows:
         printer.put(f"{s.out.name} = {o.name}.view({printer.shape(o.axes) or '()'})")
         return
-    table = printer.table(o) if o.axes else f"{o.name}.view({o.nrows})"
+    table = printer.table(o) if o.axes else f"{o.name}.view(-1)"
     rows = f"{table}.index_select(0, {printer.index(o, level)})"
     inner = s.out.within
     printer.put(f"{s.out.name} = {rows}" + (f".view(-1, {printer.shape(inner)})" if inner != o.axes[:1] else ""))
@@ -109,7 +109,7 @@ def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str
     call, table = "bag", printer.table(o)
     if shared:
         k = printer.p.elements(shared)
-        call, table = "bags", f"{o.name}.view({o.nrows}, {k}, {o.width // k})"
+        call, table = "bags", f"{o.name}.view(-1, {k}, {o.width // k})"
         weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
     text = f"{call}({printer.index(o, level)}, {table}, {offsets}, {weights})"
     if len(axes) == (2 if shared else 1):
@@ -154,12 +154,11 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
     p, level = printer.p, rows_of(printer.p, s.key.level)
     kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
     numbers = p.width == 1
-    rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
-    size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
+    shape = "-1" if numbers else f"-1, {p.width}"
     total = summed(s.source.name, s.source.within, (*kept, *s.axes))
     if kept or len(s.axes) != (0 if numbers else 1):
         total = f"{total}.reshape({shape})"
-    output = f"{p.output}.view({size})"
+    output = f"{p.output}.view({shape})"
     if isinstance(s.key, ir.OwnPosition):
         printer.put(f"{output}[{RANGES[level]}] = {total}")
         return

@@ -145,7 +145,7 @@ class TorchPrinter(Writer):
 
     def table(self, operand: Operand) -> str:
         """An operand as rows."""
-        return f"{operand.name}.view({operand.nrows}, {operand.width})"
+        return f"{operand.name}.view(-1, {operand.width})"
 
     def shape(self, axes: Iterable[str]) -> str:
         return ", ".join(str(self.p.axis(a).size) for a in axes)

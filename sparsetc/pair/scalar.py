@@ -70,22 +70,25 @@ class TaskSum:
         """
         self.problem, self.tasks, self.letter = p, tasks, letter
         self.dtype, settings, shape = accumulator(p.dtype), p.budget.settings, tasks.none.shape
+        self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
-        wait = waits(shape["pqz".index(letter)], tasks.join_order.tasks)
+        wait = waits(self.rows, tasks.join_order.tasks)
         self.ordered = (settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
         text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
-        self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), dict(zip("pqz", shape, strict=True)))
+        # A program serves all lists whose sizes have the same bits: few operands of new patterns need a new one.
+        most = {c: 1 << max(0, n - 1).bit_length() for c, n in zip("pqz", shape, strict=True)}
+        self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), most)
         self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
         program, self._none = self._bind(tasks.none)
         name = f"{p.equation} {'scalar' if letter == 'z' else f'scalar_{letter}'}"
         device, about = self._none.parts[0].index[0].device, _about(p.equation, tasks)
         self.programs = Programs([program], self.dtype, p.backend, device, settings.cache_dir, name=name, about=about)
-        self.executable = Executable(self.programs, self._rows, (), self.dtype, False)
+        self.executable = Executable(self.programs, max(1, self.rows), (), self.dtype, False)
 
     def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
-        out = left.new_zeros(self.bound.by_index[self.letter])
+        out = left.new_zeros(self.rows)
         factors = [left.contiguous(), right.contiguous()]
         with bar(self.tasks.join_order.tasks, f"values of {self.tasks.budget.what}", unit="tasks") as at:
             for one in self.tasks:
@@ -113,7 +116,9 @@ class TaskSum:
             schedule = Schedule()
         else:
             schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
-            target = Target(rows=self._rows, index64=packed.index64, whole=self.problem.backend == "torch")
+            target = Target(
+                rows=self.bound.by_index[self.letter], index64=packed.index64, whole=self.problem.backend == "torch"
+            )
         program = lower(self.bound, packed.view, schedule, target, format=packed.format)
         return program, Arrays((PartArrays.of(program, packed, slot),), second)
 
@@ -126,10 +131,6 @@ class TaskSum:
         packed = pack(coords, one.shape, "fiber", storage)
         second, ones = SecondPass.of(packed.slots(LANE, coords[mode])), replace(packed.view, values=Ones())
         return replace(packed, view=ones, positions=None, representatives=(None, None)), second
-
-    @property
-    def _rows(self) -> int:
-        return max(1, self.bound.by_index[self.letter])
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel for a named target; needs no GPU."""
@@ -220,4 +221,5 @@ def _about(equation: str, tasks: Tasks) -> Sequence[str]:
         f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any",
         f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
         f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
+        "Their numbers are rounded up to powers of two here: the program serves all lists that are no longer.",
     )

@@ -170,7 +170,7 @@ class SparseTensor:
     @property
     def order(self) -> int:
         """The number of modes, dense ones included."""
-        return self.sparse_order + self.dense_order
+        return len(self.shape)
 
     @property
     def sparse_order(self) -> int:

@@ -35,7 +35,7 @@ def part_0(chunks, item_ptr, item_word, word, values, B, C, A):
         at_j = word[n0:n1] >> 9
         at_k = word[n0:n1] & 0x1ff
         x = values[n0:n1]
-        b_jr = B.view(200, 32).index_select(0, at_j)
-        c_kr = C.view(300, 32).index_select(0, at_k)
+        b_jr = B.view(-1, 32).index_select(0, at_j)
+        c_kr = C.view(-1, 32).index_select(0, at_k)
         total = run_sums(b_jr.mul_(x[:, None]).mul_(c_kr), item_ptr[i0 : i1 + 1] - n0)
-        A.view(100, 32).index_copy_(0, at_i.long(), total)
+        A.view(-1, 32).index_copy_(0, at_i.long(), total)

@@ -49,13 +49,13 @@ def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
         at_k = tile_k.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_k = at_k >= 300
         at_k = at_k.clamp(max=299)
-        b_rj = B.view(200, 32).index_select(0, at_j.flatten()).view(-1, 16, 32)
+        b_rj = B.view(-1, 32).index_select(0, at_j.flatten()).view(-1, 16, 32)
         b_rj.masked_fill_(past_j[:, :, None], 0)
-        c_rk = C.view(300, 32).index_select(0, at_k.flatten()).view(-1, 16, 32)
+        c_rk = C.view(-1, 32).index_select(0, at_k.flatten()).view(-1, 16, 32)
         c_rk.masked_fill_(past_k[:, :, None], 0)
         x = values[n0:n1].view(-1, 16, 16, 16)
         part = torch.einsum("Zjik,Zkr->Zjir", x, c_rk)
         total = run_sums(part.mul_(b_rj[:, :, None, :]).sum(1), item_ptr[i0 : i1 + 1] - b0)
         row = at_i.masked_fill(past_i, -1).flatten()
         inside = row >= 0
-        add_rows(A.view(100, 32), row[inside], total.reshape(-1, 32)[inside])
+        add_rows(A.view(-1, 32), row[inside], total.reshape(-1, 32)[inside])

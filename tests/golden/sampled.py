@@ -5,7 +5,7 @@ A[row] += X is the sum of its parts; operands: X[i, j, k] sparse; B[i, r]; C[j, 
 Part 0, coo: runs of nonzeros, 8 lanes, modes - | - | 0,1,2.
     word[leaf] = | i:7 | j:8 | k:9 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 4*N bytes, writes 99*w bytes
+    streams N*w + 4*N bytes, writes rows of w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     gathers N rows of 32*w bytes of D

@@ -6,7 +6,7 @@ Part 0, fiber: blocks of fibers, 8 lanes, modes 0,1 | - | 2.
     item_word[item] = | i:7 | j:8 |  bits a mode
     word[leaf] = | k:9 |  bits a mode
     values[block_ptr[block] + step * 8 + lane], likewise word; step < lane_len[lane]
-    streams 2*L + N*w + 2*N + 4*P bytes, writes 2880*w bytes
+    streams 2*L + N*w + 2*N + 4*P bytes, writes rows of 32*w bytes
     gathers N rows of 32*w bytes of B
     stores P rows
     32*L + 64*N flops outside dots

@@ -37,9 +37,9 @@ def part_0(chunks, item_ptr, block_ptr, block_full, lane_len, item_word, lane_wo
     for i0, i1, b0, b1, n0, n1 in chunks:
         at_i = item_word[i0:i1]
         at_j = lane_word[b0:b1]
-        b_jr = B.view(200, 32).index_select(0, at_j)
+        b_jr = B.view(-1, 32).index_select(0, at_j)
         at_k = word[n0:n1]
         x = values[n0:n1]
-        fiber_sum = bag(at_k, C.view(300, 16), block_ptr[b0 : b1 + 1] - n0, x)
+        fiber_sum = bag(at_k, C.view(-1, 16), block_ptr[b0 : b1 + 1] - n0, x)
         total = run_products(b_jr, fiber_sum, item_ptr[i0 : i1 + 1] - b0)
-        A.view(100, 512).index_copy_(0, at_i.long(), total.reshape(-1, 512))
+        A.view(-1, 512).index_copy_(0, at_i.long(), total.reshape(-1, 512))

@@ -6,7 +6,7 @@ Part 0, fiber: blocks of fibers, 128 lanes, modes - | 1,2 | 0.
     lane_word[lane] = | j:8 | k:9 |  bits a mode
     word[leaf] = | i:7 |  bits a mode
     values[block_ptr[block] + step * 128 + lane], likewise word; step < lane_len[lane]
-    streams 6*L + N*w + 2*N bytes, writes 95*w bytes
+    streams 6*L + N*w + 2*N bytes, writes rows of w bytes
     gathers N rows of w bytes of B
     stores L rows
     2*N flops outside dots

@@ -368,7 +368,9 @@ class Cost:
     # -- seconds ----------------------------------------------------------------------------------------------------
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
-        lines = [f"streams {self.stream} bytes, writes {self.output} bytes"]
+        # How many rows a sparse result has is of one pattern, and a source serves many.
+        written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else self.output
+        lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
         lines += [f"reads {name} in bfloat16, to which {n} elements are rounded first" for name, n in self.rounded]
         lines += [f"splits {name}, of whose {n} elements the largest is found first" for name, n in self.split]

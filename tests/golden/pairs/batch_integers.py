@@ -6,7 +6,7 @@ Part 0, bcb x bcb: pairs of dense tiles of 32x32 and dense tiles of 64x32.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
     x_values[tile * 1024 + position], row-major over bi, j = 32x32
     y_values[tile * 2048 + position], row-major over k, j = 64x32
-    streams 8*L + N*w + 8*P bytes, writes 2048*P*w bytes
+    streams 8*L + N*w + 8*P bytes, writes rows of 2048*w bytes
     stores P rows
     131072*L flops outside dots
 """

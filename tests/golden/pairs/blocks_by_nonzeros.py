@@ -6,7 +6,7 @@ Part 0, bcb x coo: pairs of dense tiles of 64x1 and dense tiles of 1x1.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
     x_values[tile * 64 + position], row-major over ij, k = 64x1
     y_values[tile * 1 + position], row-major over lm, k = 1x1
-    streams 8*L + N*w + 8*P bytes, writes 64*P*w bytes
+    streams 8*L + N*w + 8*P bytes, writes rows of 64*w bytes
     stores P rows
     128*L flops outside dots
 """

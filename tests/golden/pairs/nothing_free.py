@@ -8,7 +8,7 @@ Part 0, bcb x bcb: pairs of dense tiles of 1x32 in parts and dense tiles of 1x32
     y_high_values[tile * 32 + position], likewise y_low_values, row-major over one_column, ijk = 1x32
     X = x_scales[item_x[item] * 1 + one_row] * (x_high_values + x_low_values / 2048), float16 in rows scaled by powers of 2
     Y = y_scales[item_y[item] * 1 + one_column] * (y_high_values + y_low_values / 2048), float16 in rows scaled by powers of 2
-    streams 8*L + N*w + 16*P bytes, writes P*w bytes
+    streams 8*L + N*w + 16*P bytes, writes rows of w bytes
     stores P rows
     1024*P flops outside dots, 16384*L inside
 """

@@ -8,7 +8,7 @@ Part 0, bcb x bcb: pairs of dense tiles of 64x32 in parts and dense tiles of 64x
     y_high_values[tile * 2048 + position], likewise y_low_values, row-major over lm, k = 64x32
     X = x_scales[item_x[item] * 64 + ij] * (x_high_values + x_low_values / 2048), float16 in rows scaled by powers of 2
     Y = y_scales[item_y[item] * 64 + lm] * (y_high_values + y_low_values / 2048), float16 in rows scaled by powers of 2
-    streams 8*L + N*w + 16*P bytes, writes 4096*P*w bytes
+    streams 8*L + N*w + 16*P bytes, writes rows of 4096*w bytes
     stores P rows
     16384*P flops outside dots, 262144*L inside
 """

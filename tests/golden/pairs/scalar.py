@@ -5,6 +5,7 @@ A task is a pair of nonzeros with equal shared coordinates; X is the list of all
     p   nonzeros over ijk that meet any
     q   nonzeros over klm, likewise
     z   entries of the result over ijlm, in this order
+Their numbers are rounded up to powers of two here: the program serves all lists that are no longer.
 
 A[row] += X is the sum of its parts; operands: X[p, q, z] sparse, of ones; B[p]; C[q].
 
@@ -12,7 +13,7 @@ Part 0, tasks: runs of nonzeros, 128 lanes, modes - | - | 0,1,2, no values.
     q = position + y_shift[p]
     x_word[leaf] = | p:8 + x_word_base |  bits a mode
     z_word[leaf] = | z:31 |  bits a mode
-    streams 5*N bytes, writes 500*w bytes
+    streams 5*N bytes, writes 512*w bytes
     gathers N rows of w bytes of B
     gathers N rows of w bytes of C
     adds N rows

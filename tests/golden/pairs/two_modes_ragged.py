@@ -6,7 +6,7 @@ Part 0, bcb x bcb: pairs of dense tiles of 8x32 and dense tiles of 8x32.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
     x_values[tile * 256 + position], row-major over i, jk = 8x32
     y_values[tile * 256 + position], row-major over l, jk = 8x32
-    streams 8*L + N*w + 8*P bytes, writes 64*P*w bytes
+    streams 8*L + N*w + 8*P bytes, writes rows of 64*w bytes
     stores P rows
     0 flops outside dots, 16384*L inside
 """
