@@ -22,10 +22,10 @@ from sparsetc.ir.program.tile import (
     Gather,
     Loop,
     Operand,
-    OwnPosition,
     Product,
     Reduce,
     Row,
+    Slot,
     Statement,
     Tile,
     TileProgram,
@@ -101,7 +101,7 @@ def test_sums_of_sums() -> None:
     x = value()
     inner = total("f", LANE, x.out)
     outer = total("t", ITEM, inner.out)
-    add = Add(outer.out, OwnPosition(ITEM), ("r",), True)
+    add = Add(outer.out, Slot(ITEM), ("r",), True)
     assert outline(place([x, inner, outer, add], loops(BLOCKS))) == "t=0 {f=0 {x f} t} add"
 
 
@@ -142,10 +142,10 @@ S = Reduce(Tile("s", (), ITEM), T.out)
     [
         ([total("t", ITEM, X.out)], "t: x is not made before it"),
         ([gather("b", "ij", LEAF)], "b: at_i, at_j is not made before it"),
-        ([X, Add(T.out, OwnPosition(ITEM), (), True)], "add: t is not made before it"),
+        ([X, Add(T.out, Slot(ITEM), (), True)], "add: t is not made before it"),
         ([X, T, total("u", ITEM, X.out, T.out)], "u stands in a loop after which t is complete"),
         ([X, T, S, Product(Tile("p", (), LEAF), (X.out, S.out))], "p stands in a loop after which s is complete"),
-        ([X, T, Add(T.out, OwnPosition(LEAF), (), True)], "add stands in a loop after which t is complete"),
+        ([X, T, Add(T.out, Slot(LEAF), (), True)], "add stands in a loop after which t is complete"),
         ([gather("b", "", ITEM), total("t", ITEM, Tile("b", ("r",), ITEM))], "adds up over no loop"),
         ([X, total("t", LEAF, X.out)], "adds up over no loop"),
     ],

@@ -237,13 +237,14 @@ class TorchPrinter(ChunkRows):
         p, level = self.p, rows_of(self.p, s.key.level)
         kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
         numbers = p.width == 1
-        rows = "-1" if isinstance(s.key, ir.OwnPosition) else str(p.rows)
+        in_order = isinstance(s.key, ir.Slot) and not s.key.array
+        rows = "-1" if in_order else str(p.rows)
         size, shape = (rows, "-1") if numbers else (f"{rows}, {p.width}", f"-1, {p.width}")
         total = self.summed(s.source.name, s.source.within, (*kept, *s.axes))
         if kept or len(s.axes) != (0 if numbers else 1):
             total = f"{total}.reshape({shape})"
         output = f"{p.output}.view({size})"
-        if isinstance(s.key, ir.OwnPosition):
+        if in_order:
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
         row = self.output_rows(s.key, level, s.owned)

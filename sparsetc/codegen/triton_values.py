@@ -19,7 +19,7 @@ from sparsetc.ir.nest.nest import ITEM, LEAF
 from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, OwnPosition, Product, Row, Scale, Slot, Value
+from sparsetc.ir.program.tile import LANES, Add, Product, Row, Scale, Slot, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import TritonPrinter
@@ -153,7 +153,7 @@ def ahead(printer: TritonPrinter, level: int) -> None:
 
 def _known_ahead(key: Slot) -> bool:
     """Whether one number is stored for all of an item, or of a fiber."""
-    return not key.letters and key.level < LEAF
+    return bool(key.array) and not key.letters and key.level < LEAF
 
 
 def add(printer: TritonPrinter, s: Add, u: str) -> None:
@@ -182,11 +182,9 @@ def _rows(
     if isinstance(key, Row):
         each = ((printer.coordinate(c, u), printer.own((c,), axes, key.level), n * p.width) for c, n in key.terms)
         return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
-    if isinstance(key, OwnPosition):
-        return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
     if key.letters:
         return _slots(printer, key, axes, wide)
-    row = "slot" if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
+    row = "slot" if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u)) if key.array else at
     return [printer.placed(f"{row}{cast}", keyed, axes, p.width)], [lanes]
 
 

@@ -15,7 +15,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
-from sparsetc.ir.program.tile import Key, Operand, OwnPosition, Row, Slot
+from sparsetc.ir.program.tile import Key, Operand, Row, Slot
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -157,5 +157,5 @@ def _key(
         return Row(tuple([(c, prod([sizes[d] for d in kept[n + 1 :]])) for n, c in enumerate(kept)]), level)
     sides = {letters[mode] for mode in view.sided}
     if target.in_operand_order and not sides and len(kept) == len(letters):
-        return OwnPosition()
-    return Slot(f"{LEVELS[level]}_slot", level, tuple([c for c in view.read_along(letters, kept) if c in sides]))
+        return Slot(LEAF)
+    return Slot(level, f"{LEVELS[level]}_slot", tuple([c for c in view.read_along(letters, kept) if c in sides]))

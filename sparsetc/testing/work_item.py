@@ -36,7 +36,6 @@ from sparsetc.ir.program.tile import (
     Reduce,
     Row,
     Scale,
-    Slot,
     Statement,
     Tile,
     TileProgram,
@@ -368,7 +367,7 @@ class WorkItem:
                 row, live = row + at.at * stride, live & at.live
             return Spread(row, live)
         own = self.position(self.view.positions[key.level])
-        if not isinstance(key, Slot):
+        if not key.array:
             return own
         row, live = self.read(key.array, self.row_major([(own, 1), *self.cells(key.letters)]))
         return Spread(row, live & (row >= 0))

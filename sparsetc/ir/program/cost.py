@@ -346,7 +346,7 @@ class Cost:
         self.owned, self.copies = s.owned, s.copies
         if not s.owned and isinstance(s.key, ir.Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
-        if s.key == ir.OwnPosition(ITEM):
+        if s.key == ir.Slot(ITEM):
             self.output = self.added_bytes
         self.sparse = not isinstance(s.key, ir.Row)
         if s.owned and s.key.level == LANE and not self.sides:

@@ -74,7 +74,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         terms = [(names.at(letter), stride) for letter, stride in key.terms]
         row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
-        row = key.array if isinstance(key, ir.Slot) else "item" if key.level == ITEM else "position"
+        row = key.array or ("item" if key.level == ITEM else "position")
     keyed = p.read_along(key.letters) if isinstance(key, ir.Row) else ()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == ir.LANES and key.level != ITEM)]
     notes = [f"{', '.join(late)} summed here, once"] if late else []

@@ -27,7 +27,7 @@ from typing import ClassVar
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import ITEM, LANES, LEAF, PAIRED, Axis, Nest
+from sparsetc.ir.nest.nest import ITEM, LANES, PAIRED, Axis, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
@@ -182,28 +182,17 @@ class Slot:
     """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides.
 
     Attributes:
+        array: the numbers; empty where it is the position of the nonzero itself, or the item's number.
         letters: letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no
             row.
     """
 
-    array: str
     level: int
+    array: str = ""
     letters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class OwnPosition:
-    """The output row: the position of the nonzero itself, or, at the item level, the item's number.
-
-    Attributes:
-        letters: none, as no letter says which row it is.
-    """
-
-    level: int = LEAF
-    letters: ClassVar[tuple[str, ...]] = ()
-
-
-Key = Row | Slot | OwnPosition
+Key = Row | Slot
 
 
 @dataclass(frozen=True)
