@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen.triton_layout import ADDRESS64, sides_of, whole, widened
 from sparsetc.ir.nest.nest import ITEM, LEAF
-from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, Values, Whole
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Product, Row, Scale, Slot, Value
@@ -76,7 +76,7 @@ def _both(printer: TritonPrinter, s: Value) -> None:
 
 
 TEXTS: dict[type[Values], Callable[[TritonPrinter, Value], None]]
-TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both, ScaledHalves: _both}
+TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both}
 
 
 # -- dots of halves, three for each product of float32 -----------------------------------------------------------------

@@ -85,13 +85,13 @@ class Writer(Protocol):
 class Expression:
     """An integer for each position of some axes."""
 
-    def evaluate(self, reader: Reader) -> Any:
-        """The integers, for what a reader gives."""
+    def evaluate(self, reader: Any) -> Any:
+        """The integers, for what a `Reader` gives."""
         raise NotImplementedError
 
     def text(self, writer: Writer, least: int = 0) -> str:
-        """Source text, in parentheses where its operator binds less than `least`."""
-        raise NotImplementedError
+        """Source text, in parentheses where its operator binds less than `least`; of a leaf, what a writer gives."""
+        return str(self.evaluate(writer))
 
     @cached_property
     def nodes(self) -> tuple[Expression, ...]:
@@ -144,11 +144,8 @@ class Position(Expression):
 
     axis: str
 
-    def evaluate(self, reader: Reader) -> Any:
+    def evaluate(self, reader: Any) -> Any:
         return reader.position(self.axis)
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return writer.position(self.axis)
 
 
 @dataclass(frozen=True)
@@ -157,11 +154,8 @@ class Along(Expression):
 
     mode: int
 
-    def evaluate(self, reader: Reader) -> Any:
+    def evaluate(self, reader: Any) -> Any:
         return reader.along(self.mode)
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return writer.along(self.mode)
 
 
 @dataclass(frozen=True)
@@ -170,11 +164,8 @@ class Coordinate(Expression):
 
     mode: int
 
-    def evaluate(self, reader: Reader) -> Any:
+    def evaluate(self, reader: Any) -> Any:
         return reader.coordinate(self.mode)
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return writer.coordinate(self.mode)
 
 
 @dataclass(frozen=True)
@@ -183,11 +174,8 @@ class Constant(Expression):
 
     value: int
 
-    def evaluate(self, reader: Reader) -> int:
+    def evaluate(self, reader: Any) -> int:
         return self.value
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return str(self.value)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
     word_bits,
 )
-from sparsetc.ir.nest.values import ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import Halves, Values, Whole
 from sparsetc.support.lru import cached_property
 from sparsetc.support.names import check_array
 
@@ -376,8 +376,9 @@ class Nest:
 
     def in_halves(self) -> Nest:
         """Return the nest whose whole tiles are stored as two float16 a value, with one scale for all; others as is."""
-        v = self.values
-        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if isinstance(v, Whole) else self
+        if not isinstance(v := self.values, Whole):
+            return self
+        return replace(self, values=Halves(v.sides, v.sequence, v.contracted, scaled="most"))
 
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ In: nothing but numbers. Out: read by the walkers of tile programs, each of whic
             | whole      # each position's of a tile, tile after tile
             | bitmap     # of tiles: the nonzeros' alone, and a bit a position that says which have one
             | halves     # of tiles: two of 16 bits a position, of a row that was scaled
-            | scaled halves # the same, where all values were scaled as one
+                         # or of all values, which were scaled as one
 
 Arrays, by name (N stored values, T tiles):
 
@@ -193,27 +193,27 @@ class Bitmap(Values):
 
 @dataclass(frozen=True)
 class Halves(Values):
-    """A value is the sum of two of 16 bits, the second by a fixed factor too large, and is multiplied by the scale of
-    its row, a position of the first mode.
+    """A value is the sum of two of 16 bits, the second by a fixed factor too large, times a power of two.
+
+    Attributes:
+        scaled: the name of the array that says how values were scaled: ``scales`` has a power of two for each row, a
+            position of the first mode; ``most`` is the largest magnitude of all values, which have one scale.
     """
 
-    held, packed, halves = ("high_values", "low_values"), ("high_values", "low_values", "scales"), True
-    tiled, loads = True, "load {where}  # high and low parts"
+    held, halves, tiled, loads = ("high_values", "low_values"), True, True, "load {where}  # high and low parts"
+
+    scaled: str = "scales"
+
+    @property
+    def packed(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.held, self.scaled)
 
     def scaling(self, operand: Any) -> list[str]:
-        high, low, scales = map(operand.array, self.packed)
-        scale = f"{scales}[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]"
+        high, low = operand.held
+        if self.scaled == "most":
+            return [f"X = ({high} + {low} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
+        scale = f"{operand.array(self.scaled)}[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]"
         return [f"{operand.name.upper()} = {scale} * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"]
-
-
-@dataclass(frozen=True)
-class ScaledHalves(Halves):
-    """Values in halves, where the largest magnitude of all values says how they were scaled."""
-
-    packed = ("high_values", "low_values", "most")
-
-    def scaling(self, operand: Any) -> list[str]:
-        return [f"X = ({' + '.join(operand.held)} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
 
 
 TYPES = {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32, "most": torch.float32}
