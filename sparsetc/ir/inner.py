@@ -15,7 +15,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
-from sparsetc.ir.program.tile import Key, Operand, Row, Slot
+from sparsetc.ir.program.tile import Key, Operand
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -154,8 +154,9 @@ def _key(
     modes = [letters.index(c) for c in kept]
     level = max(map(view.level_of, modes), default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
-        return Row(tuple([(c, prod([sizes[d] for d in kept[n + 1 :]])) for n, c in enumerate(kept)]), level)
+        return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))
     sides = {letters[mode] for mode in view.sided}
     if target.in_operand_order and not sides and len(kept) == len(letters):
-        return Slot(LEAF)
-    return Slot(level, f"{LEVELS[level]}_slot", tuple([c for c in view.read_along(letters, kept) if c in sides]))
+        return Key("position", LEAF)
+    along = tuple([c for c in view.read_along(letters, kept) if c in sides])
+    return Key("slot", level, along, array=f"{LEVELS[level]}_slot")

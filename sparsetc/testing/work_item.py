@@ -34,7 +34,6 @@ from sparsetc.ir.program.tile import (
     Loop,
     Product,
     Reduce,
-    Row,
     Scale,
     Statement,
     Tile,
@@ -360,14 +359,14 @@ class WorkItem:
 
     def row(self, key: Key) -> Spread:
         """The output row."""
-        if isinstance(key, Row):
+        if key.kind == "row":
             row, live = self.number(0)
-            for letter, stride in key.terms:
+            for letter, stride in zip(key.letters, key.strides, strict=True):
                 at = self.coordinates[names.at(letter)]
                 row, live = row + at.at * stride, live & at.live
             return Spread(row, live)
         own = self.position(self.view.positions[key.level])
-        if not key.array:
+        if key.kind == "position":
             return own
         row, live = self.read(key.array, self.row_major([(own, 1), *self.cells(key.letters)]))
         return Spread(row, live & (row >= 0))

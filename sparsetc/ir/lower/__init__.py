@@ -33,7 +33,7 @@ from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.tile import LANES, Gather, Product, Slot, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
 
 
 class WholeLowering(Lowering):
@@ -208,7 +208,7 @@ def lower_pairs(
         letters=tuple(named),
         stored=dict(zip(map(str.upper, PAIRED), ((row, inner), (column, inner)), strict=True)),
         sides=sides,
-        key=Slot(ITEM),
+        key=Key("position", ITEM),
         output="Z",
         output_axes=(row, column),
         folds=named,

@@ -78,7 +78,7 @@ class Lowering:
         total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
-        copies = 1 if owned or not isinstance(inner.key, ir.Row) else schedule.copies
+        copies = 1 if owned or inner.key.kind != "row" else schedule.copies
         statements = (*self.statements, ir.Add(total, inner.key, inner.output_axes, owned, copies))
         return ir.TileProgram(
             equation=inner.equation,
@@ -92,7 +92,7 @@ class Lowering:
             output_axes=inner.output_axes,
             body=place(statements, list(map(ir.Loop, self.around))),
             schedule=schedule,
-            slot=inner.key.array if isinstance(inner.key, ir.Slot) else "",
+            slot=inner.key.array,
             rows=inner.target.rows,
             index64=inner.target.index64,
             whole=inner.target.whole,
@@ -180,7 +180,7 @@ class Lowering:
     @cached_property
     def _addressed(self) -> set[str]:
         """Letters whose coordinates an operand or the key reads."""
-        kept = self.inner.kept if isinstance(self.inner.key, ir.Row) else ()
+        kept = self.inner.kept if self.inner.key.kind == "row" else ()
         return {c for o in self.inner.operands for c in o.rows} | set(kept)
 
     @cached_property

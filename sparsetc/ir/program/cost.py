@@ -344,15 +344,15 @@ class Cost:
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
-        if not s.owned and isinstance(s.key, ir.Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
+        if not s.owned and s.key.kind == "row" and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
-        if s.key == ir.Slot(ITEM):
+        if s.key == ir.Key("position", ITEM):
             self.output = self.added_bytes
-        self.sparse = not isinstance(s.key, ir.Row)
+        self.sparse = s.key.kind != "row"
         if s.owned and s.key.level == LANE and not self.sides:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
-    def _often(self, key: ir.Row) -> bool:
+    def _often(self, key: ir.Key) -> bool:
         """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}

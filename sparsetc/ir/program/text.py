@@ -70,12 +70,12 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
-    if isinstance(key, ir.Row):
-        terms = [(names.at(letter), stride) for letter, stride in key.terms]
+    if key.kind == "row":
+        terms = zip(map(names.at, key.letters), key.strides, strict=True)
         row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
         row = key.array or ("item" if key.level == ITEM else "position")
-    keyed = p.read_along(key.letters) if isinstance(key, ir.Row) else ()
+    keyed = p.read_along(key.letters) if key.kind == "row" else ()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == ir.LANES and key.level != ITEM)]
     notes = [f"{', '.join(late)} summed here, once"] if late else []
     notes += [f"in one of {s.copies} copies"] if s.copies > 1 else []

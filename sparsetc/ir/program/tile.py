@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import coordinates
@@ -165,34 +165,23 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The output row: a sum of coordinates times strides."""
-
-    terms: tuple[tuple[str, int], ...]
-    level: int
-
-    @property
-    def letters(self) -> tuple[str, ...]:
-        """Letters whose coordinates say which row it is."""
-        return tuple([letter for letter, _ in self.terms])
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides.
+class Key:
+    """Which row of the output a result is added to: see the grammar.
 
     Attributes:
-        array: the numbers; empty where it is the position of the nonzero itself, or the item's number.
-        letters: letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no
-            row.
+        kind: a sum of coordinates times strides; a number stored beside the coordinates, of tiles one for each position
+            along the kept sides; or the position of the nonzero itself, or the item's number.
+        letters: of a row those whose coordinates say which it is; of a slot those along whose sides the positions of an
+            item, or of a tile, are numbered; -1 says that one has no row.
+        strides: of a row, one for each letter.
+        array: of a slot, the numbers.
     """
 
+    kind: Literal["row", "slot", "position"]
     level: int
-    array: str = ""
     letters: tuple[str, ...] = ()
-
-
-Key = Row | Slot
+    strides: tuple[int, ...] = ()
+    array: str = ""
 
 
 @dataclass(frozen=True)
@@ -368,7 +357,7 @@ def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
         case Loop():
             return "", (), s.axis.level
         case Add():
-            return "", (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ())), s.key.level
+            return "", (s.source.name, *map(names.at, s.key.letters if s.key.kind == "row" else ())), s.key.level
         case Product():
             return s.out.name, tuple([t.name for t in s.inputs]), max([t.level for t in s.inputs], default=ITEM)
         case Reduce():
