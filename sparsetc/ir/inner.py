@@ -89,12 +89,12 @@ class Inner:
             letters=letters,
             stored={X: letters},
             sides={letters[mode]: view.values.sides[mode] for mode in view.sided},
-            key=_key(letters, e.output, view, target, sizes),
+            key=_key(letters, e.kept, view, target, sizes),
             output=output,
-            output_axes=tuple([c for c in e.output if c not in letters]),
+            output_axes=e.free,
             operands=operands,
             dense=dense_axes(bound),
-            kept=tuple([c for c in e.output if c in letters]),
+            kept=e.kept,
             sizes=sizes,
         )
 
@@ -146,13 +146,9 @@ class Inner:
         return tuple(c for c in self.dense if c not in self.output_axes)
 
 
-def _key(
-    letters: tuple[str, ...], output: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]
-) -> Key:
+def _key(letters: tuple[str, ...], kept: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
     """Where results go: known where all letters are that the output keeps."""
-    kept = tuple([c for c in output if c in letters])
-    modes = [letters.index(c) for c in kept]
-    level = max(map(view.level_of, modes), default=ITEM)
+    level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))
     sides = {letters[mode] for mode in view.sided}

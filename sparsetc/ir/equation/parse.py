@@ -19,6 +19,7 @@ A parse is cached by text, shapes and which operands are sparse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +31,7 @@ from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.ir.equation.einsum import Bound, Einsum
 
 ELLIPSIS = "..."
+LABEL = re.compile(r"\.\.\.|[^ ]")
 _SUBLIST_LETTERS = ascii_uppercase + ascii_uppercase.lower()  # torch: 0 is A, 26 is a
 
 
@@ -159,14 +161,10 @@ def _read(text: str) -> tuple[list[_ParsedTerm], _ParsedTerm | None]:
 def _read_term(text: str, start: int, end: int) -> _ParsedTerm:
     labels: list[str] = []
     at: list[int] = []
-    position = start
-    while position < end:
-        label = ELLIPSIS if text.startswith(ELLIPSIS, position, end) else text[position]
-        if label != " ":
-            _check_label(text, position, label, labels)
-            labels.append(label)
-            at.append(position)
-        position += len(label)
+    for label in LABEL.finditer(text, start, end):
+        _check_label(text, label.start(), label[0], labels)
+        labels.append(label[0])
+        at.append(label.start())
     return _ParsedTerm(tuple(labels), tuple(at), start, end)
 
 
@@ -207,9 +205,8 @@ def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tu
                 f"operand {p + 1} has {ndim} dimensions, shape {shape}; expected {'at least ' if at_least else ''}"
                 f"{letters}, one for each index of its term: {advice}"
             )
-            lead = len(text[term.start : term.end]) - len(text[term.start : term.end].lstrip())
-            length = len(text[term.start : term.end].strip())
-            raise EquationError(point_at(text, term.start + lead if length else term.start, message, length))
+            start, length = min(term.at, default=term.start), len(text[term.start : term.end].strip())
+            raise EquationError(point_at(text, start, message, length))
 
 
 def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ class Lowering:
         columns = tuple([c for c in axes if c in over])
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
-        return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
+        return ir.Value(out, name.lower())
 
     def gather(self, name: str) -> ir.Gather:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""

@@ -199,5 +199,4 @@ def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
 def dense_axes(bound: Bound) -> tuple[str, ...]:
     """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
     e = bound.einsum
-    kept = [c for c in e.output if c not in e.sparse_indices]
-    return (*kept, *(c for c in e.dense_indices if c not in kept))
+    return (*e.free, *e.dense_contracted)

@@ -29,11 +29,9 @@ def lines(p: ir.TileProgram) -> list[str]:
 
 
 def _axis(a: ir.DenseAxis) -> str:
-    if a.fold:
-        letters = " ".join(f"{c}:{n}" for c, n in a.fold)
-        return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
-    blocks = f" in {'slabs' if a.slab else 'blocks'} of {a.block}" if a.programs > 1 else ""
-    return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
+    letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
+    blocks = f" in {'slabs' if a.slab else 'blocks'} of {a.block}" if a.programs > 1 and not a.fold else ""
+    return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 
 def line(p: ir.TileProgram, s: ir.Statement) -> str:
@@ -41,9 +39,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Loop):
         return f"loop {s.axis.describe(p.schedule.unroll)}"
     if isinstance(s, ir.Decode):
-        axes = (*p.view.beside[s.level], *s.along)
-        lanes = f"[{','.join(axes)}]" if axes else ""
-        return f"{s.name}{lanes} = {_coordinate(p, s)}"
+        return f"{ir.Tile(s.name, (*p.view.beside[s.level], *s.along), s.level)} = {_coordinate(p, s)}"
     if isinstance(s, ir.Value):
         stored = p.stored(s.operand)
         tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
