@@ -38,7 +38,7 @@ from sparsetc.ir.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import Statistics
-from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
@@ -141,7 +141,7 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     """
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
-    ranks = max([problem.bound.by_index[c] for c in dense_axes(problem.bound)], default=1)
+    ranks = max([problem.bound.by_index[c] for c in problem.bound.einsum.axes], default=1)
     if problem.precision == "tf32x3":
         return ranks <= 32 and nnz < FUSE_BELOW
     return ranks <= 32 or nnz < FUSE_BELOW

@@ -14,7 +14,7 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
-from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
+from sparsetc.ir.program.operands import named_operands, printed_sizes
 from sparsetc.ir.program.tile import Key, Operand
 from sparsetc.support.lru import cached_property
 
@@ -93,7 +93,7 @@ class Inner:
             output=output,
             output_axes=e.free,
             operands=operands,
-            dense=dense_axes(bound),
+            dense=e.axes,
             kept=e.kept,
             sizes=sizes,
         )

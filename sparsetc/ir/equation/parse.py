@@ -136,7 +136,7 @@ def _parse(text: str, shapes: tuple[tuple[int, ...], ...], sparse: tuple[bool, .
     else:
         result = output.spelled(ellipsis, len(ellipsis))
     e = Einsum(inputs, result, tuple(p for p, is_sparse in enumerate(sparse) if is_sparse), text)
-    return Bound.of(e, _sizes(text, terms, inputs, shapes, sparse))
+    return Bound.of(e, _sizes(e, terms, shapes))
 
 
 def _read(text: str) -> tuple[list[_ParsedTerm], _ParsedTerm | None]:
@@ -233,24 +233,18 @@ class _Place:
         return point_at(text, self.at, message, len(self.label))
 
 
-def _sizes(
-    text: str,
-    terms: Sequence[_ParsedTerm],
-    inputs: Sequence[tuple[str, ...]],
-    shapes: Sequence[tuple[int, ...]],
-    sparse: Sequence[bool],
-) -> dict[str, int]:
+def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """The full size of each index; every place that has it is either of that size, or dense and 1."""
     places: dict[str, list[_Place]] = {}
-    for p, (term, names, shape) in enumerate(zip(terms, inputs, shapes, strict=True)):
+    for p, (term, names, shape) in enumerate(zip(terms, e.inputs, shapes, strict=True)):
         count = term.covered(len(shape))
         spots = [s for s in zip(term.labels, term.at, strict=True) for _ in range(count if s[0] == ELLIPSIS else 1)]
         for i, n, (label, at) in zip(names, shape, spots, strict=True):
             places.setdefault(i, []).append(_Place(p, n, label, at))
-    return {i: _agreed_size(text, where, sparse) for i, where in places.items()}
+    return {i: _agreed_size(e, where) for i, where in places.items()}
 
 
-def _agreed_size(text: str, places: Sequence[_Place], sparse: Sequence[bool]) -> int:
+def _agreed_size(e: Einsum, places: Sequence[_Place]) -> int:
     full = next((place for place in places if place.size != 1), places[0])
     previous: _Place | None = None
     for place in places:
@@ -261,12 +255,12 @@ def _agreed_size(text: str, places: Sequence[_Place], sparse: Sequence[bool]) ->
                 f"{place} has size {place.size} at index {place.label!r}; expected {other.size}, as {other} has: "
                 "an index has one size"
             )
-            raise ShapeError(place.fault(text, message))
-        if place.size != full.size and sparse[place.operand]:
+            raise ShapeError(place.fault(e.text, message))
+        if place.size != full.size and place.operand in e.sparse:
             message = (
                 f"{place}, which is sparse, has size 1 at {place.label!r}; expected {full.size}, as {full} has: only "
                 "dense operands broadcast. Take that slice of it instead"
             )
-            raise (EquationError if place.label == ELLIPSIS else ShapeError)(place.fault(text, message))
+            raise (EquationError if place.label == ELLIPSIS else ShapeError)(place.fault(e.text, message))
         previous = place
     return full.size

@@ -275,26 +275,21 @@ class Cost:
     def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
         """Count statements that are executed so often, and those in their loops."""
         for s in body:
-            if not isinstance(s, ir.Loop):
-                self.count(s, visits)
-            else:
-                self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
-
-    def count(self, s: ir.Statement, visits: Count) -> None:
-        """Count one statement that is executed so often."""
-        match s:
-            case ir.Value():
-                self._value(s)
-            case ir.Scale() if s.out.axes:
-                self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
-            case ir.Gather() if s.operand.rows:
-                self.gathers.append(self._gathered(s, visits))
-                if self.sides and s.out in self._brought:
-                    self.converted += visits * self._cells(s.out.axes)
-            case ir.Product():
-                self._product(s, visits)
-            case ir.Add():
-                self._add(s, visits)
+            match s:
+                case ir.Loop():
+                    self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
+                case ir.Value():
+                    self._value(s)
+                case ir.Scale() if s.out.axes:
+                    self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
+                case ir.Gather() if s.operand.rows:
+                    self.gathers.append(self._gathered(s, visits))
+                    if self.sides and s.out in self._brought:
+                        self.converted += visits * self._cells(s.out.axes)
+                case ir.Product():
+                    self._product(s, visits)
+                case ir.Add():
+                    self._add(s, visits)
 
     @cached_property
     def _brought(self) -> set[ir.Tile]:

@@ -139,11 +139,11 @@ def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
 def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
     """The output's name and the dense operands, each stored as (sparse letters, dense letters).
 
-    Sparse letters come in the sparse operand's order, dense ones in that of `dense_axes`.
+    Sparse letters come in the sparse operand's order, dense ones in that of `Einsum.axes`.
     """
     e = bound.einsum
     (sparse,) = e.sparse
-    sizes, order = printed_sizes(bound), dense_axes(bound)
+    sizes = printed_sizes(bound)
     output, names = operand_names(bound)
     operands = []
     for name, position in zip(names, e.dense, strict=True):
@@ -151,7 +151,7 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
         if len(set(letters)) != len(letters):
             raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
         rows = tuple([c for c in e.inputs[sparse] if c in letters])
-        axes = tuple([c for c in order if c in letters])
+        axes = tuple([c for c in e.axes if c in letters])
         width = prod([sizes[c] for c in axes])
         operands.append(Operand(name, position, rows, tuple([sizes[c] for c in rows]), axes, width))
     return output, tuple(operands)
@@ -193,10 +193,3 @@ def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
     each = zip(*(p.operands for p in programs), strict=True)
     given = ({t for o in own for t in tables(o)} for own in each)
     return tuple([t for own in given for t in sorted(own, key=lambda t: MADE.index(t.made))])
-
-
-@lru_cache(maxsize=1024)
-def dense_axes(bound: Bound) -> tuple[str, ...]:
-    """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
-    e = bound.einsum
-    return (*e.free, *e.dense_contracted)
