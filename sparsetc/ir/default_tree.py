@@ -164,11 +164,6 @@ class TileGroups:
     gridded: tuple[str, ...] = ()
     sampled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
-    @property
-    def dot(self) -> bool:
-        """True if a dot contracts anything."""
-        return bool(self.first)
-
     @cached_property
     def contracted(self) -> tuple[str, ...]:
         """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
@@ -350,12 +345,12 @@ def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
         left, right = (product(map(factor, side)) for side in g.sampled)
         return total(product([x, dot(left, right, inner.summed)]), loops)
     tree: Tree = product([x, *_factors(within)])
-    if g.dot:
+    if g.first:
         tree = dot(_rows(within, g.first), x, g.first)
         tree = product([tree, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
         tree = dot(tree, _rows(within, g.second), g.second) if g.second else tree
     spread = sorted(g.spread, key=turns.__contains__)  # what is in registers is summed first
-    tree = total(tree, (*spread, *loops, *(() if g.dot else g.second)))
+    tree = total(tree, (*spread, *loops, *(() if g.first else g.second)))
     return total(product([tree, *_factors(o for o in inner.operands if o not in within)]), inner.summed)
 
 
@@ -385,12 +380,12 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
         if letters:
             block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
 
-    if g.dot:
+    if g.first:
         pad(g.first)
         pad(g.second)
-    if g.dot and g.second:
+    if g.first and g.second:
         fill(g.columns, min(schedule.columns, MOST_SUMS * schedule.warps // prod(map(schedule.block, inner.dense))))
-    elif g.dot:
+    elif g.first:
         fill(g.spread, schedule.columns // prod([block[c] for c in g.columns]))
         pad(g.columns, g.spread)
     return block

@@ -164,8 +164,6 @@ def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(0, format)
 
 
-NAMED = (LANES, "pair")
-"""Axes of a program of pairs that are no letters': those of lanes, and of the loop over pairs."""
 Fold = tuple[tuple[str, int], ...]
 """(letter, positions) of the letters that make an axis, row-major."""
 
@@ -219,9 +217,9 @@ def lower_pairs(
 
 
 def _name(fold: Fold, role: str) -> str:
-    """What an axis is called: its letters, or the role of one that has none; never as lanes or a loop are."""
+    """What an axis is called: its letters, or the role of one that has none; never as the lanes or pairs."""
     name = "".join(c for c, _ in fold) or f"one_{role}"
-    return f"{name}_{role}" if name in NAMED else name
+    return f"{name}_{role}" if name in (LANES, "pair") else name
 
 
 def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:

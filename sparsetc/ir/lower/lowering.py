@@ -209,7 +209,8 @@ class Lowering:
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
-        stored = [inner.letters[m] for m in values.fixed() if m in view.sided]
+        fixed = values.sequence if values.bitmap and values.contracted else ()  # of others, any order will do
+        stored = [inner.letters[m] for m in fixed if m in view.sided]
         at_hand = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
         held, wanted = [
             [c for c in order if inner.sides[c] > 1 and c in at_hand] for order in (stored, self.stored_order)

@@ -32,18 +32,16 @@ other, no more than 2**-50 of the largest is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf, prod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import set_bits
-
-V = TypeVar("V", bound="Values")
 
 
 @dataclass(frozen=True)
@@ -120,15 +118,6 @@ class Values:
         """Return lines for a reader: the formula of an operand's values, where they are not stored as they are."""
         return []
 
-    def fixed(self) -> tuple[int, ...]:
-        """Return the modes in the only order in which a dot may take positions; empty if any order will do."""
-        return ()
-
-    def of_sides(self: V, modes: Sequence[int]) -> V:
-        """The same values by some modes' sides, numbered from 0 on; other sides have one position."""
-        order = tuple(modes.index(m) for m in self.sequence if m in modes)
-        return replace(self, sides=tuple(self.sides[m] for m in modes), sequence=order)
-
     def check(self) -> None:
         """Raise `FormatError` unless values of this kind may be stored by these sides, numbered by every mode once."""
         if bool(self.sides) != self.tiled:
@@ -178,9 +167,6 @@ class Bitmap(Values):
     def describe(self, array: Callable[[str], str], order: str) -> str:
         values, first, bits = map(array, ("values", "value_ptr", "bits"))
         return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
-
-    def fixed(self) -> tuple[int, ...]:
-        return self.sequence if self.contracted else ()
 
     def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]

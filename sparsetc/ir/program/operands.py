@@ -7,7 +7,7 @@ order of dense axes; `Stored`, which says from which arrays values are read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -117,8 +117,10 @@ class Stored:
 
 def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
-    values, sided = view.values, view.sided  # some modes of a tile may ride along others
-    values = values if len(sided) == len(values.sides) else values.of_sides(sided)
+    values, sided = view.values, view.sided
+    if len(sided) < len(values.sides):  # the other modes ride along these, and have one position
+        sequence = tuple([sided.index(mode) for mode in values.sequence if mode in sided])
+        values = replace(values, sides=tuple([values.sides[mode] for mode in sided]), sequence=sequence)
     return Stored("", tuple([letters[mode] for mode in sided]), values)
 
 
