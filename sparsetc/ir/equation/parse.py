@@ -184,9 +184,7 @@ def _check_label(text: str, position: int, label: str, before: Sequence[str]) ->
 def _check_output(text: str, terms: Sequence[_ParsedTerm], output: _ParsedTerm) -> None:
     letters = {i for term in terms for i in term.letters}
     for q, (i, at) in enumerate(zip(output.labels, output.at, strict=True)):
-        if i == ELLIPSIS:
-            continue  # without one in the inputs it stands for no dimension, as in torch
-        if i not in letters:
+        if i not in letters and i != ELLIPSIS:  # which without one in the inputs stands for no dimension, as in torch
             message = f"the output has index {i!r}, which no operand has; expected one of {''.join(sorted(letters))!r}"
             raise EquationError(point_at(text, at, message))
         if i in output.labels[:q]:
@@ -229,9 +227,6 @@ class _Place:
     def __str__(self) -> str:
         return f"{'the ellipsis of ' if self.label == ELLIPSIS else ''}operand {self.operand + 1}"
 
-    def fault(self, text: str, message: str) -> str:
-        return point_at(text, self.at, message, len(self.label))
-
 
 def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """The full size of each index; every place that has it is either of that size, or dense and 1."""
@@ -255,12 +250,14 @@ def _agreed_size(e: Einsum, places: Sequence[_Place]) -> int:
                 f"{place} has size {place.size} at index {place.label!r}; expected {other.size}, as {other} has: "
                 "an index has one size"
             )
-            raise ShapeError(place.fault(e.text, message))
+            raise ShapeError(point_at(e.text, place.at, message, len(place.label)))
         if place.size != full.size and place.operand in e.sparse:
             message = (
                 f"{place}, which is sparse, has size 1 at {place.label!r}; expected {full.size}, as {full} has: only "
                 "dense operands broadcast. Take that slice of it instead"
             )
-            raise (EquationError if place.label == ELLIPSIS else ShapeError)(place.fault(e.text, message))
+            raise (EquationError if place.label == ELLIPSIS else ShapeError)(
+                point_at(e.text, place.at, message, len(place.label))
+            )
         previous = place
     return full.size

@@ -306,14 +306,9 @@ class Nest:
         return self.loops[-1].lanes or 1
 
     @cached_property
-    def lanes_from(self) -> int:
-        """The first level at which anything lies side by side."""
-        return min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
-
-    @cached_property
     def blocks(self) -> bool:
         """Whether fibers lie side by side."""
-        return self.lanes_from == LANE
+        return bool(self.beside[LANE])
 
     @cached_property
     def packed(self) -> tuple[str, ...]:
@@ -383,7 +378,8 @@ class Nest:
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:
         """For each level, ``("lane",)`` where values of a step lie side by side, else ``()``."""
-        return [(LANES,) * (self.lanes_from <= level) for level in range(len(LEVELS))]
+        first = min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
+        return [(LANES,) * (first <= level) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
