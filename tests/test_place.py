@@ -48,7 +48,7 @@ def decode(letter: str, level: int, *along: str) -> Decode:
 
 
 def gather(name: str, rows: str, level: int) -> Gather:
-    return Gather(Tile(name, ("r",), level), Operand(name.upper(), 1, tuple(rows), (4,) * len(rows), ("r",), 8))
+    return Gather(Tile(name, ("r",), level), Operand(name.upper(), tuple(rows), (4,) * len(rows), ("r",), 8))
 
 
 def total(name: str, level: int, *factors: Tile) -> Product:

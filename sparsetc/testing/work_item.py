@@ -280,7 +280,8 @@ class WorkItem:
     def value(self, s: Value) -> torch.Tensor | HalvesTile:
         """The stored values: 1s where none are stored, 0 where a bitmap has no bit."""
         operand = self.program.stored(s.operand)
-        number = self.evaluated(self.program.number_of(operand), self.number(0))
+        number = self.position(self.view.loops[-1].name)
+        number = self.read(f"pair_{operand.name}", number) if operand.name else number
         if not operand.held:
             return self.shaped(s.out, number.live.to(self.memory.dtype))
         at = self.stored_at(operand, number)

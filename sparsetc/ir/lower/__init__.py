@@ -161,7 +161,7 @@ def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Ti
 def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     """The program by the schedule's tree: its author's, or that of the default rule."""
     chosen = completed(inner, schedule) if schedule.tree is None else schedule
-    return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(0, format)
+    return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(format)
 
 
 Fold = tuple[tuple[str, int], ...]

@@ -72,7 +72,7 @@ class Lowering:
         verify_tree(inner, schedule, self.around)
         self._check_order()
 
-    def program(self, number: int, format: str) -> ir.TileProgram:
+    def program(self, format: str) -> ir.TileProgram:
         """The program."""
         inner, schedule = self.inner, self.schedule
         total = self.contract()
@@ -82,7 +82,7 @@ class Lowering:
         statements = (*self.statements, ir.Add(total, inner.key, inner.output_axes, owned, copies))
         return ir.TileProgram(
             equation=inner.equation,
-            number=number,
+            number=0,
             format=format,
             view=self.view,
             letters=inner.letters,

@@ -32,7 +32,6 @@ from math import prod
 from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
@@ -302,8 +301,7 @@ class Cost:
         """Values: read once where each tile is, as often as a list names them where one does."""
         stored = self.p.stored(s.operand)
         positions = FIBERS * (stored.values.volume * self.readers)
-        named = isinstance(self.p.number_of(stored), Lookup)
-        self.registers += positions.bytes if named else self.values
+        self.registers += positions.bytes if stored.name else self.values
         self.expanded += positions * int(stored.values.bitmap)
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:

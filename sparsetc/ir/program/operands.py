@@ -75,7 +75,6 @@ class Operand:
     """
 
     name: str
-    position: int
     rows: tuple[str, ...]
     extents: tuple[int, ...]
     axes: tuple[str, ...]
@@ -155,7 +154,7 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
         rows = tuple([c for c in e.inputs[sparse] if c in letters])
         axes = tuple([c for c in e.axes if c in letters])
         width = prod([sizes[c] for c in axes])
-        operands.append(Operand(name, position, rows, tuple([sizes[c] for c in rows]), axes, width))
+        operands.append(Operand(name, rows, tuple([sizes[c] for c in rows]), axes, width))
     return output, tuple(operands)
 
 

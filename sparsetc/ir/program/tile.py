@@ -25,7 +25,6 @@ from math import prod
 from typing import ClassVar, Literal
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.nest import ITEM, LANES, PAIRED, Axis, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
@@ -306,11 +305,6 @@ class TileProgram:
     def largest(self, s: Scale) -> str:
         """What the largest magnitude is called by which all of an operand is scaled: a dense one's, or that of X."""
         return names.most(s.operand) if any(o.name == s.operand for o in self.operands) else "most"
-
-    def number_of(self, operand: Stored) -> Expression:
-        """Which of an operand's stored tiles, or values, is read: the loop's own, or the one that its pair names."""
-        at = coordinates.Position(self.view.loops[-1].name)
-        return coordinates.Lookup(f"pair_{operand.name}", at) if operand.name else at
 
     @property
     def arrays(self) -> tuple[str, ...]:
