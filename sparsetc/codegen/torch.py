@@ -159,31 +159,31 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
     if kept or len(s.axes) != (0 if numbers else 1):
         total = f"{total}.reshape({shape})"
     output = f"{p.output}.view({shape})"
-    if isinstance(s.key, ir.OwnPosition):
+    if s.key.kind == "position":
         printer.put(f"{output}[{RANGES[level]}] = {total}")
         return
     row = output_rows(printer, s.key, level, s.owned)
-    if kept and (isinstance(s.key, ir.Slot) or any(printer.decodes[c].end for c in s.key.letters)):
+    if kept and (s.key.kind == "slot" or any(printer.decodes[c].end for c in s.key.letters)):
         printer.put(f"row = {row}")
         printer.put("inside = row >= 0")
         row, total = "row[inside]", f"{total}[inside]"
     printer.put(f"{output}.index_copy_(0, {row}, {total})" if s.owned else f"add_rows({output}, {row}, {total})")
 
 
-def output_rows(printer: TorchPrinter, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
+def output_rows(printer: TorchPrinter, key: ir.Key, level: int, owned: bool) -> str:
     """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
-    if isinstance(key, ir.Slot):
+    if key.kind == "slot":
         if not key.letters:
             return f"{key.array}[{RANGES[level]}]"
         kept = f"{key.array}.view(-1, {printer.p.elements(key.letters)})[{RANGES[level]}]"
         return f"{kept}.flatten(){'.long()' if owned else ''}"
-    letters = [c for c, _ in key.terms]
+    letters = key.letters
     if not letters:
         return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={printer.device})"
     wide = ".long()" if not printer.sided(letters) and (owned or len(letters) > 1 or printer.p.width > 1) else ""
     terms = [
         printer.over(names.at(c), c, level, letters) + wide + (f" * {stride}" if stride != 1 else "")
-        for c, stride in key.terms
+        for c, stride in zip(letters, key.strides, strict=True)
     ]
     past = [printer.over(names.past(c), c, level, letters) for c in letters if printer.decodes[c].end]
     return printer.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))

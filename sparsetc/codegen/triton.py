@@ -188,15 +188,15 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
     for _ in printer.copied(s.source.axes, key.level):
         value, axes = printer.summed(s.source, (*keyed, *s.axes))
         conditions = [placed(printer.guard(key.level), (ir.LANES,), axes)]
-        if isinstance(key, ir.Row):
-            each = ((c, n * p.width) for c, n in key.terms)
+        if key.kind == "row":
+            each = ((c, n * p.width) for c, n in zip(key.letters, key.strides, strict=True))
             terms = printer.rows(each, axes, key.level, elements)
             conditions += [printer.inside(c, axes) for c in key.letters]
-        elif isinstance(key, ir.Slot) and key.letters:
+        elif key.letters:
             terms, conditions = slots(printer, key, axes, cast)
         else:
             row = ("item", "fiber", f"pos{printer.copy}")[key.level]
-            if isinstance(key, ir.Slot):
+            if key.kind == "slot":
                 row = "slot" if loops.known_ahead(key) else load(key.array, row, printer.guard(key.level))
             terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
         if s.copies > 1:
@@ -207,7 +207,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 
 
-def slots(printer: TritonPrinter, key: ir.Slot, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
+def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
     """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
     p, places = printer.p, tuple(c for c in axes if c in key.letters)
     sizes = [p.axis(c).size for c in key.letters]

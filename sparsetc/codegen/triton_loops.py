@@ -16,7 +16,7 @@ from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
 from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import Add, DenseAxis, Loop, Product, Slot, walk
+from sparsetc.ir.program.tile import Add, DenseAxis, Key, Loop, Product, walk
 
 MOST_HELD = 128 << 10
 """Bytes that dots of unrolled positions may hold in all. Each takes shared memory of its own, of which a program has
@@ -71,14 +71,14 @@ def ahead(printer: TritonPrinter, level: int) -> None:
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
     """
     for s, _ in printer.p.statements:
-        if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and known_ahead(s.key):
+        if isinstance(s, Add) and s.key.level == level and known_ahead(s.key):
             at = "item" if level == ITEM else "fiber"
             printer.put(f"slot = {load(s.key.array, at, printer.guard(level))}")
 
 
-def known_ahead(key: Slot) -> bool:
+def known_ahead(key: Key) -> bool:
     """Whether one number is stored for all of an item, or of a fiber."""
-    return not key.letters and key.level < LEAF
+    return key.kind == "slot" and not key.letters and key.level < LEAF
 
 
 def _bare(text: str) -> str:

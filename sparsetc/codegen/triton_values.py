@@ -17,7 +17,7 @@ from math import prod
 
 from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest.nest import LEAF
-from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Whole
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Loop, Scale, Tile, Value
@@ -261,7 +261,7 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
 
 
 TEXTS: dict[type[Values], Callable[[TritonPrinter, Value, Stored], None]]
-TEXTS = {Values: _nonzeros, Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves: _whole, ScaledHalves: _whole}
+TEXTS = {Values: _nonzeros, Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves: _whole}
 
 
 # -- scales of halves --------------------------------------------------------------------------------------------------
