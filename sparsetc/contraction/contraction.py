@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import following
+from sparsetc.contraction.autograd import UNREAD, following
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import Result, check_form, without_zeros
@@ -151,14 +151,11 @@ class Contraction(Compiled, ABC):
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd.
-
-        Where no other rule is known, autograd follows the result.
-        """
+        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
         tensors = [t.detach() for t in (*values, *dense)]
         wanted = tensors[operand].requires_grad_()
         with following():
-            result = self.result(patterns, tensors[: len(values)], tensors[len(values) :])
+            result = self.result(patterns, tensors[: len(values)], tensors[len(values) :], UNREAD)
             return torch.autograd.grad(result, wanted, upstream)[0]
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import following, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.output import SPARE, Letters, is_sparse
@@ -60,37 +59,13 @@ class Rewritten(Contraction):
 
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
-        pulled = self._pull(values, dense)
-        return self._push(self.contraction.result(self.rewrite.patterns, *pulled))
-
-    def _pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
-        return self.rewrite.pull(values, dense_of_call(self.bound, dense, self.dtype, self.device))
-
-    def _push(self, result: torch.Tensor) -> torch.Tensor:
+        pulled = self.rewrite.pull(values, dense_of_call(self.bound, dense, self.dtype, self.device))
+        result = self.contraction.result(self.rewrite.patterns, *pulled, packed)
         if not self.sparse:
             return self.rewrite.push(result)
         if 0 in self.shape:  # where no entries are left, the other result may be one number, 0
             result = result.reshape(-1)[:0]
         return result.reshape(self.shape)
-
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
-        count, dense_count = len(values), len(self.contraction.bound.einsum.dense)
-        with following():
-            result = upstream.new_empty(self.contraction.shape).requires_grad_()
-            (of_result,) = torch.autograd.grad(self._push(result), result, upstream)
-
-        def pull(*tensors: torch.Tensor) -> Tensors:
-            pulled = self._pull(tensors[:count], tensors[count:])
-            return [*pulled[0], *pulled[1]]
-
-        def gradient(n: int, pulled: Tensors) -> torch.Tensor:
-            sparse = len(pulled) - dense_count
-            return self.contraction.gradient(self.rewrite.patterns, n, pulled[:sparse], pulled[sparse:], of_result)
-
-        return transposed(pull, [*values, *dense], operand, gradient)
 
 
 SHARE = 4

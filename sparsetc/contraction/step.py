@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
-from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
+from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -215,7 +215,7 @@ class Step(Contraction, Preparation):
         operands = self.canonical.settled(dense)
         sliced = self.canonical.slices(operands)
         if sliced is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self.instead("full")(pattern, values, operands)
+            return self.instead("full")(pattern, values, operands, UNREAD if packed is UNREAD else None)
         reduced = self.canonical.reduced(sliced, self.settings)
         if not followed(reduced if values is None else [values, *reduced]):
             return self.rows(values, reduced, packed, sliced)
@@ -334,40 +334,6 @@ class Step(Contraction, Preparation):
             slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
             coords = x.coords if source is None else x.coords[:, source]
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
-
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient for values, or for a dense operand as it was given; outside autograd."""
-        pattern, flat = self._flat(patterns, values)
-        operands, number = list(self.canonical.settled(dense)), operand - len(values)
-        if number >= 0:  # as it is followed: no longer one slice repeated
-            operands[number] = operands[number].detach().requires_grad_()
-        if self.canonical.slices(operands) is None:
-            whole = [] if flat is None else [flat]
-            result = self.instead("full").gradient([pattern], operand, whole, operands, upstream)
-            return result if number >= 0 else result.reshape(values[0].shape)
-        order, permutation = self._arranged[1] if self.sparse else None, self.output.permutation
-        if order is not None:
-            rows = upstream.new_empty(upstream.numel()).index_copy_(0, order, upstream)
-            upstream = rows.reshape(self.executable.shape)
-        elif permutation is not None:
-            upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
-
-        def pull(*dense: torch.Tensor) -> Tensors:
-            slices = self.canonical.slices(dense)
-            assert slices is not None
-            return self._expanded(self.canonical.reduced(slices, self.settings))
-
-        def gradient(n: int, dense: Tensors) -> torch.Tensor:
-            tensors = dense if flat is None else [flat, *dense]
-            wanted = [n + len(values) == m for m in range(len(tensors))]
-            each = StepFunction(self, pattern, flat is None).gradients(wanted, tensors, upstream)
-            return next(g for g in each if g is not None)
-
-        if number < 0:
-            return gradient(number, pull(*operands)).reshape(values[0].shape)
-        return transposed(pull, operands, number, gradient)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
