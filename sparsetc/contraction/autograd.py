@@ -270,8 +270,7 @@ class StepFunction(Multilinear):
         values = None if operand in e.sparse else values
         conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
         if values is not None:
-            numbers = step.taking_part if sparse else None
-            values = conjugate(values if numbers is None else values.index_select(0, numbers))
+            values = conjugate(values if step.by_slot is None else values.index_select(0, step.by_slot))
         upstream = upstream if sparse else step.output.letters_apart(upstream)
         others = [s for s in sources if s not in e.sparse]
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
@@ -279,9 +278,9 @@ class StepFunction(Multilinear):
         return self._step_of(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
-        """The gradient for all values; nonzeros off the diagonal of a repeated letter take no part."""
-        source = self.step.taking_part
-        return values if source is None else values.new_zeros(self.step.nnz).index_copy(0, source, values)
+        """The gradient for all values in their order, of those sorted by slot."""
+        order = self.step.by_slot
+        return values if order is None else torch.empty_like(values).index_copy(0, order, values)
 
     def _step_of(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Step:
         """The gradient's step, kept with the pattern that it is of."""

@@ -51,6 +51,8 @@ class Step(Contraction, Preparation):
 
     Attributes:
         _empty: whether there is nothing to sum.
+        _packed_alone: whether only packed values are read where they are given and nothing follows a call, so that the
+            values of the entries that take part need not be gathered.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
     """
 
@@ -84,12 +86,12 @@ class Step(Contraction, Preparation):
         expanded = x.expand_dense() if self._sizes else x
         operands = [expanded if o is x else o for o in operands]
         Preparation.__init__(self, bound, operands, settings, form, repeated)
-        self._x, self.backend = expanded._bare(), self.problem.backend
+        self.backend = self.problem.backend
         with in_place(settings, self.device):
             self.choice: Choice = choice or choose(settings.plan, self.problem)
         self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(self.choice.plan)
         self.inner, self.sparse = (self.executable.programs,), self.output.sparse
-        self.empty = not self.canonical.coords.shape[1]
+        self.empty = not self.operand.nnz
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         e = self.canonical.written.einsum
@@ -99,13 +101,15 @@ class Step(Contraction, Preparation):
             (p.packed.token, self.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
         self.guard = self._guard()
+        whole = self.canonical.narrow is self.canonical.written
+        self._packed_alone = self.entries is not None and whole and self.guard is None
         self._others = dict[object, Step]()
-        sizes = (self.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
+        sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         self.alone = (
             self.backend == "triton"
             and not (self._empty or self.guard or self.arrays.second)
-            and (self.canonical.narrow is self.canonical.written and not self.canonical.reduction.steps)
+            and (whole and not self.canonical.reduction.steps)
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
@@ -123,7 +127,7 @@ class Step(Contraction, Preparation):
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        return patterns[0].expanded(self._sizes) if self.output.own else self._arranged[0]
+        return self._lowered(patterns[0]) if self.output.own else self._arranged[0]
 
     @cached_property
     def derived(self) -> Options:
@@ -155,7 +159,7 @@ class Step(Contraction, Preparation):
         x, shared = operands[0].expand_dense() if self._sizes else operands[0], {} if known is None else known
         packed_values = [x._packed(key) if key not in shared else shared[key] for key in self._value_keys]
         if missing := [n for n, f in enumerate(packed_values) if f is None]:
-            for n, packed in zip(missing, self.packed_values(x._values, missing), strict=True):
+            for n, packed in zip(missing, self.packed_values(self.taking_part(x._values), missing), strict=True):
                 packed_values[n] = x._pack(self._value_keys[n], packed)
         shared.update(zip(self._value_keys, packed_values, strict=True))  # type: ignore[arg-type]
         return packed_values
@@ -181,12 +185,17 @@ class Step(Contraction, Preparation):
     def _ones(self) -> Values:
         """The values of the pattern itself: 1 at each nonzero."""
         with lasting():
-            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.device))
+            return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        return self.of_rows(self(*self._flat(patterns, values), dense, packed))
+        pattern, flat = self._lowered(patterns[0]), None
+        if values:
+            flat = values[0].reshape(-1) if self._sizes else values[0]
+            if not (self._packed_alone and packed is not None) or followed([flat, *self.canonical.settled(dense)]):
+                flat = self.taking_part(flat)
+        return self.of_rows(self(pattern, flat, dense, packed))
 
     def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
@@ -195,11 +204,10 @@ class Step(Contraction, Preparation):
         order = self._arranged[1]
         return rows if order is None else rows.reshape(-1).index_select(0, order)
 
-    def _flat(self, patterns: Patterns, values: Tensors) -> tuple[Pattern, torch.Tensor | None]:
-        """The pattern that was packed, and (nnz,) values; None of a pattern of ones."""
-        if not values:
-            return patterns[0], None
-        return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0]
+    def _lowered(self, pattern: Pattern) -> Pattern:
+        """The pattern that was packed, of the operand's: with coordinates of all letters, once each."""
+        e = self.bound.einsum
+        return pattern.expanded(self._sizes).distinct(e.inputs[e.sparse[0]])[0]
 
     def __call__(
         self, pattern: Pattern, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None
@@ -276,7 +284,7 @@ class Step(Contraction, Preparation):
                 bound, changes = (changed or INSTEAD[why])(self)
                 settings = with_settings(self.settings, changes)
                 like = torch.empty((), dtype=self.dtype, device=self.device)
-                operands = stand_ins(bound, [self._x], like)
+                operands = stand_ins(bound, [self.operand], like)
                 other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = other
         return other
@@ -316,23 +324,20 @@ class Step(Contraction, Preparation):
         return Einsum(inputs, (slot, *e.free), e.sparse, e.text)
 
     @cached_property
-    def taking_part(self) -> torch.Tensor | None:
-        """Numbers of the nonzeros that take part, of a sparse result sorted by slot; None for all, as they are."""
-        slot, source = self.output.slot, self.canonical.source
-        if slot is None:
-            return source
+    def by_slot(self) -> torch.Tensor | None:
+        """Numbers of the nonzeros, sorted by the slot of a sparse result that each adds to; None as they are."""
+        if self.output.slot is None:
+            return None
         with lasting():
-            order = torch.argsort(slot, stable=True)
-            return order if source is None else source[order]
+            return torch.argsort(self.output.slot, stable=True)
 
     @cached_property
     def slotted(self) -> Pattern:
         """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
-        x, slot, source = self._x, self.output.slot, self.taking_part
+        x, slot, order = self.operand, self.output.slot, self.by_slot
         with lasting():
-            count = self.canonical.coords.shape[1]
-            slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
-            coords = x.coords if source is None else x.coords[:, source]
+            slot = torch.arange(x.nnz, device=x.device) if slot is None else slot[order]
+            coords = x.coords if order is None else x.coords[:, order]
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
     # -- what a user may look at ------------------------------------------------------------------------------------

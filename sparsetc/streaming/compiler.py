@@ -211,7 +211,8 @@ class Compiler:
 
     def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:
         """A part's arrays and values."""
-        wide = values.to(accumulator(self.dtype)) if self.backend == "torch" else values
+        taking_part = made.taking_part(values)
+        wide = taking_part.to(accumulator(self.dtype)) if self.backend == "torch" else taking_part
         stored = part.packed.pack_values(wide).to(made.stored_dtype(part.program))
         return PackedPart(part.arrays, stored)
 
