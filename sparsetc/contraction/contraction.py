@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.launch import Values, accumulator
 from sparsetc.contraction.autograd import UNREAD, following
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
 from sparsetc.contraction.guard import IntegerSums
-from sparsetc.contraction.output import Result, check_form, without_zeros
+from sparsetc.contraction.output import Result, check_form, is_sparse, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import OutOfMemoryError
@@ -36,7 +36,7 @@ from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured
+from sparsetc.tensor.sums import INTEGERS, captured, summed_dtype
 
 
 class Compiled(Inspectable):
@@ -67,6 +67,7 @@ class Contraction(Compiled, ABC):
         key: the name by which operators of `torch.library` know the contraction.
         compiled_for: the pattern of each sparse operand, and the shape of its values.
         sparse: whether the result is a SparseTensor.
+        pattern: the pattern of a sparse result, where it was found when the contraction was compiled.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
@@ -76,21 +77,24 @@ class Contraction(Compiled, ABC):
 
     key: str
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
+    pattern: Pattern | None = None
     sparse: bool
     empty: bool
     shape: tuple[int, ...]
     result_dtype: torch.dtype
 
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
-        """Check dtypes, devices and the form; nothing is kept of the values.
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool = True) -> None:
+        """Check dtypes, devices, the form and the size of a dense result; nothing is kept of the values.
 
         Args:
             bound: the einsum as written.
             operands: its operands.
             settings: plan, precision, memory limit, backend, determinism.
             form: of the output that was asked for: ``auto``, ``dense`` or ``sparse``.
+            expanded: whether dense modes become coordinates.
 
         Raises:
+            OutOfMemoryError: a dense result would pass the memory limit.
             DtypeError, DeviceError: operands differ.
             PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
         """
@@ -100,9 +104,22 @@ class Contraction(Compiled, ABC):
         self.result_dtype = self.dtype
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
-        check_form(form, bound.einsum)
+        e = bound.einsum
+        check_form(form, e)
+        orders = [x.order if expanded else x.sparse_order for x in sparse]
+        self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         self.bare = [x.pattern.bare() for x in sparse]
+        # Intermediate sums may need 64 bits where the result does not.
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+
+    def known_pattern(self, patterns: Patterns, pattern: Pattern) -> Pattern:
+        """The pattern of a result on these patterns, or its equal that an einsum of the same operands has."""
+        (first, *others), e = patterns, self.bound.einsum
+        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
 
     def reports(self) -> list[StepReport]:
         """Return the report of each step, for an explanation."""
@@ -117,9 +134,9 @@ class Contraction(Compiled, ABC):
             nnz = (self.shape[0] if self.sparse else prod(self.shape)) if several else None
             return Explanation(*about, profile.describe(), profile.measured, tuple(self.reports()), nnz)
 
-    @abstractmethod
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+        return self.pattern
 
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """Values as the storages have them; None where each call reads them as they are.
@@ -240,8 +257,11 @@ def _of_entries(
         step = Step(bound, operands, settings, form, repeated, choice=choice)
         step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
         return step
+    from sparsetc.pair.problem import paired  # imported where an einsum has two sparse operands, which few have
+
+    paired(settings.plan, bound.einsum.indices)  # refused at once where it is not known
     if len(operands) == 2:
-        from sparsetc.contraction.pair import Pair  # imported where an einsum has two sparse operands, which few have
+        from sparsetc.contraction.pair import Pair
 
         return Pair(bound, operands, settings, form)
     from sparsetc.contraction.chain import Chain

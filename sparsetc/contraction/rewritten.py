@@ -42,20 +42,19 @@ class Rewritten(Contraction):
     def __init__(
         self, bound: Bound, operands: Operands, settings: Options, form: str, rewrite: Rewrite, inner: Contraction
     ) -> None:
-        super().__init__(bound, operands, settings, form)
+        super().__init__(bound, operands, settings, form, expanded=False)
         self.rewrite, self.contraction, self.inner = rewrite, inner, (inner,)
         self.empty, self.result_dtype = inner.empty, inner.result_dtype
         patterns = [o.pattern for o in operands if isinstance(o, SparseTensor)]
         pattern = rewrite.result_pattern(patterns, inner.pattern_on(rewrite.patterns), inner.empty)
-        self.sparse, self._own, self.shape = pattern is not None, pattern is patterns[0], bound.output_shape
-        self._pattern = pattern
+        self._own, self.shape = pattern is patterns[0], bound.output_shape
+        self.pattern = None if self._own else pattern
         if pattern is not None:
-            self._pattern = pattern.bare() if self._own else pattern
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The first operand's own pattern where all of its entries are kept, or the one found when this was made."""
-        return patterns[0] if self._own else self._pattern
+        return patterns[0] if self._own else self.pattern
 
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""

@@ -90,7 +90,7 @@ class Step(Contraction, Preparation):
         with in_place(settings, self.device):
             self.choice: Choice = choice or choose(settings.plan, self.problem)
         self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(self.choice.plan)
-        self.inner, self.sparse = (self.executable.programs,), self.output.sparse
+        self.inner = (self.executable.programs,)
         self.empty = not self.operand.nnz
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
