@@ -38,6 +38,8 @@ from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, summed_dtype
 
+_numbers = itertools.count()
+
 
 class Compiled(Inspectable):
     """What a user may look at, derived from what is run: `inner`, steps or contractions, in order."""
@@ -72,6 +74,7 @@ class Contraction(Compiled, ABC):
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
         sums: what finds sums of integers that pass 64 bits; None where none can.
+        number: no other contraction in this process has it.
         bare: the patterns of the sparse operands, with nothing kept.
     """
 
@@ -99,7 +102,7 @@ class Contraction(Compiled, ABC):
             PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
         """
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        self.bound, self.settings, self.form = bound, settings, form
+        self.bound, self.settings, self.form, self.number = bound, settings, form, next(_numbers)
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
         self.result_dtype = self.dtype
         for position, operand in enumerate(operands):
@@ -178,7 +181,6 @@ class Contraction(Compiled, ABC):
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 """Contractions by key, for as long as they live: what operators of `torch.library` look them up in."""
-_numbers = itertools.count()
 T = TypeVar("T")
 
 
@@ -197,64 +199,57 @@ def contraction(
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings = replace(settings, precision=settings.effective_precision())
-    sparse = [o for o in operands if isinstance(o, SparseTensor)]
     with lasting():
-        made: Contraction
-        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not requested(settings.plan).by_nonzeros:
-            from sparsetc.contraction.chain import Chain
-
-            made = Chain(bound, operands, settings, form, expanded=False)
-        elif any(x.blocksize for x in sparse):
-            from sparsetc.contraction.blocks import BlockLetters
-            from sparsetc.contraction.rewritten import Rewritten
-
-            blocks = BlockLetters(bound, operands, settings, form)
-            stand_ins = blocks.stand_ins(operands, repeated)
-            of_blocks = _of_entries(blocks.bound, stand_ins, settings, blocks.form, repeated, must=blocks.by_entries)
-            made = Rewritten(bound, operands, settings, form, blocks, of_blocks)
-        else:
-            made = _of_entries(bound, operands, settings, form, repeated, choice)
+        made = _compiled(bound, operands, settings, form, repeated, choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
-    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
+    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"
+    sparse = (o for o in operands if isinstance(o, SparseTensor))
     made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
     known[made.key] = made
     return made
 
 
-def _of_entries(
+def _compiled(
     bound: Bound,
     operands: Operands,
     settings: Options,
     form: str,
     repeated: bool,
     choice: Choice | None = None,
-    must: bool = False,
+    plain_sum: bool | None = None,
+    by_entries: bool = False,
 ) -> Contraction:
-    """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these.
+    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one.
 
     Raises:
-        OutOfMemoryError: it has none, and `must` have one.
+        OutOfMemoryError: there is no einsum of entries, and it must be run `by_entries`.
     """
     from sparsetc.contraction.step import Step
 
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    if any(x.dense_order for x in sparse):
+    if any(x._values.ndim > 1 for x in sparse):
+        from sparsetc.contraction.blocks import BlockLetters
+        from sparsetc.contraction.chain import Chain
         from sparsetc.contraction.rewritten import Entries, Rewritten
 
-        entries = Entries.of(bound, operands, settings, form)
-        if entries is not None:
-            ones = entries.stand_ins(operands)
-            step = Step(entries.bound, ones, settings, entries.form, repeated, bound.einsum.plain_sum)
-            return Rewritten(bound, operands, settings, form, entries, step)
-    if must:
+        if len(sparse) > 2 and not requested(settings.plan).by_nonzeros:
+            return Chain(bound, operands, settings, form, expanded=False)
+        of_blocks = any(x.blocksize for x in sparse)
+        rewrite = (BlockLetters if of_blocks else Entries.of)(bound, operands, settings, form)
+        if rewrite is not None:
+            plain_sum = bound.einsum.plain_sum if plain_sum is None else plain_sum
+            inner = rewrite.bound, rewrite.stand_ins(operands, repeated), settings, rewrite.form, repeated
+            compiled_inner = _compiled(*inner, plain_sum=plain_sum, by_entries=rewrite.by_entries)
+            return Rewritten(bound, operands, settings, form, rewrite, compiled_inner)
+    if by_entries:
         raise OutOfMemoryError(
             f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
             f"{settings.memory_on(sparse[0].device):,} bytes that are free on {sparse[0].device}; raise the limit with "
             "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
         )
     if len(sparse) == 1:
-        step = Step(bound, operands, settings, form, repeated, choice=choice)
+        step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
         step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
         return step
     from sparsetc.pair.problem import paired  # imported where an einsum has two sparse operands, which few have
@@ -271,12 +266,9 @@ def _of_entries(
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
     """The contraction kept for these patterns, this equation and these sizes, or a new one."""
-
-    def make() -> Contraction:
-        return contraction(_parsed(text, operands), operands, settings, form, repeated=True)
-
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
-    return _kept(first, _key(text, operands, settings, form), make, others)
+    key = _key(text, operands, settings, form)
+    return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
 
 
 def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
@@ -297,7 +289,8 @@ def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[A
     return "kernel", text, tuple(kinds), tuple(dims), tuple(others), settings, form, settings.effective_precision()
 
 
-def _parsed(text: str, operands: Operands) -> Bound:
+def parsed(text: str, operands: Operands) -> Bound:
+    """The einsum of a text and operands."""
     return parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
 
 
@@ -321,7 +314,7 @@ def compiled_together(
     from sparsetc.planner.workload import choose_together  # which an import of the package does not need
 
     settings = replace(settings, precision=settings.effective_precision())
-    bounds = [_parsed(text, operands) for text, operands in workload]
+    bounds = [parsed(text, operands) for text, operands in workload]
     each_operands = [operands for _, operands in workload]
     x = each_operands[0][0]
     assert isinstance(x, SparseTensor)

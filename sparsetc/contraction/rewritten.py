@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 
@@ -85,6 +85,7 @@ class Entries:
     form: str
     own: bool
     patterns: tuple[Pattern]
+    by_entries: ClassVar[bool] = False
 
     @classmethod
     def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
@@ -122,8 +123,8 @@ class Entries:
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
         return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, (pattern,))
 
-    def stand_ins(self, operands: Operands) -> list[SparseTensor | torch.Tensor]:
-        """Operands to compile that einsum for, of those as written."""
+    def stand_ins(self, operands: Operands, repeated: bool) -> list[SparseTensor | torch.Tensor]:
+        """Operands to compile that einsum for, of those as written: dense ones as they are, `repeated` or not."""
         values = [o._values for o in operands if isinstance(o, SparseTensor)]
         with lasting():
             one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)

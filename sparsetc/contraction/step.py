@@ -6,8 +6,7 @@ generated once, then a differentiable function from values and dense operands to
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
@@ -40,10 +39,6 @@ from sparsetc.tensor.sums import fitted, in_order, summed_dtype
 
 if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
-
-_numbers = itertools.count()
-Changed = tuple[Bound, dict[str, object]]
-"""An einsum and settings that differ."""
 
 
 class Step(Contraction, Preparation):
@@ -79,7 +74,6 @@ class Step(Contraction, Preparation):
             choice: of the plan, where it was chosen together with those of other einsums.
         """
         Contraction.__init__(self, bound, operands, settings, form)
-        self.number = next(_numbers)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
         self._sizes = tuple(x._values.shape[1:])
@@ -100,6 +94,7 @@ class Step(Contraction, Preparation):
         self._value_keys = [
             (p.packed.token, self.stored_dtype(p.program), p.program.view.values.halves) for p in self.parts
         ]
+        self._in_halves = any(halves for *_, halves in self._value_keys)
         self.guard = self._guard()
         whole = self.canonical.narrow is self.canonical.written
         self._packed_alone = self.entries is not None and whole and self.guard is None
@@ -138,15 +133,16 @@ class Step(Contraction, Preparation):
         """What says which operands the step takes; None where it takes all.
 
         Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
-        which come first where there are any, and dense operands that halves are exact enough for.
+        which come first where there are any, and dense operands that halves are exact enough for. What they do not take
+        is run by nonzeros alone, or by the same plan in dots of float32.
         """
         if not (self.dtype.is_floating_point or self.dtype.is_complex) or not any(p.reads_zeros for p in self.parts):
             return None
-        if not any(halves for *_, halves in self._value_keys):
-            return Guard(finite, "coo")
-        operands = range(len(self.programs[0].operands))
+        if not self._in_halves:
+            return Guard(finite, plan="coo")
+        operands, exact = range(len(self.programs[0].operands)), without_halves(self.plan)
         read = [any(p.operands[n].split for p in self.programs) for n in operands]
-        return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), "floats")
+        return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), plan=exact)
 
     # -- values -----------------------------------------------------------------------------------------------------
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
@@ -223,7 +219,8 @@ class Step(Contraction, Preparation):
         operands = self.canonical.settled(dense)
         sliced = self.canonical.slices(operands)
         if sliced is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self.instead("full")(pattern, values, operands, UNREAD if packed is UNREAD else None)
+            full = self.instead("full", self.canonical.written, {})
+            return full(pattern, values, operands, UNREAD if packed is UNREAD else None)
         reduced = self.canonical.reduced(sliced, self.settings)
         if not followed(reduced if values is None else [values, *reduced]):
             return self.rows(values, reduced, packed, sliced)
@@ -263,26 +260,26 @@ class Step(Contraction, Preparation):
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
-            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
+            looked = [values] if values is not None and self._in_halves else []  # 1s are exact
             if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
-                return self.instead(self.guard.instead).rows(values, dense)
+                return self.instead("guard", self.canonical.bound, self.guard.changes).rows(values, dense)
         result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
 
-    def instead(self, why: Hashable, changed: Callable[[Step], Changed] | None = None) -> Step:
+    def instead(self, why: Hashable, bound: Bound, changes: dict[str, object]) -> Step:
         """The step to take in place of this one; made when first asked for.
 
         Args:
-            why: one of `INSTEAD`, or the name of what is `changed`.
-            changed: gives the einsum, of the same sparse operand, and the settings that differ.
+            why: what it is known by.
+            bound: its einsum, of the same sparse operand.
+            changes: the settings that differ.
         """
         other = self._others.get(why)
         if other is None:
+            settings = with_settings(self.settings, changes)
             with lasting():
-                bound, changes = (changed or INSTEAD[why])(self)
-                settings = with_settings(self.settings, changes)
                 like = torch.empty((), dtype=self.dtype, device=self.device)
                 operands = stand_ins(bound, [self.operand], like)
                 other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
@@ -292,19 +289,16 @@ class Step(Contraction, Preparation):
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
         """The step whose dense operands, those named, and result have one more mode in front: a batch."""
-
-        def in_batches(step: Step) -> Changed:
-            bound, letter = step.canonical.reduction.bound, step.spare("a batch")
-            e, batched = bound.einsum, iter(which)
-            inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
-            einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
-            return Bound.of(einsum, {**bound.by_index, letter: size}), {"plan": step.derived.plan}
-
-        return self.instead(("batch", size, tuple(which)), in_batches)
+        bound, letter, batched = self.canonical.bound, self.spare("a batch"), iter(which)
+        e = bound.einsum
+        inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
+        einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
+        of_batch = Bound.of(einsum, {**bound.by_index, letter: size})
+        return self.instead(("batch", size, tuple(which)), of_batch, {"plan": self.derived.plan})
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
-        e = self.canonical.reduction.bound.einsum
+        e = self.canonical.bound.einsum
         letter = next((c for c in ascii_letters if c not in e.indices), None)
         if letter is None:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
@@ -316,7 +310,7 @@ class Step(Contraction, Preparation):
 
         The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
         """
-        e = self.canonical.reduction.bound.einsum
+        e = self.canonical.bound.einsum
         if not self.output.sparse:
             return Einsum(e.inputs, (*e.kept, *e.free), e.sparse, e.text)
         slot = self.spare("the gradient")
@@ -352,15 +346,15 @@ class Step(Contraction, Preparation):
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         generated_programs = self.executable.programs
-        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target).machine):
-            return self.instead("floats").ptx(target)
+        if self.guard and self._in_halves and not has_halves(gpu(target).machine):
+            return self.instead("guard", self.canonical.bound, self.guard.changes).ptx(target)
         if isinstance(generated_programs, TritonPrograms):
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return self.instead("triton").ptx(target)
+        return self.instead("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
 
     def cost(self) -> SymbolicCost:
         """What a call costs, as expressions."""
@@ -380,14 +374,3 @@ class Step(Contraction, Preparation):
             programs, stored = list(self.programs), [p.packed for p in self.parts]
             about = self.filled, self.problem, str(self.path)
             return [report(self.equation, self.plan, self.choice, programs, stored, *about)]
-
-
-INSTEAD: dict[Hashable, Callable[[Step], Changed]] = {
-    "full": lambda step: (step.canonical.written, {}),
-    "coo": lambda step: (step.canonical.reduction.bound, {"plan": "coo"}),
-    "floats": lambda step: (step.canonical.reduction.bound, {"plan": without_halves(step.plan)}),
-    "triton": lambda step: (step.canonical.written, {"backend": "triton"}),
-}
-"""What is run instead of a step: for dense operands of full size, where some were broadcast when it was compiled; by
-nonzeros alone, where an operand is not finite; by the same plan in dots of float32 as it is, where halves are not exact
-enough; and for the kernels that a GPU would run, whose assembly is asked for."""
