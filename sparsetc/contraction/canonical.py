@@ -287,18 +287,18 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> Ca
 
 
 def one_mode_a_letter(bound: Bound, operands: Operands) -> tuple[Bound, Operands, torch.Tensor | None]:
-    """Take the diagonal of letters that the sparse operand repeats, and sort its nonzeros.
+    """Make coordinates of the sparse operand's dense modes, take the diagonal of repeated letters, and sort it.
 
     Returns:
-        The einsum, its operands, of which the sparse one holds no values, and the numbers of the nonzeros that take
-        part, in order; None for all as they are.
+        The einsum, its operands, of which the sparse one holds no values, and the numbers of the elements of values
+        that take part, in order; None for all as they are.
     """
     e = bound.einsum
     (position,) = e.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)
-    pattern, source = x.pattern.distinct(e.inputs[position])
-    if source is None:
+    pattern, source = x.pattern.expanded(tuple(x._values.shape[1:])).distinct(e.inputs[position])
+    if pattern is x.pattern:
         return bound, operands, None
     inputs = tuple(distinct(t) if p == position else t for p, t in enumerate(e.inputs))
     none = torch.zeros((), dtype=x.dtype, device=x.device).expand(pattern.nnz)

@@ -46,8 +46,8 @@ class Compiled(Inspectable):
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
-        return tuple(step for one in self.inner for step in one.steps)
+        """The contractions that run no others, in order: of one sparse operand, or of two."""
+        return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
 
     @cached_property
     def backend(self) -> str:
@@ -74,6 +74,7 @@ class Contraction(Compiled, ABC):
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
         sums: what finds sums of integers that pass 64 bits; None where none can.
+        equation: the einsum as written.
         number: no other contraction in this process has it.
         bare: the patterns of the sparse operands, with nothing kept.
     """
@@ -103,6 +104,7 @@ class Contraction(Compiled, ABC):
         """
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
         self.bound, self.settings, self.form, self.number = bound, settings, form, next(_numbers)
+        self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
         self.result_dtype = self.dtype
         for position, operand in enumerate(operands):

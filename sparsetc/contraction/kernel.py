@@ -206,10 +206,9 @@ class Kernel(Compiled):
         Raises:
             PlanError: the kernel has several sparse operands, or steps.
         """
-        (step,) = self.steps if len(self.steps) == 1 else (None,)
-        if not isinstance(step, Step):
+        if len(self.steps) != 1 or not isinstance(self.steps[0], Step):
             raise PlanError(f'only an einsum with one sparse operand has symbolic costs, not "{self.equation}"')
-        return step.cost()
+        return self.steps[0].cost()
 
     def explain(self, symbolic: bool = False) -> Any:
         """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data.

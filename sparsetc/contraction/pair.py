@@ -52,8 +52,8 @@ class Pair(Contraction):
             PlanError: a plan that is not known here, or does not apply.
             OutOfMemoryError: the result, or what the named plan stores, would pass the memory limit.
         """
-        e, sizes, self.equation = bound.einsum, bound.by_index, str(bound.einsum)
         super().__init__(bound, operands, settings, form)
+        e, sizes, self.equation = bound.einsum, bound.by_index, str(bound.einsum)
         expanded = [o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor)]
         # Results come row by row of the first operand, so it had better be the one that the output begins with.
         swapped = bool(e.output) and e.output[0] not in e.inputs[0]
@@ -84,11 +84,6 @@ class Pair(Contraction):
             self._pattern = self.known_pattern(expanded, Pattern(self.coords, bound.output_shape, True))
             self.pattern = self._pattern if self.sparse else None
         self.shape = (self.nnz,) if self.sparse else bound.output_shape
-
-    @property
-    def steps(self) -> tuple[Pair]:
-        """The contraction itself."""
-        return (self,)
 
     @cached_property
     def task_sums(self) -> TaskSums:

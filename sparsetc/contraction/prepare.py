@@ -53,7 +53,7 @@ class Preparation:
         canonical: the einsum that is lowered.
         output: of it.
         problem: of planning it.
-        entries: numbers of the operand's nonzeros that take part, in order; None for all as they are.
+        entries: numbers of the elements of the operand's values that take part, in order; None for all as they are.
         operand: the sparse operand of the canonical einsum, with no values and nothing kept.
     """
 
@@ -66,8 +66,8 @@ class Preparation:
         bound, operands, self.entries = one_mode_a_letter(bound, operands)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
-        self.canonical, self.settings, self.operand = canonicalise(bound, operands, repeated), settings, x._bare()
-        canonical, pattern = self.canonical, x.pattern
+        self.settings, self.operand, pattern = settings, x._bare(), x.pattern
+        self.canonical = canonical = canonicalise(bound, operands, repeated)
         self.output = output_of(canonical, pattern, form)
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
@@ -248,8 +248,9 @@ class Preparation:
         return True
 
     def taking_part(self, values: torch.Tensor) -> torch.Tensor:
-        """The values of the nonzeros that take part, of those of all."""
-        return values if self.entries is None else values.index_select(0, self.entries)
+        """(nnz,) values of the canonical einsum's operand, of those of the operand as it was written."""
+        flat = values if values.ndim == 1 else values.reshape(-1)
+        return flat if self.entries is None else flat.index_select(0, self.entries)
 
     # -- rows of the result -----------------------------------------------------------------------------------------
     def _row_of_nonzeros(self) -> torch.Tensor:

@@ -74,11 +74,7 @@ class Step(Contraction, Preparation):
             choice: of the plan, where it was chosen together with those of other einsums.
         """
         Contraction.__init__(self, bound, operands, settings, form)
-        x = operands[bound.einsum.sparse[0]]
-        assert isinstance(x, SparseTensor)
-        self._sizes = tuple(x._values.shape[1:])
-        expanded = x.expand_dense() if self._sizes else x
-        operands = [expanded if o is x else o for o in operands]
+        (self._sizes,) = (tuple(o._values.shape[1:]) for o in operands if isinstance(o, SparseTensor))
         Preparation.__init__(self, bound, operands, settings, form, repeated)
         self.backend = self.problem.backend
         with in_place(settings, self.device):
@@ -109,11 +105,6 @@ class Step(Contraction, Preparation):
         )
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
-
-    @property
-    def steps(self) -> tuple[Step]:
-        """The contraction itself."""
-        return (self,)
 
     @cached_property
     def _arranged(self) -> tuple[Pattern | None, torch.Tensor | None]:
@@ -152,7 +143,7 @@ class Step(Contraction, Preparation):
         """
         if transforming():
             return None
-        x, shared = operands[0].expand_dense() if self._sizes else operands[0], {} if known is None else known
+        x, shared = operands[0], {} if known is None else known
         packed_values = [x._packed(key) if key not in shared else shared[key] for key in self._value_keys]
         if missing := [n for n, f in enumerate(packed_values) if f is None]:
             for n, packed in zip(missing, self.packed_values(self.taking_part(x._values), missing), strict=True):
@@ -186,11 +177,11 @@ class Step(Contraction, Preparation):
     # -- calls ------------------------------------------------------------------------------------------------------
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        pattern, flat = self._lowered(patterns[0]), None
-        if values:
-            flat = values[0].reshape(-1) if self._sizes else values[0]
-            if not (self._packed_alone and packed is not None) or followed([flat, *self.canonical.settled(dense)]):
-                flat = self.taking_part(flat)
+        pattern, flat = self._lowered(patterns[0]), values[0] if values else None
+        if flat is not None and not (
+            self._packed_alone and packed is not None and not followed([flat, *self.canonical.settled(dense)])
+        ):
+            flat = self.taking_part(flat)
         return self.of_rows(self(pattern, flat, dense, packed))
 
     def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
@@ -335,11 +326,6 @@ class Step(Contraction, Preparation):
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
-    @property
-    def equation(self) -> str:
-        """The einsum as written."""
-        return self.canonical.written.einsum.text
-
     def ptx(self, target: str) -> str:
         """The assembly for a named target; needs no GPU.
 
