@@ -7,7 +7,7 @@ them alone made by torch, in the precision that the options name and not in auto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, TypeVar
@@ -335,8 +335,9 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     return tensors
 
 
-def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) -> list[SparseTensor | torch.Tensor]:
+def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | torch.Tensor]:
     """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
+    like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
     sparse_operands = iter(sparse)
     return [
         next(sparse_operands) if p in bound.einsum.sparse else like.expand(bound.shape(p))

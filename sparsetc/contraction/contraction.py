@@ -33,7 +33,6 @@ from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, summed_dtype
@@ -41,26 +40,7 @@ from sparsetc.tensor.sums import INTEGERS, captured, summed_dtype
 _numbers = itertools.count()
 
 
-class Compiled(Inspectable):
-    """What a user may look at, derived from what is run: `inner`, steps or contractions, in order."""
-
-    @property
-    def steps(self) -> Sequence[Any]:
-        """The contractions that run no others, in order: of one sparse operand, or of two."""
-        return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
-
-    @cached_property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
-        return self.inner[0].backend  # type: ignore[no-any-return]
-
-    @cached_property
-    def plan(self) -> Any:
-        """How it runs; given as ``plan=``, it makes the same of the same operands."""
-        return self.inner[0].plan
-
-
-class Contraction(Compiled, ABC):
+class Contraction(Inspectable, ABC):
     """What a kernel runs: an einsum compiled for the patterns of its operands.
 
     What `inner` holds, steps or contractions, says all that is not said here.
@@ -125,6 +105,11 @@ class Contraction(Compiled, ABC):
         """The pattern of a result on these patterns, or its equal that an einsum of the same operands has."""
         (first, *others), e = patterns, self.bound.einsum
         return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions that run no others, in order: of one sparse operand, or of two."""
+        return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
 
     def reports(self) -> list[StepReport]:
         """Return the report of each step, for an explanation."""

@@ -153,5 +153,5 @@ def _in_floats(made: Contraction, values: Tensors) -> Contraction:
     plan = wanted.name if wanted.by_nonzeros else "auto"
     with lasting():
         sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
-        operands = stand_ins(made.bound, sparse, like)
+        operands = stand_ins(made.bound, sparse)
         return contraction(made.bound, operands, replace(made.settings, plan=plan), made.form)

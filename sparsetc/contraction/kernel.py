@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.contraction import Compiled, Contraction, wrap
+from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
@@ -35,7 +36,7 @@ Shared = dict[tuple[Any, ...], dict[Any, Any]]
 """Packed values that kernels of one sparse operand have in common, by the tensors that they were and their versions."""
 
 
-class Kernel(Compiled):
+class Kernel(Inspectable):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
@@ -174,6 +175,11 @@ class Kernel(Compiled):
     def operand(self) -> SparseTensor:
         """The first sparse operand, with the values in use."""
         return self.operands[0]
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
+        return self.contraction.steps
 
     @property
     def step(self) -> Any:

@@ -271,8 +271,7 @@ class Step(Contraction, Preparation):
         if other is None:
             settings = with_settings(self.settings, changes)
             with lasting():
-                like = torch.empty((), dtype=self.dtype, device=self.device)
-                operands = stand_ins(bound, [self.operand], like)
+                operands = stand_ins(bound, [self.operand])
                 other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = other
         return other
