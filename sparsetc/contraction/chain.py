@@ -237,7 +237,9 @@ class Chain(Contraction):
         if self._expanded:
             tensors = {p: v.reshape(-1) for p, v in tensors.items()}
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        tensors |= {p: self._without_dropped(d, p) for p, d in zip(e.dense, dense, strict=True)}
+        for p, operand in zip(e.dense, dense, strict=True):
+            full, dropped = operand.expand(self.bound.shape(p)), self._dropped.get(p)
+            tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
         terms = [tensors[p].to(self._like.dtype) for p in self._positions]
         precision = self.settings.effective_precision()
         for link in self.links:
@@ -249,11 +251,6 @@ class Chain(Contraction):
         if self._merged is not None:
             result = self._merged.values(result, self.settings.deterministic)
         return fitted(result[:0] if self.sparse and self.empty else result, self.dtype, f'the result of "{e.text}"')
-
-    def _without_dropped(self, operand: torch.Tensor, position: int) -> torch.Tensor:
-        """A dense operand in full, without the letters that it is summed over before all else."""
-        full, dropped = operand.expand(self.bound.shape(position)), self._dropped.get(position)
-        return full.sum(dropped, dtype=full.dtype) if dropped else full
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

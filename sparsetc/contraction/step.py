@@ -216,13 +216,10 @@ class Step(Contraction, Preparation):
         if not followed(reduced if values is None else [values, *reduced]):
             return self.rows(values, reduced, packed, sliced)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
-        expanded = self._expanded(reduced)
+        shapes = self.canonical.bound.dense_shapes
+        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(reduced, shapes, strict=True)]
         at = StepFunction(self, pattern, values is None, packed, sliced)
         return apply(at, expanded if values is None else [values, *expanded])
-
-    def _expanded(self, dense: Tensors) -> list[torch.Tensor]:
-        shapes = self.canonical.bound.dense_shapes
-        return [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
 
     def rows(
         self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None

@@ -175,10 +175,10 @@ class Pattern:
 
         Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
         """
+        if self._coalesced and len(set(letters)) == len(letters):
+            return self, None
         first = tuple(map(letters.index, letters))
         modes = tuple(dict.fromkeys(first))
-        if self._coalesced and modes == first:
-            return self, None
         pattern, entries = self._once(("distinct", first), lambda: self._distinct(first, modes))
         return self if pattern is None else pattern, entries
 
