@@ -22,13 +22,14 @@ from sparsetc.contraction.contraction import (
     compiled_together,
     contraction,
     kept_together,
+    parsed,
     wrap,
 )
 from sparsetc.contraction.kernel import Kernel, Shared
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
-from sparsetc.ir.equation.parse import parse, parse_arguments
+from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import of_call
 from sparsetc.packing.base import Packed
 from sparsetc.support.entry import entry_point, traced_by_modes
@@ -104,8 +105,7 @@ def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settin
     """
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-    return Kernel(contraction(bound, operands, of_call(settings), output), sparse, drop_zeros)
+    return Kernel(contraction(parsed(text, operands), operands, of_call(settings), output), sparse, drop_zeros)
 
 
 @entry_point

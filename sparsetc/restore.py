@@ -99,7 +99,7 @@ def kernel(
     wanted = [bound.shape(p) for p in positions]
     if [o.shape for o in sparse] != wanted:
         raise FormatError(f"a saved kernel of {bound} must have operands of shapes {wanted}; it is damaged")
-    operands = stand_ins(bound, sparse, torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device))
+    operands = stand_ins(bound, sparse)
     options = with_settings(Options(cache_dir=current().cache_dir), settings)
     return Kernel(contraction(bound, operands, options, form), sparse, drop_zeros)
 

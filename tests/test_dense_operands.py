@@ -50,6 +50,15 @@ def test_a_kernel_takes_operands_that_broadcast_otherwise(
         assert_matches(kernel(given, c), "ij,jr,ir->ir", [x, given, c])
 
 
+@pytest.mark.parametrize(("equation", "coalesce"), [("iij,jr->ir", True), ("iij,jr->ir", False), ("kij,jr->kr", False)])
+def test_a_kernel_of_some_entries_takes_operands_in_full(equation: str, coalesce: bool) -> None:
+    x = random_sparse((6, 6, 5), "random", F32, coalesce=coalesce)
+    b = random_values((5, 4), F32, 1)
+    kernel = stc.compile(equation, x, torch.ones(1, 4))
+    for given in (b, b[:1].expand(5, 4), b):
+        assert_matches(kernel(given), equation, [x, given])
+
+
 @pytest.mark.parametrize("shape", [(1, 4), (5, 1), (1, 1)])
 def test_gradients_of_broadcast_operands(shape: tuple[int, int]) -> None:
     x, c = matrix(), random_values((6, 4), F32, 3)

@@ -239,9 +239,9 @@ def test_gradients_of_projected_results_compile_once(monkeypatch: pytest.MonkeyP
     from sparsetc.contraction import contraction
 
     made: list[str] = []
-    build: Callable[..., Any] = contraction._parsed
+    build: Callable[..., Any] = contraction.parsed
     monkeypatch.setattr(
-        contraction, "_parsed", lambda text, *args, **how: made.append(text) or build(text, *args, **how)
+        contraction, "parsed", lambda text, *args, **how: made.append(text) or build(text, *args, **how)
     )
     x = random_sparse((4, 5, 6), "random", torch.float64)
     for seed in (1, 2, 3):

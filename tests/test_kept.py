@@ -10,7 +10,7 @@ import torch
 from cases import random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.contraction.canonical import canonicalise
+from sparsetc.contraction.canonical import one_mode_a_letter
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.pattern import Pattern
 
@@ -96,7 +96,9 @@ def test_kernels_that_are_held_go_on() -> None:
 def derived(equation: str, x: stc.SparseTensor, *dense: torch.Tensor) -> Pattern:
     """The pattern that a contraction is planned and packed for."""
     bound = parse(equation, [x.shape, *(tuple(d.shape) for d in dense)], [True, *(False for _ in dense)])
-    return canonicalise(bound, [x, *dense])[1]
+    sparse = one_mode_a_letter(bound, [x, *dense])[1][0]
+    assert isinstance(sparse, stc.SparseTensor)
+    return sparse.pattern
 
 
 def test_an_uncoalesced_pattern_is_sorted_once() -> None:

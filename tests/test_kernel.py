@@ -31,13 +31,13 @@ def operands() -> list[Any]:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The equation of every kernel that is made."""
     made: list[str] = []
-    original = contraction._parsed
+    original = contraction.parsed
 
     def build(text: str, *args: Any, **settings: Any) -> Any:
         made.append(text)
         return original(text, *args, **settings)
 
-    monkeypatch.setattr(contraction, "_parsed", build)
+    monkeypatch.setattr(contraction, "parsed", build)
     return made
 
 

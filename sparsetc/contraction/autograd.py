@@ -59,6 +59,10 @@ class Multilinear(Protocol):
         return one_by_one(lambda *own: apply(self.of_any(), own), tensors, dims, size)
 
 
+UNREAD: Values = ()
+"""In place of packed values: no kernel runs, since the result's graph is wanted and not the result."""
+
+
 def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
     """The result, with a graph to those tensors that want one."""
     if not followed(tensors):
@@ -86,27 +90,6 @@ def following() -> Iterator[None]:
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
         yield
-
-
-def transposed(
-    pull: Callable[..., Tensors], tensors: Tensors, n: int, gradient: Callable[[int, Tensors], torch.Tensor]
-) -> torch.Tensor:
-    """The gradient for one of the tensors, outside autograd, through a function that is linear in each.
-
-    Args:
-        pull: the function; the tensor goes into one of its results alone.
-        tensors: its arguments.
-        n: which of them.
-        gradient: the gradient for a result of the function, given which and all of them.
-    """
-    arguments = [t.detach() for t in tensors]
-    wanted = arguments[n].requires_grad_()
-    with following():
-        pulled = pull(*arguments)
-        ((at, result),) = [(m, t) for m, t in enumerate(pulled) if t.requires_grad]
-    of_result = gradient(at, [t.detach() for t in pulled])
-    with following():
-        return torch.autograd.grad(result, wanted, of_result)[0]
 
 
 def recordable(tensor: torch.Tensor) -> torch.Tensor:
@@ -252,6 +235,8 @@ class StepFunction(Multilinear):
     def rows(self, tensors: Tensors) -> torch.Tensor:
         """The rows of the step's result, outside autograd."""
         values, dense = self._split(tensors)
+        if self.packed is UNREAD:
+            return tensors[0].new_zeros(()).expand(self.step.executable.shape)
         return self.step.rows(values, dense, self.packed, self.given)
 
     def of_any(self) -> StepFunction:
@@ -285,8 +270,7 @@ class StepFunction(Multilinear):
         values = None if operand in e.sparse else values
         conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
         if values is not None:
-            numbers = step.taking_part if sparse else None
-            values = conjugate(values if numbers is None else values.index_select(0, numbers))
+            values = conjugate(values if step.by_slot is None else values.index_select(0, step.by_slot))
         upstream = upstream if sparse else step.output.letters_apart(upstream)
         others = [s for s in sources if s not in e.sparse]
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
@@ -294,9 +278,9 @@ class StepFunction(Multilinear):
         return self._step_of(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
-        """The gradient for all values; nonzeros off the diagonal of a repeated letter take no part."""
-        source = self.step.taking_part
-        return values if source is None else values.new_zeros(self.step.nnz).index_copy(0, source, values)
+        """The gradient for all values in their order, of those sorted by slot."""
+        order = self.step.by_slot
+        return values if order is None else torch.empty_like(values).index_copy(0, order, values)
 
     def _step_of(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Step:
         """The gradient's step, kept with the pattern that it is of."""

@@ -7,7 +7,7 @@ them alone made by torch, in the precision that the options name and not in auto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, TypeVar
@@ -16,13 +16,12 @@ import torch
 from torch.autograd import forward_ad
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
-from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.options import Options, current
 from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -177,9 +176,7 @@ class Canonical:
         narrow: the einsum as written, less the dimensions along which its dense operands were broadcast.
         broadcast: the dimensions along which each dense operand was broadcast.
         bound: the reduced einsum, the sparse operand's letters distinct.
-        coords: (order, nnz) of the sparse operand's distinct letters.
-        source: (nnz,) numbers of the operand's nonzeros that take part: those on the diagonal of a repeated letter, or
-            all of an operand that was not coalesced, sorted. None for all, in their order.
+        coords: (order, nnz) of the sparse operand.
     """
 
     written: Bound
@@ -188,7 +185,6 @@ class Canonical:
     reduction: Reduction
     bound: Bound
     coords: torch.Tensor
-    source: torch.Tensor | None
     dtype: torch.dtype
     device: torch.device
 
@@ -270,17 +266,14 @@ class Canonical:
         ]
 
 
-def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tuple[Canonical, Pattern]:
-    """Reduce the dense operands' own expressions, and take diagonals of the sparse one.
+def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> Canonical:
+    """Reduce the dense operands' own expressions.
 
     Args:
-        bound: the einsum as written.
+        bound: the einsum, the sparse operand's letters distinct.
         operands: its operands.
         repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
             slice is read and not copies; not where operands only stand for others of their shapes.
-
-    Returns:
-        The einsum that is lowered, and the pattern of its sparse operand: with what is kept for it, unlike `Canonical`.
     """
     (position,) = bound.einsum.sparse
     x = operands[position]
@@ -288,40 +281,28 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> tu
     dropped = broadcast_dims(bound, operands, repeated)
     narrowed = without(bound, dropped)
     reduction = dense_subexpressions(narrowed)
-    reduced, pattern, source = _distinct(reduction.bound, x.pattern)
-    einsums = bound, narrowed, tuple(dropped.values()), reduction, reduced
-    return Canonical(*einsums, pattern.coords, source, x.dtype, x.device), pattern
+    einsums = bound, narrowed, tuple(dropped.values()), reduction, reduction.bound
+    return Canonical(*einsums, x.coords, x.dtype, x.device)
 
 
-def _distinct(bound: Bound, pattern: Pattern) -> tuple[Bound, Pattern, torch.Tensor | None]:
-    """The einsum with one mode for each letter of the sparse operand, sorted nonzeros, and which of its own these are.
+def one_mode_a_letter(bound: Bound, operands: Operands) -> tuple[Bound, Operands, torch.Tensor | None]:
+    """Make coordinates of the sparse operand's dense modes, take the diagonal of repeated letters, and sort it.
 
-    What is derived from a pattern is kept with it.
+    Returns:
+        The einsum, its operands, of which the sparse one holds no values, and the numbers of the elements of values
+        that take part, in order; None for all as they are.
     """
     e = bound.einsum
-    (sparse,) = e.sparse
-    letters = e.inputs[sparse]
-    distinct = tuple(dict.fromkeys(letters))
-    if distinct == letters and pattern.is_coalesced:
-        return bound, pattern, None
-    first = tuple(letters.index(c) for c in letters)
-    derived = pattern.cache.once(("distinct", first), lambda: _derived(pattern, first))
-    inputs = tuple(distinct if p == sparse else t for p, t in enumerate(e.inputs))
-    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), *derived
-
-
-def _derived(pattern: Pattern, first: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
-    """The nonzeros whose coordinates agree with those of the `first` mode of a letter, sorted, and their numbers."""
-    coords, modes, source = pattern.coords, sorted(set(first)), crd.on_diagonal(first, pattern.coords)
-    if source is None:
-        source = torch.arange(pattern.nnz, device=pattern.device)
-    else:
-        coords = coords[modes][:, source]
-    shape = tuple(pattern.shape[m] for m in modes)
-    if not pattern.is_coalesced:  # formats rely on lexicographic order
-        order = crd.lexsort(coords, shape)
-        coords, source = coords[:, order], source[order]
-    return Pattern(coords.contiguous(), shape, pattern.is_coalesced), source
+    (position,) = e.sparse
+    x = operands[position]
+    assert isinstance(x, SparseTensor)
+    pattern, source = x.pattern.expanded(tuple(x._values.shape[1:])).distinct(e.inputs[position])
+    if pattern is x.pattern:
+        return bound, operands, None
+    inputs = tuple(distinct(t) if p == position else t for p, t in enumerate(e.inputs))
+    none = torch.zeros((), dtype=x.dtype, device=x.device).expand(pattern.nnz)
+    whole = [SparseTensor._make(pattern, none) if o is x else o for o in operands]
+    return Bound(Einsum(inputs, e.output, e.sparse, e.text), bound.sizes), whole, source
 
 
 def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensors:
@@ -353,8 +334,9 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     return tensors
 
 
-def stand_ins(bound: Bound, sparse: Iterable[SparseTensor], like: torch.Tensor) -> list[SparseTensor | torch.Tensor]:
+def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | torch.Tensor]:
     """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
+    like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
     sparse_operands = iter(sparse)
     return [
         next(sparse_operands) if p in bound.einsum.sparse else like.expand(bound.shape(p))

@@ -27,7 +27,7 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import Dims, Operands, Patterns, Tensors, dense_of_call, einsum, without
 from sparsetc.contraction.contraction import Contraction, contraction
-from sparsetc.contraction.pair import Joined, Pair
+from sparsetc.contraction.pair import Pair
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
@@ -35,6 +35,7 @@ from sparsetc.options import Options, with_settings
 from sparsetc.pair.join import JoinOperand, prepared
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted
 
 MOST_EXHAUSTIVE = 9
 """Operands up to which every order is tried: 3**9 splits."""
@@ -137,7 +138,7 @@ class Link:
         return self.contraction.reports()
 
 
-class Chain(Joined):
+class Chain(Contraction):
     """A contraction of several operands, a few at a time.
 
     Attributes:
@@ -154,7 +155,7 @@ class Chain(Joined):
         last = self._compiled([self._term(operands[p], p) for p in self._positions])
         self.inner = [link.contraction for link in self.links if link.contraction is not None]
         self.empty = any(link.empty for link in self.inner)
-        self.shape, self.pattern = bound.output_shape, None
+        self.shape = bound.output_shape
         self._merged: JoinOperand | None = None
         if isinstance(last, SparseTensor):
             sparse = [o for o in operands if isinstance(o, SparseTensor)]
@@ -225,7 +226,7 @@ class Chain(Joined):
             pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
         if self.empty:  # its positions are known to hold 0
             pattern = pattern.like(pattern.coords[:, :0], True)
-        self.pattern = self._shared(patterns, pattern)
+        self.pattern = self.known_pattern(patterns, pattern)
         self.shape = (pattern.nnz, *width)
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -236,7 +237,9 @@ class Chain(Joined):
         if self._expanded:
             tensors = {p: v.reshape(-1) for p, v in tensors.items()}
         dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        tensors |= {p: self._without_dropped(d, p) for p, d in zip(e.dense, dense, strict=True)}
+        for p, operand in zip(e.dense, dense, strict=True):
+            full, dropped = operand.expand(self.bound.shape(p)), self._dropped.get(p)
+            tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
         terms = [tensors[p].to(self._like.dtype) for p in self._positions]
         precision = self.settings.effective_precision()
         for link in self.links:
@@ -247,12 +250,7 @@ class Chain(Joined):
         (result,) = terms
         if self._merged is not None:
             result = self._merged.values(result, self.settings.deterministic)
-        return self._fitted(result[:0] if self.sparse and self.empty else result)
-
-    def _without_dropped(self, operand: torch.Tensor, position: int) -> torch.Tensor:
-        """A dense operand in full, without the letters that it is summed over before all else."""
-        full, dropped = operand.expand(self.bound.shape(position)), self._dropped.get(position)
-        return full.sum(dropped, dtype=full.dtype) if dropped else full
+        return fitted(result[:0] if self.sparse and self.empty else result, self.dtype, f'the result of "{e.text}"')
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import following
+from sparsetc.codegen.launch import Values, accumulator
+from sparsetc.contraction.autograd import UNREAD, following
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
 from sparsetc.contraction.guard import IntegerSums
-from sparsetc.contraction.output import Result, check_form, without_zeros
+from sparsetc.contraction.output import Result, check_form, is_sparse, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import OutOfMemoryError
@@ -33,32 +33,14 @@ from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured
+from sparsetc.tensor.sums import INTEGERS, captured, summed_dtype
+
+_numbers = itertools.count()
 
 
-class Compiled(Inspectable):
-    """What a user may look at, derived from what is run: `inner`, steps or contractions, in order."""
-
-    @property
-    def steps(self) -> Sequence[Any]:
-        """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
-        return tuple(step for one in self.inner for step in one.steps)
-
-    @cached_property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
-        return self.inner[0].backend  # type: ignore[no-any-return]
-
-    @cached_property
-    def plan(self) -> Any:
-        """How it runs; given as ``plan=``, it makes the same of the same operands."""
-        return self.inner[0].plan
-
-
-class Contraction(Compiled, ABC):
+class Contraction(Inspectable, ABC):
     """What a kernel runs: an einsum compiled for the patterns of its operands.
 
     What `inner` holds, steps or contractions, says all that is not said here.
@@ -67,42 +49,67 @@ class Contraction(Compiled, ABC):
         key: the name by which operators of `torch.library` know the contraction.
         compiled_for: the pattern of each sparse operand, and the shape of its values.
         sparse: whether the result is a SparseTensor.
+        pattern: the pattern of a sparse result, where it was found when the contraction was compiled.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
         sums: what finds sums of integers that pass 64 bits; None where none can.
+        equation: the einsum as written.
+        number: no other contraction in this process has it.
         bare: the patterns of the sparse operands, with nothing kept.
     """
 
     key: str
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
+    pattern: Pattern | None = None
     sparse: bool
     empty: bool
     shape: tuple[int, ...]
     result_dtype: torch.dtype
 
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
-        """Check dtypes, devices and the form; nothing is kept of the values.
+    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool = True) -> None:
+        """Check dtypes, devices, the form and the size of a dense result; nothing is kept of the values.
 
         Args:
             bound: the einsum as written.
             operands: its operands.
             settings: plan, precision, memory limit, backend, determinism.
             form: of the output that was asked for: ``auto``, ``dense`` or ``sparse``.
+            expanded: whether dense modes become coordinates.
 
         Raises:
+            OutOfMemoryError: a dense result would pass the memory limit.
             DtypeError, DeviceError: operands differ.
             PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
         """
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        self.bound, self.settings, self.form = bound, settings, form
+        self.bound, self.settings, self.form, self.number = bound, settings, form, next(_numbers)
+        self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
         self.result_dtype = self.dtype
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
-        check_form(form, bound.einsum)
+        e = bound.einsum
+        check_form(form, e)
+        orders = [x.order if expanded else x.sparse_order for x in sparse]
+        self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
+        if not self.sparse:
+            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
+            settings.check_memory(nbytes, self.device, f"the result of {bound}")
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         self.bare = [x.pattern.bare() for x in sparse]
+        # Intermediate sums may need 64 bits where the result does not.
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+
+    def known_pattern(self, patterns: Patterns, pattern: Pattern) -> Pattern:
+        """The pattern of a result on these patterns, or its equal that an einsum of the same operands has."""
+        (first, *others), e = patterns, self.bound.einsum
+        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions that run no others, in order: of one sparse operand, or of two."""
+        return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
 
     def reports(self) -> list[StepReport]:
         """Return the report of each step, for an explanation."""
@@ -117,9 +124,9 @@ class Contraction(Compiled, ABC):
             nnz = (self.shape[0] if self.sparse else prod(self.shape)) if several else None
             return Explanation(*about, profile.describe(), profile.measured, tuple(self.reports()), nnz)
 
-    @abstractmethod
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+        return self.pattern
 
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
         """Values as the storages have them; None where each call reads them as they are.
@@ -151,20 +158,16 @@ class Contraction(Compiled, ABC):
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd.
-
-        Where no other rule is known, autograd follows the result.
-        """
+        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
         tensors = [t.detach() for t in (*values, *dense)]
         wanted = tensors[operand].requires_grad_()
         with following():
-            result = self.result(patterns, tensors[: len(values)], tensors[len(values) :])
+            result = self.result(patterns, tensors[: len(values)], tensors[len(values) :], UNREAD)
             return torch.autograd.grad(result, wanted, upstream)[0]
 
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 """Contractions by key, for as long as they live: what operators of `torch.library` look them up in."""
-_numbers = itertools.count()
 T = TypeVar("T")
 
 
@@ -183,68 +186,64 @@ def contraction(
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings = replace(settings, precision=settings.effective_precision())
-    sparse = [o for o in operands if isinstance(o, SparseTensor)]
     with lasting():
-        made: Contraction
-        if len(sparse) > 2 and any(x._values.ndim > 1 for x in sparse) and not requested(settings.plan).by_nonzeros:
-            from sparsetc.contraction.chain import Chain
-
-            made = Chain(bound, operands, settings, form, expanded=False)
-        elif any(x.blocksize for x in sparse):
-            from sparsetc.contraction.blocks import BlockLetters
-            from sparsetc.contraction.rewritten import Rewritten
-
-            blocks = BlockLetters(bound, operands, settings, form)
-            stand_ins = blocks.stand_ins(operands, repeated)
-            of_blocks = _of_entries(blocks.bound, stand_ins, settings, blocks.form, repeated, must=blocks.by_entries)
-            made = Rewritten(bound, operands, settings, form, blocks, of_blocks)
-        else:
-            made = _of_entries(bound, operands, settings, form, repeated, choice)
+        made = _compiled(bound, operands, settings, form, repeated, choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
-    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
+    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"
+    sparse = (o for o in operands if isinstance(o, SparseTensor))
     made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
     known[made.key] = made
     return made
 
 
-def _of_entries(
+def _compiled(
     bound: Bound,
     operands: Operands,
     settings: Options,
     form: str,
     repeated: bool,
     choice: Choice | None = None,
-    must: bool = False,
+    plain_sum: bool | None = None,
+    by_entries: bool = False,
 ) -> Contraction:
-    """Compile an einsum of operands that are in no blocks, by their entries where it has an einsum of these.
+    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one.
 
     Raises:
-        OutOfMemoryError: it has none, and `must` have one.
+        OutOfMemoryError: there is no einsum of entries, and it must be run `by_entries`.
     """
     from sparsetc.contraction.step import Step
 
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    if any(x.dense_order for x in sparse):
+    if any(x._values.ndim > 1 for x in sparse):
+        from sparsetc.contraction.blocks import BlockLetters
+        from sparsetc.contraction.chain import Chain
         from sparsetc.contraction.rewritten import Entries, Rewritten
 
-        entries = Entries.of(bound, operands, settings, form)
-        if entries is not None:
-            ones = entries.stand_ins(operands)
-            step = Step(entries.bound, ones, settings, entries.form, repeated, bound.einsum.plain_sum)
-            return Rewritten(bound, operands, settings, form, entries, step)
-    if must:
+        if len(sparse) > 2 and not requested(settings.plan).by_nonzeros:
+            return Chain(bound, operands, settings, form, expanded=False)
+        of_blocks = any(x.blocksize for x in sparse)
+        rewrite = (BlockLetters if of_blocks else Entries.of)(bound, operands, settings, form)
+        if rewrite is not None:
+            plain_sum = bound.einsum.plain_sum if plain_sum is None else plain_sum
+            inner = rewrite.bound, rewrite.stand_ins(operands, repeated), settings, rewrite.form, repeated
+            compiled_inner = _compiled(*inner, plain_sum=plain_sum, by_entries=rewrite.by_entries)
+            return Rewritten(bound, operands, settings, form, rewrite, compiled_inner)
+    if by_entries:
         raise OutOfMemoryError(
             f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
             f"{settings.memory_on(sparse[0].device):,} bytes that are free on {sparse[0].device}; raise the limit with "
             "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
         )
     if len(sparse) == 1:
-        step = Step(bound, operands, settings, form, repeated, choice=choice)
+        step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
         step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
         return step
+    from sparsetc.pair.problem import paired  # imported where an einsum has two sparse operands, which few have
+
+    paired(settings.plan, bound.einsum.indices)  # refused at once where it is not known
     if len(operands) == 2:
-        from sparsetc.contraction.pair import Pair  # imported where an einsum has two sparse operands, which few have
+        from sparsetc.contraction.pair import Pair
 
         return Pair(bound, operands, settings, form)
     from sparsetc.contraction.chain import Chain
@@ -254,12 +253,9 @@ def _of_entries(
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
     """The contraction kept for these patterns, this equation and these sizes, or a new one."""
-
-    def make() -> Contraction:
-        return contraction(_parsed(text, operands), operands, settings, form, repeated=True)
-
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
-    return _kept(first, _key(text, operands, settings, form), make, others)
+    key = _key(text, operands, settings, form)
+    return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
 
 
 def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
@@ -280,7 +276,8 @@ def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[A
     return "kernel", text, tuple(kinds), tuple(dims), tuple(others), settings, form, settings.effective_precision()
 
 
-def _parsed(text: str, operands: Operands) -> Bound:
+def parsed(text: str, operands: Operands) -> Bound:
+    """The einsum of a text and operands."""
     return parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
 
 
@@ -304,7 +301,7 @@ def compiled_together(
     from sparsetc.planner.workload import choose_together  # which an import of the package does not need
 
     settings = replace(settings, precision=settings.effective_precision())
-    bounds = [_parsed(text, operands) for text, operands in workload]
+    bounds = [parsed(text, operands) for text, operands in workload]
     each_operands = [operands for _, operands in workload]
     x = each_operands[0][0]
     assert isinstance(x, SparseTensor)

@@ -40,9 +40,9 @@ class Guard:
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
-    def __init__(self, test: Callable[[Tensors], bool], instead: str = "") -> None:
-        """Take a test of tables, and the name of what the caller runs instead where it does not hold."""
-        self.test, self.instead = test, instead
+    def __init__(self, test: Callable[[Tensors], bool], **changes: object) -> None:
+        """Take a test of tables, and the settings by which the caller runs where it does not hold."""
+        self.test, self.changes = test, changes
         self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
         self._held = True
 
@@ -153,5 +153,5 @@ def _in_floats(made: Contraction, values: Tensors) -> Contraction:
     plan = wanted.name if wanted.by_nonzeros else "auto"
     with lasting():
         sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
-        operands = stand_ins(made.bound, sparse, like)
+        operands = stand_ins(made.bound, sparse)
         return contraction(made.bound, operands, replace(made.settings, plan=plan), made.form)

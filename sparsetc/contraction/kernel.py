@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.contraction import Compiled, Contraction, wrap
+from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
@@ -35,7 +36,7 @@ Shared = dict[tuple[Any, ...], dict[Any, Any]]
 """Packed values that kernels of one sparse operand have in common, by the tensors that they were and their versions."""
 
 
-class Kernel(Compiled):
+class Kernel(Inspectable):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
@@ -176,6 +177,11 @@ class Kernel(Compiled):
         return self.operands[0]
 
     @property
+    def steps(self) -> Sequence[Any]:
+        """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
+        return self.contraction.steps
+
+    @property
     def step(self) -> Any:
         """The only step; PlanError of a kernel that takes another number of them, which are `steps`."""
         if len(self.steps) != 1:
@@ -206,10 +212,9 @@ class Kernel(Compiled):
         Raises:
             PlanError: the kernel has several sparse operands, or steps.
         """
-        (step,) = self.steps if len(self.steps) == 1 else (None,)
-        if not isinstance(step, Step):
+        if len(self.steps) != 1 or not isinstance(self.steps[0], Step):
             raise PlanError(f'only an einsum with one sparse operand has symbolic costs, not "{self.equation}"')
-        return step.cost()
+        return self.steps[0].cost()
 
     def explain(self, symbolic: bool = False) -> Any:
         """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data.

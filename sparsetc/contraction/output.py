@@ -93,10 +93,10 @@ def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> boo
     return form == "sparse" or (form == "auto" and kept and enough)
 
 
-def output_of(canonical: Canonical, x: SparseTensor, lowered: Pattern, form: str) -> Output:
-    """Shape and pattern of the result.
+def output_of(canonical: Canonical, pattern: Pattern, form: str) -> Output:
+    """Shape and pattern of the result, given the sparse operand's pattern.
 
-    Einsums that keep the same modes of `lowered`, the pattern of the canonical einsum, share their results' pattern.
+    Einsums that keep the same modes of it share their results' pattern.
     """
     bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
@@ -106,14 +106,12 @@ def output_of(canonical: Canonical, x: SparseTensor, lowered: Pattern, form: str
     if not is_sparse(form, e, [canonical.letters]):
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
-        slot = None if canonical.source is None else torch.arange(canonical.coords.shape[1], device=x.device)
-        same = canonical.coords is x.coords and moved is None
-        pattern = lowered.known(("modes", kept), Pattern(canonical.coords, shape, x.is_coalesced))
-        return Output(shape, width, moved, pattern, same, slot)
+        whole = pattern.known(("modes", kept), Pattern(pattern.coords, shape, pattern.is_coalesced))
+        return Output(shape, width, moved, whole, moved is None, None)
     rows = canonical.coords[list(kept)]
     numbering = numbered(rows.unbind(), shape, rows.shape[1], rows)
-    pattern = lowered.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
-    return Output(shape, width, moved, pattern, False, numbering.rank)
+    some = pattern.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
+    return Output(shape, width, moved, some, False, numbering.rank)
 
 
 def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:

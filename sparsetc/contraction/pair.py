@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 
-from sparsetc.codegen.launch import Values, accumulator
+from sparsetc.codegen.launch import Values
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call, resolved
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
@@ -35,46 +33,10 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, in_order, summed_dtype
+from sparsetc.tensor.sums import fitted, in_order
 
 
-class Joined(Contraction):
-    """A contraction of two or more sparse operands, whose result's pattern is known when it is compiled.
-
-    Attributes:
-        pattern: the pattern of a sparse result.
-    """
-
-    pattern: Pattern | None
-
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
-        """Check the operands; `expanded` says that dense modes become coordinates."""
-        e = bound.einsum
-        if expanded:
-            paired(settings.plan, e.indices)  # refused at once where it is not known
-        super().__init__(bound, operands, settings, form)
-        orders = [x.order if expanded else x.sparse_order for x in operands if isinstance(x, SparseTensor)]
-        self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
-        if not self.sparse:
-            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
-            settings.check_memory(nbytes, self.device, f"the result of {bound}")
-        # Intermediate sums may need 64 bits where the result does not.
-        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
-
-    def _shared(self, patterns: Patterns, pattern: Pattern) -> Pattern:
-        """The result's pattern, or its equal that an einsum of the same operands has."""
-        (first, *others), e = patterns, self.bound.einsum
-        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
-
-    def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The pattern that was found when the contraction was compiled."""
-        return self.pattern if self.sparse else None
-
-    def _fitted(self, result: torch.Tensor) -> torch.Tensor:
-        return fitted(result, self.dtype, f'the result of "{self.bound.einsum.text}"')
-
-
-class Pair(Joined):
+class Pair(Contraction):
     """A contraction of two sparse operands and nothing else; dense modes become coordinates."""
 
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
@@ -90,7 +52,7 @@ class Pair(Joined):
             PlanError: a plan that is not known here, or does not apply.
             OutOfMemoryError: the result, or what the named plan stores, would pass the memory limit.
         """
-        super().__init__(bound, operands, settings, form, True)
+        super().__init__(bound, operands, settings, form)
         e, sizes, self.equation = bound.einsum, bound.by_index, str(bound.einsum)
         expanded = [o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor)]
         # Results come row by row of the first operand, so it had better be the one that the output begins with.
@@ -118,13 +80,10 @@ class Pair(Joined):
         budget.check(places.numel())
         self.coords, self._order = pattern_of(self.join, places)
         self.empty = not self.nnz
-        self.pattern = self._shared(expanded, Pattern(self.coords, bound.output_shape, True)) if e.output else None
+        if e.output:
+            self._pattern = self.known_pattern(expanded, Pattern(self.coords, bound.output_shape, True))
+            self.pattern = self._pattern if self.sparse else None
         self.shape = (self.nnz,) if self.sparse else bound.output_shape
-
-    @property
-    def steps(self) -> tuple[Pair]:
-        """The contraction itself."""
-        return (self,)
 
     @cached_property
     def task_sums(self) -> TaskSums:
@@ -153,10 +112,10 @@ class Pair(Joined):
         m, deterministic = self.join, self.settings.deterministic
         result = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
         result = result if self._order is None else result.index_select(0, self._order)
-        result = self._fitted(result.to(self._like.dtype))
-        if self.pattern is None:
+        result = fitted(result.to(self._like.dtype), self.dtype, f'the result of "{self.bound.einsum.text}"')
+        if not self.bound.einsum.output:
             return result.sum(dtype=result.dtype)  # of one entry, or none
-        return result if self.sparse else SparseTensor._make(self.pattern, result).to_dense(self.settings.memory_limit)
+        return result if self.sparse else SparseTensor._make(self._pattern, result).to_dense(self.settings.memory_limit)
 
     def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, accumulator, stored_dtype
-from sparsetc.contraction.canonical import Operands, canonicalise
+from sparsetc.contraction.canonical import Operands, canonicalise, one_mode_a_letter
 from sparsetc.contraction.output import output_of
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
@@ -53,7 +53,8 @@ class Preparation:
         canonical: the einsum that is lowered.
         output: of it.
         problem: of planning it.
-        nnz: nonzeros of the operand as it was written, of which the canonical einsum may take some.
+        entries: numbers of the elements of the operand's values that take part, in order; None for all as they are.
+        operand: the sparse operand of the canonical einsum, with no values and nothing kept.
     """
 
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> None:
@@ -62,11 +63,12 @@ class Preparation:
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
         """
+        bound, operands, self.entries = one_mode_a_letter(bound, operands)
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
-        canonical, pattern = canonicalise(bound, operands, repeated)
-        self.canonical, self.settings, self.nnz = canonical, settings, x.nnz
-        self.output = output_of(canonical, x, pattern, form)
+        self.settings, self.operand, pattern = settings, x._bare(), x.pattern
+        self.canonical = canonical = canonicalise(bound, operands, repeated)
+        self.output = output_of(canonical, pattern, form)
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
             x.device,
@@ -149,7 +151,8 @@ class Preparation:
         Arguments and errors as of `prepare`.
         """
         self._verify_axes(plan)
-        packed = self._packed(plan)
+        c = self.canonical
+        packed = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         alone = not self.problem.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
         return filled, [self.bound_part(plan.parts[n], packed[n], number, alone) for number, n in enumerate(filled)]
@@ -214,14 +217,6 @@ class Preparation:
                         f'{letter!r}; "{e.text or e}" has these dense axes: {dense_letters}'
                     )
 
-    def _packed(self, plan: Plan) -> list[Packed]:
-        """The parts, packed, or as other einsums left them; they number the operand's own nonzeros."""
-        c = self.canonical
-        stored = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
-        if c.source is None:
-            return stored
-        return [p.of(c.source if p.source is None else c.source[p.source]) for p in stored]
-
     def _executable(self, plan: Plan, parts: Sequence[BoundPart], partial: bool) -> Executable:
         programs, folder = tuple(p.program for p in parts), self.settings.cache_dir
         covered = [p.covers for p in programs]
@@ -248,21 +243,26 @@ class Preparation:
             )
         return True
 
+    def taking_part(self, values: torch.Tensor) -> torch.Tensor:
+        """(nnz,) values of the canonical einsum's operand, of those of the operand as it was written."""
+        flat = values if values.ndim == 1 else values.reshape(-1)
+        return flat if self.entries is None else flat.index_select(0, self.entries)
+
     # -- rows of the result -----------------------------------------------------------------------------------------
     def _row_of_nonzeros(self) -> torch.Tensor:
-        """(nnz of the operand,) the output row each nonzero adds to."""
+        """(nnz,) the output row each nonzero adds to."""
         if self.output.sparse:
             return self._slot_of_nonzeros()
         row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self.canonical.device)
         for mode in self.canonical.kept:
             row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
-        return self._of_whole(row)
+        return row
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
-        """(nnz of the operand,) the row of a sparse output each nonzero adds to."""
+        """(nnz,) the row of a sparse output each nonzero adds to."""
         if self.output.slot is None:
-            return torch.arange(self.nnz, device=self.canonical.device)
-        return self._of_whole(self.output.slot)
+            return torch.arange(self.operand.nnz, device=self.canonical.device)
+        return self.output.slot
 
     def _rows_of_part(self, packed: Packed) -> torch.Tensor:
         """(nnz of the part,) the output row each nonzero adds to."""
@@ -288,13 +288,6 @@ class Preparation:
         law = of_backend(self.problem.backend).laws
         listed = zeroed.numel() * (law["listed_row"] + law["listed_byte"] * row)
         return zeroed if listed <= count * row else None
-
-    def _of_whole(self, of_some: torch.Tensor) -> torch.Tensor:
-        """(…, nnz of the operand) of (…, nonzeros that take part): packed parts number them all."""
-        source = self.canonical.source
-        if source is None:
-            return of_some
-        return of_some.new_zeros((*of_some.shape[:-1], self.nnz)).index_copy_(-1, source, of_some)
 
 
 def _wide_words(packed: Packed) -> Packed:

@@ -15,12 +15,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import following, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.output import SPARE, Letters, is_sparse
@@ -43,54 +42,29 @@ class Rewritten(Contraction):
     def __init__(
         self, bound: Bound, operands: Operands, settings: Options, form: str, rewrite: Rewrite, inner: Contraction
     ) -> None:
-        super().__init__(bound, operands, settings, form)
+        super().__init__(bound, operands, settings, form, expanded=False)
         self.rewrite, self.contraction, self.inner = rewrite, inner, (inner,)
         self.empty, self.result_dtype = inner.empty, inner.result_dtype
         patterns = [o.pattern for o in operands if isinstance(o, SparseTensor)]
         pattern = rewrite.result_pattern(patterns, inner.pattern_on(rewrite.patterns), inner.empty)
-        self.sparse, self._own, self.shape = pattern is not None, pattern is patterns[0], bound.output_shape
-        self._pattern = pattern
+        self._own, self.shape = pattern is patterns[0], bound.output_shape
+        self.pattern = None if self._own else pattern
         if pattern is not None:
-            self._pattern = pattern.bare() if self._own else pattern
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The first operand's own pattern where all of its entries are kept, or the one found when this was made."""
-        return patterns[0] if self._own else self._pattern
+        return patterns[0] if self._own else self.pattern
 
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable."""
-        pulled = self._pull(values, dense)
-        return self._push(self.contraction.result(self.rewrite.patterns, *pulled))
-
-    def _pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
-        return self.rewrite.pull(values, dense_of_call(self.bound, dense, self.dtype, self.device))
-
-    def _push(self, result: torch.Tensor) -> torch.Tensor:
+        pulled = self.rewrite.pull(values, dense_of_call(self.bound, dense, self.dtype, self.device))
+        result = self.contraction.result(self.rewrite.patterns, *pulled, packed)
         if not self.sparse:
             return self.rewrite.push(result)
         if 0 in self.shape:  # where no entries are left, the other result may be one number, 0
             result = result.reshape(-1)[:0]
         return result.reshape(self.shape)
-
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
-        count, dense_count = len(values), len(self.contraction.bound.einsum.dense)
-        with following():
-            result = upstream.new_empty(self.contraction.shape).requires_grad_()
-            (of_result,) = torch.autograd.grad(self._push(result), result, upstream)
-
-        def pull(*tensors: torch.Tensor) -> Tensors:
-            pulled = self._pull(tensors[:count], tensors[count:])
-            return [*pulled[0], *pulled[1]]
-
-        def gradient(n: int, pulled: Tensors) -> torch.Tensor:
-            sparse = len(pulled) - dense_count
-            return self.contraction.gradient(self.rewrite.patterns, n, pulled[:sparse], pulled[sparse:], of_result)
-
-        return transposed(pull, [*values, *dense], operand, gradient)
 
 
 SHARE = 4
@@ -111,6 +85,7 @@ class Entries:
     form: str
     own: bool
     patterns: tuple[Pattern]
+    by_entries: ClassVar[bool] = False
 
     @classmethod
     def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
@@ -148,8 +123,8 @@ class Entries:
         sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
         return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, (pattern,))
 
-    def stand_ins(self, operands: Operands) -> list[SparseTensor | torch.Tensor]:
-        """Operands to compile that einsum for, of those as written."""
+    def stand_ins(self, operands: Operands, repeated: bool) -> list[SparseTensor | torch.Tensor]:
+        """Operands to compile that einsum for, of those as written: dense ones as they are, `repeated` or not."""
         values = [o._values for o in operands if isinstance(o, SparseTensor)]
         with lasting():
             one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)

@@ -6,8 +6,7 @@ generated once, then a differentiable function from values and dense operands to
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import torch
 
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import InHalves, Values, accumulator, stored_dtype
-from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
+from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -41,16 +40,14 @@ from sparsetc.tensor.sums import fitted, in_order, summed_dtype
 if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
 
-_numbers = itertools.count()
-Changed = tuple[Bound, dict[str, object]]
-"""An einsum and settings that differ."""
-
 
 class Step(Contraction, Preparation):
     """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
 
     Attributes:
         _empty: whether there is nothing to sum.
+        _packed_alone: whether only packed values are read where they are given and nothing follows a call, so that the
+            values of the entries that take part need not be gathered.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
     """
 
@@ -77,19 +74,14 @@ class Step(Contraction, Preparation):
             choice: of the plan, where it was chosen together with those of other einsums.
         """
         Contraction.__init__(self, bound, operands, settings, form)
-        self.number = next(_numbers)
-        x = operands[bound.einsum.sparse[0]]
-        assert isinstance(x, SparseTensor)
-        self._sizes = tuple(x._values.shape[1:])
-        expanded = x.expand_dense() if self._sizes else x
-        operands = [expanded if o is x else o for o in operands]
+        (self._sizes,) = (tuple(o._values.shape[1:]) for o in operands if isinstance(o, SparseTensor))
         Preparation.__init__(self, bound, operands, settings, form, repeated)
-        self._x, self.backend = expanded._bare(), self.problem.backend
+        self.backend = self.problem.backend
         with in_place(settings, self.device):
             self.choice: Choice = choice or choose(settings.plan, self.problem)
         self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(self.choice.plan)
-        self.inner, self.sparse = (self.executable.programs,), self.output.sparse
-        self.empty = not self.canonical.coords.shape[1]
+        self.inner = (self.executable.programs,)
+        self.empty = not self.operand.nnz
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         e = self.canonical.written.einsum
@@ -99,23 +91,21 @@ class Step(Contraction, Preparation):
             (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
             for p in self.parts
         ]
+        self._in_halves = any(halves for *_, halves in self._value_keys)
         self.guard = self._guard()
+        whole = self.canonical.narrow is self.canonical.written
+        self._packed_alone = self.entries is not None and whole and self.guard is None
         self._others = dict[object, Step]()
-        sizes = (self.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
+        sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         self.alone = (
             self.backend == "triton"
             and not (self._empty or self.guard or self.arrays.second)
-            and (self.canonical.narrow is self.canonical.written and not self.canonical.reduction.steps)
+            and (whole and not self.canonical.reduction.steps)
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
-
-    @property
-    def steps(self) -> tuple[Step]:
-        """The contraction itself."""
-        return (self,)
 
     @cached_property
     def _arranged(self) -> tuple[Pattern | None, torch.Tensor | None]:
@@ -124,7 +114,7 @@ class Step(Contraction, Preparation):
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The operand's own pattern where all of its modes are kept."""
-        return patterns[0].expanded(self._sizes) if self.output.own else self._arranged[0]
+        return self._lowered(patterns[0]) if self.output.own else self._arranged[0]
 
     @cached_property
     def derived(self) -> Options:
@@ -135,15 +125,16 @@ class Step(Contraction, Preparation):
         """What says which operands the step takes; None where it takes all.
 
         Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
-        which come first where there are any, and dense operands that halves are exact enough for.
+        which come first where there are any, and dense operands that halves are exact enough for. What they do not take
+        is run by nonzeros alone, or by the same plan in dots of float32.
         """
         if not (self.dtype.is_floating_point or self.dtype.is_complex) or not any(p.reads_zeros for p in self.parts):
             return None
-        if not any(halves for *_, halves in self._value_keys):
-            return Guard(finite, "coo")
-        operands = range(len(self.programs[0].operands))
+        if not self._in_halves:
+            return Guard(finite, plan="coo")
+        operands, exact = range(len(self.programs[0].operands)), without_halves(self.plan)
         read = [any(p.operands[n].split for p in self.programs) for n in operands]
-        return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), "floats")
+        return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), plan=exact)
 
     # -- values -----------------------------------------------------------------------------------------------------
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
@@ -153,10 +144,10 @@ class Step(Contraction, Preparation):
         """
         if transforming():
             return None
-        x, shared = operands[0].expand_dense() if self._sizes else operands[0], {} if known is None else known
+        x, shared = operands[0], {} if known is None else known
         packed_values = [x._packed(key) if key not in shared else shared[key] for key in self._value_keys]
         if missing := [n for n, f in enumerate(packed_values) if f is None]:
-            for n, packed in zip(missing, self.packed_values(x._values, missing), strict=True):
+            for n, packed in zip(missing, self.packed_values(self.taking_part(x._values), missing), strict=True):
                 packed_values[n] = x._pack(self._value_keys[n], packed)
         shared.update(zip(self._value_keys, packed_values, strict=True))  # type: ignore[arg-type]
         return packed_values
@@ -182,12 +173,17 @@ class Step(Contraction, Preparation):
     def _ones(self) -> Values:
         """The values of the pattern itself: 1 at each nonzero."""
         with lasting():
-            return self.packed_values(torch.ones(self._x.nnz, dtype=self.dtype, device=self.device))
+            return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        return self.of_rows(self(*self._flat(patterns, values), dense, packed))
+        pattern, flat = self._lowered(patterns[0]), values[0] if values else None
+        if flat is not None and not (
+            self._packed_alone and packed is not None and not followed([flat, *self.canonical.settled(dense)])
+        ):
+            flat = self.taking_part(flat)
+        return self.of_rows(self(pattern, flat, dense, packed))
 
     def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
@@ -196,11 +192,10 @@ class Step(Contraction, Preparation):
         order = self._arranged[1]
         return rows if order is None else rows.reshape(-1).index_select(0, order)
 
-    def _flat(self, patterns: Patterns, values: Tensors) -> tuple[Pattern, torch.Tensor | None]:
-        """The pattern that was packed, and (nnz,) values; None of a pattern of ones."""
-        if not values:
-            return patterns[0], None
-        return patterns[0].expanded(self._sizes), values[0].reshape(-1) if self._sizes else values[0]
+    def _lowered(self, pattern: Pattern) -> Pattern:
+        """The pattern that was packed, of the operand's: with coordinates of all letters, once each."""
+        e = self.bound.einsum
+        return pattern.expanded(self._sizes).distinct(e.inputs[e.sparse[0]])[0]
 
     def __call__(
         self, pattern: Pattern, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None
@@ -216,18 +211,16 @@ class Step(Contraction, Preparation):
         operands = self.canonical.settled(dense)
         sliced = self.canonical.slices(operands)
         if sliced is None:  # in full, along a dimension that was broadcast when this was compiled
-            return self.instead("full")(pattern, values, operands)
+            full = self.instead("full", self.canonical.written, {})
+            return full(pattern, values, operands, UNREAD if packed is UNREAD else None)
         reduced = self.canonical.reduced(sliced, self.settings)
         if not followed(reduced if values is None else [values, *reduced]):
             return self.rows(values, reduced, packed, sliced)
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
-        expanded = self._expanded(reduced)
+        shapes = self.canonical.bound.dense_shapes
+        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(reduced, shapes, strict=True)]
         at = StepFunction(self, pattern, values is None, packed, sliced)
         return apply(at, expanded if values is None else [values, *expanded])
-
-    def _expanded(self, dense: Tensors) -> list[torch.Tensor]:
-        shapes = self.canonical.bound.dense_shapes
-        return [d if d.shape == s else d.expand(s) for d, s in zip(dense, shapes, strict=True)]
 
     def rows(
         self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
@@ -256,28 +249,27 @@ class Step(Contraction, Preparation):
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
-            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
+            looked = [values] if values is not None and self._in_halves else []  # 1s are exact
             if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
-                return self.instead(self.guard.instead).rows(values, dense)
+                return self.instead("guard", self.canonical.bound, self.guard.changes).rows(values, dense)
         result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
 
-    def instead(self, why: Hashable, changed: Callable[[Step], Changed] | None = None) -> Step:
+    def instead(self, why: Hashable, bound: Bound, changes: dict[str, object]) -> Step:
         """The step to take in place of this one; made when first asked for.
 
         Args:
-            why: one of `INSTEAD`, or the name of what is `changed`.
-            changed: gives the einsum, of the same sparse operand, and the settings that differ.
+            why: what it is known by.
+            bound: its einsum, of the same sparse operand.
+            changes: the settings that differ.
         """
         other = self._others.get(why)
         if other is None:
+            settings = with_settings(self.settings, changes)
             with lasting():
-                bound, changes = (changed or INSTEAD[why])(self)
-                settings = with_settings(self.settings, changes)
-                like = torch.empty((), dtype=self.dtype, device=self.device)
-                operands = stand_ins(bound, [self._x], like)
+                operands = stand_ins(bound, [self.operand])
                 other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = other
         return other
@@ -285,19 +277,16 @@ class Step(Contraction, Preparation):
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
         """The step whose dense operands, those named, and result have one more mode in front: a batch."""
-
-        def in_batches(step: Step) -> Changed:
-            bound, letter = step.canonical.reduction.bound, step.spare("a batch")
-            e, batched = bound.einsum, iter(which)
-            inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
-            einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
-            return Bound.of(einsum, {**bound.by_index, letter: size}), {"plan": step.derived.plan}
-
-        return self.instead(("batch", size, tuple(which)), in_batches)
+        bound, letter, batched = self.canonical.bound, self.spare("a batch"), iter(which)
+        e = bound.einsum
+        inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
+        einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
+        of_batch = Bound.of(einsum, {**bound.by_index, letter: size})
+        return self.instead(("batch", size, tuple(which)), of_batch, {"plan": self.derived.plan})
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
-        e = self.canonical.reduction.bound.einsum
+        e = self.canonical.bound.einsum
         letter = next((c for c in ascii_letters if c not in e.indices), None)
         if letter is None:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
@@ -309,7 +298,7 @@ class Step(Contraction, Preparation):
 
         The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
         """
-        e = self.canonical.reduction.bound.einsum
+        e = self.canonical.bound.einsum
         if not self.output.sparse:
             return Einsum(e.inputs, (*e.kept, *e.free), e.sparse, e.text)
         slot = self.spare("the gradient")
@@ -317,80 +306,38 @@ class Step(Contraction, Preparation):
         return Einsum(inputs, (slot, *e.free), e.sparse, e.text)
 
     @cached_property
-    def taking_part(self) -> torch.Tensor | None:
-        """Numbers of the nonzeros that take part, of a sparse result sorted by slot; None for all, as they are."""
-        slot, source = self.output.slot, self.canonical.source
-        if slot is None:
-            return source
+    def by_slot(self) -> torch.Tensor | None:
+        """Numbers of the nonzeros, sorted by the slot of a sparse result that each adds to; None as they are."""
+        if self.output.slot is None:
+            return None
         with lasting():
-            order = torch.argsort(slot, stable=True)
-            return order if source is None else source[order]
+            return torch.argsort(self.output.slot, stable=True)
 
     @cached_property
     def slotted(self) -> Pattern:
         """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
-        x, slot, source = self._x, self.output.slot, self.taking_part
+        x, slot, order = self.operand, self.output.slot, self.by_slot
         with lasting():
-            count = self.canonical.coords.shape[1]
-            slot = torch.arange(count, device=x.device) if slot is None else slot.sort().values
-            coords = x.coords if source is None else x.coords[:, source]
+            slot = torch.arange(x.nnz, device=x.device) if slot is None else slot[order]
+            coords = x.coords if order is None else x.coords[:, order]
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient for values, or for a dense operand as it was given; outside autograd."""
-        pattern, flat = self._flat(patterns, values)
-        operands, number = list(self.canonical.settled(dense)), operand - len(values)
-        if number >= 0:  # as it is followed: no longer one slice repeated
-            operands[number] = operands[number].detach().requires_grad_()
-        if self.canonical.slices(operands) is None:
-            whole = [] if flat is None else [flat]
-            result = self.instead("full").gradient([pattern], operand, whole, operands, upstream)
-            return result if number >= 0 else result.reshape(values[0].shape)
-        order, permutation = self._arranged[1] if self.sparse else None, self.output.permutation
-        if order is not None:
-            rows = upstream.new_empty(upstream.numel()).index_copy_(0, order, upstream)
-            upstream = rows.reshape(self.executable.shape)
-        elif permutation is not None:
-            upstream = upstream.movedim(tuple(range(upstream.ndim)), permutation)
-
-        def pull(*dense: torch.Tensor) -> Tensors:
-            slices = self.canonical.slices(dense)
-            assert slices is not None
-            return self._expanded(self.canonical.reduced(slices, self.settings))
-
-        def gradient(n: int, dense: Tensors) -> torch.Tensor:
-            tensors = dense if flat is None else [flat, *dense]
-            wanted = [n + len(values) == m for m in range(len(tensors))]
-            each = StepFunction(self, pattern, flat is None).gradients(wanted, tensors, upstream)
-            return next(g for g in each if g is not None)
-
-        if number < 0:
-            return gradient(number, pull(*operands)).reshape(values[0].shape)
-        return transposed(pull, operands, number, gradient)
-
     # -- what a user may look at ------------------------------------------------------------------------------------
-    @property
-    def equation(self) -> str:
-        """The einsum as written."""
-        return self.canonical.written.einsum.text
-
     def ptx(self, target: str) -> str:
         """The assembly for a named target; needs no GPU.
 
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         generated_programs = self.executable.programs
-        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target).machine):
-            return self.instead("floats").ptx(target)
+        if self.guard and self._in_halves and not has_halves(gpu(target).machine):
+            return self.instead("guard", self.canonical.bound, self.guard.changes).ptx(target)
         if generated_programs.backend == "triton":
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return self.instead("triton").ptx(target)
+        return self.instead("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
 
     def cost(self) -> SymbolicCost:
         """What a call costs, as expressions."""
@@ -410,14 +357,3 @@ class Step(Contraction, Preparation):
             programs, stored = list(self.programs), [p.packed for p in self.parts]
             about = self.filled, self.problem, str(self.path)
             return [report(self.equation, self.plan, self.choice, programs, stored, *about)]
-
-
-INSTEAD: dict[Hashable, Callable[[Step], Changed]] = {
-    "full": lambda step: (step.canonical.written, {}),
-    "coo": lambda step: (step.canonical.reduction.bound, {"plan": "coo"}),
-    "floats": lambda step: (step.canonical.reduction.bound, {"plan": without_halves(step.plan)}),
-    "triton": lambda step: (step.canonical.written, {"backend": "triton"}),
-}
-"""What is run instead of a step: for dense operands of full size, where some were broadcast when it was compiled; by
-nonzeros alone, where an operand is not finite; by the same plan in dots of float32 as it is, where halves are not exact
-enough; and for the kernels that a GPU would run, whose assembly is asked for."""

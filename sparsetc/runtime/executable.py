@@ -17,6 +17,7 @@ import torch
 
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
+from sparsetc.support.lru import cached_property
 
 Rows = torch.Tensor | None
 MOST_SUMMED = 64
@@ -94,9 +95,19 @@ class Arrays:
 
 
 class Inspectable:
-    """Programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
+    """Plan, programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
 
     inner: Sequence[Any]
+
+    @cached_property
+    def backend(self) -> str:
+        """The backend that programs are generated for: ``triton`` or ``torch``."""
+        return self.inner[0].backend  # type: ignore[no-any-return]
+
+    @cached_property
+    def plan(self) -> Any:
+        """How it runs; given as ``plan=``, it makes the same of the same operands."""
+        return self.inner[0].plan
 
     @property
     def programs(self) -> tuple[TileProgram, ...]:

@@ -144,7 +144,7 @@ class Compiler:
                 return None
             chosen, filled, bound = self._bound(made)
             variant = self._variant(chosen, filled, bound, made.output.sparse and made.output.slot is None)
-            parts = tuple(self._packed_part(p, values) for p in bound)
+            parts = tuple(self._packed_part(made, p, values) for p in bound)
         rows = None if made.output.pattern is None else made.output.pattern.coords
         return PackedChunk(variant, parts, rows)
 
@@ -209,9 +209,10 @@ class Compiler:
             (self.dtype.is_floating_point or self.dtype.is_complex) and any(p.reads_zeros for p in bound),
         )
 
-    def _packed_part(self, part: BoundPart, values: torch.Tensor) -> PackedPart:
+    def _packed_part(self, made: Preparation, part: BoundPart, values: torch.Tensor) -> PackedPart:
         """A part's arrays and values."""
-        wide = values.to(accumulator(self.dtype)) if self.backend == "torch" else values
+        taking_part = made.taking_part(values)
+        wide = taking_part.to(accumulator(self.dtype)) if self.backend == "torch" else taking_part
         stored = part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend))
         return PackedPart(part.arrays, stored)
 

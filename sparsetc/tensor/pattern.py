@@ -170,6 +170,30 @@ class Pattern:
         blocks = None if self._blocks is None else self._blocks.permuted(modes)
         return Pattern(coords.contiguous(), shape, self._coalesced, blocks), order
 
+    def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
+        """The pattern with one mode for each letter of its modes, made once, and which entry each is; None as they are.
+
+        Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
+        """
+        if self._coalesced and len(set(letters)) == len(letters):
+            return self, None
+        first = tuple(map(letters.index, letters))
+        modes = tuple(dict.fromkeys(first))
+        pattern, entries = self._once(("distinct", first), lambda: self._distinct(first, modes))
+        return self if pattern is None else pattern, entries
+
+    def _distinct(self, first: tuple[int, ...], modes: tuple[int, ...]) -> tuple[Pattern | None, torch.Tensor | None]:
+        coords, shape = self._coords, tuple(self._shape[m] for m in modes)
+        entries = crd.on_diagonal(first, coords)
+        if entries is not None:
+            coords = coords[list(modes)][:, entries]
+        if not self._coalesced:
+            order = crd.lexsort(coords, shape)
+            if entries is None and bool((order[1:] > order[:-1]).all()):
+                return None, None
+            coords, entries = coords[:, order], order if entries is None else entries[order]
+        return Pattern(coords.contiguous(), shape, self._coalesced), entries
+
     def expanded(self, sizes: tuple[int, ...]) -> Pattern:
         """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
         if not sizes:
