@@ -78,11 +78,13 @@ def decode(printer: TritonPrinter, s: ir.Decode) -> None:
 
 
 def zero(printer: TritonPrinter, s: ir.Zero) -> None:
+    """An accumulator."""
     for _ in printer.vectors(s.out.axes):
         printer.put(f"{printer.named(s.out)} = tl.zeros({printer.shape(s.out)}, {printer.acc})")
 
 
 def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
+    """A tile summed over the axes that the result lacks."""
     for _ in printer.vectors(s.source.axes):
         printer.put(f"{printer.named(s.out)} = {printer.summed(s.source, s.out.axes)[0]}")
 
@@ -97,7 +99,7 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
-        bounds = printer.bounds([c for c in o.axes if c not in printer.written], axes)
+        bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
         mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
         address = printer.address(rows, o.axes, axes)
         printer.put(f"{printer.named(s.out)} = {load(o.name, address, mask)}{widen}")
@@ -202,7 +204,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
         if s.copies > 1:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
         address = printer.address(terms, s.axes, axes)
-        mask = all_of([*conditions, *printer.bounds(s.axes, axes)])
+        mask = all_of([*conditions, *(placed(printer.within(c), (c,), axes) for c in s.axes)])
         arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 

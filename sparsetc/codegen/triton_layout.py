@@ -225,10 +225,6 @@ class TritonPrinter(Writer):
         within = [placed(self.at(c), (c,), axes, prod(sizes[n + 1 :])) for n, c in enumerate(columns)]
         return " + ".join(filter(None, (*terms, *within))) or "0"
 
-    def bounds(self, own: Iterable[str], axes: Sequence[str]) -> list[str]:
-        """Conditions that the places in a row are within it, laid out over `axes`."""
-        return [placed(self.within(a), (a,), axes) for a in own]
-
     # -- coordinates ------------------------------------------------------------------------------------------------
     def position(self, axis: str) -> str:
         return f"pos{self.copy}" if axis == "nonzero" else axis
