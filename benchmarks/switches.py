@@ -1,4 +1,4 @@
-"""Where a choice changes, and the rates it is made by: what comments of `sparsetc/pair` and of the planner quote.
+"""Where a choice changes, and the rates it is made by: what comments of `sparsetc/products` and of the planner quote.
 
     SPARSETC_DATA=<folder of .npz> python benchmarks/switches.py
 
@@ -31,8 +31,8 @@ from ttmc import reference as ttmc_reference
 
 import sparsetc as stc
 from sparsetc.ir.program.operands import MIN_DOT
-from sparsetc.pair import scalar
-from sparsetc.pair.block_path import BlockPath
+from sparsetc.products import scalar
+from sparsetc.products.blocks import BlockPath
 from sparsetc.support.entry import matmul_precision
 
 GPU = DEVICE == "cuda"

@@ -40,7 +40,7 @@ from sparsetc.ir.program.tile import (
     Value,
     walk,
 )
-from sparsetc.pair.block_path import WHOLE, block_program
+from sparsetc.products.blocks import WHOLE, block_program
 from sparsetc.testing.interpret import run_program
 
 

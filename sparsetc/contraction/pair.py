@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-from sparsetc.codegen.launch import Values, accumulator
+from sparsetc.codegen.launch import Values
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call, resolved
@@ -24,18 +24,18 @@ from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
+from sparsetc.join.join import Join, Roles, prepared
+from sparsetc.join.order import JoinBudget, pattern_of
 from sparsetc.options import Options
-from sparsetc.pair.hybrid import PATHS, HybridPath, Path, choose, estimates
-from sparsetc.pair.join import Join, Roles, prepared
-from sparsetc.pair.problem import PairProblem, paired
-from sparsetc.pair.scalar import EINSUMS, TaskSums
-from sparsetc.pair.symbolic import JoinBudget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
+from sparsetc.products.hybrid import PATHS, HybridPath, Path, choose, estimates
+from sparsetc.products.problem import PairProblem, paired
+from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, in_order, summed_dtype
+from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 
 class Joined(Contraction):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, TritonPrograms, Values, accumulator
+from sparsetc.codegen.launch import InHalves, TritonPrograms, Values
 from sparsetc.contraction.autograd import StepFunction, apply, followed, transposed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -36,7 +36,7 @@ from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, in_order, summed_dtype
+from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost

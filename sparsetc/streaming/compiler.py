@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import Programs, accumulator, generated
+from sparsetc.codegen.launch import Programs, generated
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.errors import FormatError, PlanError
@@ -28,6 +28,7 @@ from sparsetc.runtime.executable import copies
 from sparsetc.streaming.store import PackedPart
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, accumulator, stored_dtype
+from sparsetc.codegen.launch import PartArrays, stored_dtype
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
@@ -30,6 +30,7 @@ from sparsetc.streaming.store import ArrayPlace, Chunk, PackedPart, PartPlaces, 
 from sparsetc.support.pickles import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.inputs import NAMED, dtype_name
+from sparsetc.tensor.sums import accumulator
 
 _DTYPES = NAMED | {dtype_name(d): d for d in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)}
 

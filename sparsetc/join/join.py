@@ -27,13 +27,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import accumulator
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
-from sparsetc.tensor.sums import add_rows, in_order
+from sparsetc.tensor.sums import accumulator, add_rows, in_order
 
 
 def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic: bool = False) -> torch.Tensor:

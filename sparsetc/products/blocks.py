@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, accumulator, generated
+from sparsetc.codegen.launch import PartArrays, Programs, TritonPrograms, generated
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
 from sparsetc.errors import PlanError
@@ -24,15 +24,16 @@ from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import DOTS, F16X3, SIDE, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.join.blocking import BlockPairList, BlockWork, pairs_a_program
+from sparsetc.join.join import add_up
+from sparsetc.join.order import TASK_BYTES, picked
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
-from sparsetc.pair.blocking import BlockPairList, BlockWork, pairs_a_program
-from sparsetc.pair.join import add_up
-from sparsetc.pair.problem import PairProblem, Sizes
-from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.products.problem import PairProblem, Sizes
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import sorted_keys
+from sparsetc.tensor.sums import accumulator
 
 SPREAD = 4
 """Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""
