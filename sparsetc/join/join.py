@@ -3,7 +3,7 @@
 In: the letters of two operands and of the result, and coordinates. Out: `Roles`; a `JoinOperand` an operand: distinct
 coordinates, letter by letter, and which of its values make up each; `Join`: the matched entries, the rows and columns
 of the result that they make, and the number of tasks, pairs of entries that match. Values play no part. Nothing is made
-for each task, and where sizes allow nothing is sorted: that is for `symbolic.JoinOrder`, which only some paths need.
+for each task, and where sizes allow nothing is sorted: that is for `order.JoinOrder`, which only some paths need.
 
 The roles of letters (BCB-SpTC, section II-A, where only the first three occur)::
 
