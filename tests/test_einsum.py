@@ -315,7 +315,7 @@ LARGE = {"i": 1000, "j": 900, "k": 800, "r": 16, "s": 12}
 )
 def test_dense_subexpressions(text: str, steps: list[str], left: str) -> None:
     reduction = dense_subexpressions(Bound.of(einsum(text), LARGE))
-    assert [s.equation for s in reduction.steps] == steps
+    assert [equation for _, equation in reduction.steps] == steps
     assert str(reduction.bound.einsum) == left
 
 
@@ -350,10 +350,10 @@ def test_dense_steps_do_not_grow_and_do_not_repeat(case: Case, scale: int) -> No
     b = Bound.of(case.bound.einsum, {i: n * scale for i, n in case.bound.sizes})
     left = [b.elements(term) for term in b.einsum.inputs]
     reduction = dense_subexpressions(b)
-    for step in reduction.steps:
-        size = b.elements(step.equation.partition("->")[2])
-        assert size <= GROWTH * sum(left[p] for p in step.positions)
-        left[step.positions[0]] = size
-        for p in reversed(step.positions[1:]):
+    for positions, equation in reduction.steps:
+        size = b.elements(equation.partition("->")[2])
+        assert size <= GROWTH * sum(left[p] for p in positions)
+        left[positions[0]] = size
+        for p in reversed(positions[1:]):
             del left[p]
     assert dense_subexpressions(reduction.bound).steps == ()

@@ -26,9 +26,9 @@ from sparsetc.ir.program.tile import (
     Add,
     Decode,
     Gather,
+    Key,
     Loop,
     Product,
-    Row,
     Statement,
     Tile,
     TileProgram,
@@ -378,7 +378,7 @@ def test_a_result_is_stored_only_where_no_other_program_adds_to_it() -> None:
         (add,) = (s for s, _ in tiles.walk(program.body) if isinstance(s, Add))
         assert add.owned is expected
     (add,) = (s for s in mttkrp("coo").body if isinstance(s, Add))
-    assert add.key == Row((("i", 1),), ITEM)
+    assert add.key == Key("row", ITEM, ("i",), (1,))
 
 
 # -- costs -------------------------------------------------------------------------------------------------------------

@@ -20,12 +20,11 @@ from sparsetc.ir.program.tile import (
     Add,
     Decode,
     Gather,
+    Key,
     Loop,
     Operand,
-    OwnPosition,
     Product,
     Reduce,
-    Row,
     Statement,
     Tile,
     TileProgram,
@@ -49,7 +48,7 @@ def decode(letter: str, level: int, *along: str) -> Decode:
 
 
 def gather(name: str, rows: str, level: int) -> Gather:
-    return Gather(Tile(name, ("r",), level), Operand(name.upper(), 1, tuple(rows), (4,) * len(rows), ("r",), 8))
+    return Gather(Tile(name, ("r",), level), Operand(name.upper(), tuple(rows), (4,) * len(rows), ("r",), 8))
 
 
 def total(name: str, level: int, *factors: Tile) -> Product:
@@ -87,7 +86,7 @@ def test_loops_of_each_view(view: Nest, expected: list[tuple[int, str]]) -> None
 def test_a_run() -> None:
     b, x = gather("b", "j", LEAF), value()
     steps = [decode("i", ITEM), decode("j", LEAF), x, b, total("t", ITEM, x.out, b.out)]
-    steps.append(Add(steps[-1].out, Row((("i", 1),), ITEM), ("r",), True))
+    steps.append(Add(steps[-1].out, Key("row", ITEM, ("i",), (1,)), ("r",), True))
     assert outline(place(steps, loops(RUNS))) == "at_i t=0 {at_j x b t} add"
 
 
@@ -101,7 +100,7 @@ def test_sums_of_sums() -> None:
     x = value()
     inner = total("f", LANE, x.out)
     outer = total("t", ITEM, inner.out)
-    add = Add(outer.out, OwnPosition(ITEM), ("r",), True)
+    add = Add(outer.out, Key("position", ITEM), ("r",), True)
     assert outline(place([x, inner, outer, add], loops(BLOCKS))) == "t=0 {f=0 {x f} t} add"
 
 
@@ -142,10 +141,10 @@ S = Reduce(Tile("s", (), ITEM), T.out)
     [
         ([total("t", ITEM, X.out)], "t: x is not made before it"),
         ([gather("b", "ij", LEAF)], "b: at_i, at_j is not made before it"),
-        ([X, Add(T.out, OwnPosition(ITEM), (), True)], "add: t is not made before it"),
+        ([X, Add(T.out, Key("position", ITEM), (), True)], "add: t is not made before it"),
         ([X, T, total("u", ITEM, X.out, T.out)], "u stands in a loop after which t is complete"),
         ([X, T, S, Product(Tile("p", (), LEAF), (X.out, S.out))], "p stands in a loop after which s is complete"),
-        ([X, T, Add(T.out, OwnPosition(LEAF), (), True)], "add stands in a loop after which t is complete"),
+        ([X, T, Add(T.out, Key("position", LEAF), (), True)], "add stands in a loop after which t is complete"),
         ([gather("b", "", ITEM), total("t", ITEM, Tile("b", ("r",), ITEM))], "adds up over no loop"),
         ([X, total("t", LEAF, X.out)], "adds up over no loop"),
     ],

@@ -27,19 +27,7 @@ from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost_of
 from sparsetc.ir.program.text import header
-from sparsetc.ir.program.tile import (
-    Add,
-    Loop,
-    OwnPosition,
-    Product,
-    Row,
-    Scale,
-    Statement,
-    Tile,
-    TileProgram,
-    Value,
-    walk,
-)
+from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.products.blocks import WHOLE, block_program
 from sparsetc.testing.interpret import run_program
 
@@ -154,8 +142,8 @@ def value_of(name: str, **new: Any) -> Callable[[Statement], list[Statement]]:
         (lambda s: [Loop(Turns("l", 16, 1), s.body)] if isinstance(s, Loop) else [s], "in the loop over pairs"),
         (lambda s: [] if isinstance(s, Value) else [s], "x, y .*: x, y is not made before it"),
         (lambda s: [replace(s, owned=False) if isinstance(s, Add) else s], "stored at its item's number"),
-        (lambda s: [replace(s, key=Row((), ITEM)) if isinstance(s, Add) else s], "stored at its item's number"),
-        (lambda s: [replace(s, key=OwnPosition(LEAF)) if isinstance(s, Add) else s], "stored at its item's number"),
+        (lambda s: [replace(s, key=Key("row", ITEM)) if isinstance(s, Add) else s], "stored at its item's number"),
+        (lambda s: [replace(s, key=Key("position", LEAF)) if isinstance(s, Add) else s], "stored at its item's number"),
         (lambda s: [replace(s, axes=("ij", "m")) if isinstance(s, Add) else s], "it has no axis m"),
         (lambda s: [] if isinstance(s, Add) else [s], "adds to its output once, found 0"),
         (

@@ -10,16 +10,16 @@ from test_ir_runners import interpreted
 from tree_cases import IN_TILE, KEYED, MTTKRP, TREES, TTMC, TreeCase
 
 import sparsetc as stc
-from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
+from sparsetc.ir.contraction_tree import dot, factor, product, total
 
 
 def test_a_tree_is_printed_as_it_is_parsed() -> None:
-    x, b, c, d = map(Factor, "XBCD")
-    tree = Multiply((Sum(Multiply((Dot(c, x, ("k",)), b)), ("j", "tile")), d))
+    x, b, c, d = map(factor, "XBCD")
+    tree = product((total(product((dot(c, x, ("k",)), b)), ("j", "tile")), d))
     assert str(tree) == "sum[j tile](dot[k](C, X) * B) * D"
     assert stc.parse_tree(str(tree)) == tree
     assert eval(repr(tree), {"parse_tree": stc.parse_tree}) == tree
-    assert stc.parse_tree("X * (B * C)") == Multiply((x, Multiply((b, c))))
+    assert stc.parse_tree("X * (B * C)") == product((x, product((b, c))))
     assert tree.factors == ("C", "X", "B", "D")
 
 

@@ -242,11 +242,11 @@ class TorchPrinter(ChunkRows):
         if kept or len(s.axes) != (0 if numbers else 1):
             total = f"{total}.reshape({shape})"
         output = f"{p.output}.view({shape})"
-        if isinstance(s.key, ir.OwnPosition):
+        if s.key.kind == "position":
             self.put(f"{output}[{RANGES[level]}] = {total}")
             return
         row = self.output_rows(s.key, level, s.owned)
-        if kept and (isinstance(s.key, ir.Slot) or any(self.decodes[c].end for c in s.key.letters)):
+        if kept and (s.key.kind == "slot" or any(self.decodes[c].end for c in s.key.letters)):
             self.put(f"row = {row}")
             self.put("inside = row >= 0")
             row, total = "row[inside]", f"{total}[inside]"
@@ -262,20 +262,20 @@ class TorchPrinter(ChunkRows):
             text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
         return text
 
-    def output_rows(self, key: ir.Row | ir.Slot, level: int, owned: bool) -> str:
+    def output_rows(self, key: ir.Key, level: int, owned: bool) -> str:
         """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
-        if isinstance(key, ir.Slot):
+        if key.kind == "slot":
             if not key.letters:
                 return f"{key.array}[{RANGES[level]}]"
             kept = f"{key.array}.view(-1, {self.p.elements(key.letters)})[{RANGES[level]}]"
             return f"{kept}.flatten(){'.long()' if owned else ''}"
-        letters = [c for c, _ in key.terms]
+        letters = key.letters
         if not letters:
             return f"torch.zeros({COUNTS[level]}, dtype=torch.int64, device={self.device})"
         wide = ".long()" if not self.sided(letters) and (owned or len(letters) > 1 or self.p.width > 1) else ""
         terms = [
             self.over(names.at(c), c, level, letters) + wide + (f" * {stride}" if stride != 1 else "")
-            for c, stride in key.terms
+            for c, stride in zip(letters, key.strides, strict=True)
         ]
         past = [self.over(names.past(c), c, level, letters) for c in letters if self.decodes[c].end]
         return self.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from sparsetc.codegen import triton_bitmaps as bitmaps
 from sparsetc.codegen.triton_layout import ADDRESS64, sides_of, whole, widened
 from sparsetc.ir.nest.nest import ITEM, LEAF
-from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW, Bitmap, Halves, Ones, Values, Whole
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, OwnPosition, Product, Row, Scale, Slot, Value
+from sparsetc.ir.program.tile import LANES, Add, Key, Product, Scale, Value
 
 if TYPE_CHECKING:
     from sparsetc.codegen.triton import TritonPrinter
@@ -76,7 +76,7 @@ def _both(printer: TritonPrinter, s: Value) -> None:
 
 
 TEXTS: dict[type[Values], Callable[[TritonPrinter, Value], None]]
-TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both, ScaledHalves: _both}
+TEXTS = {Values: _nonzeros, Whole: _tile, Ones: _ones, Bitmap: bitmaps.value, Halves: _both}
 
 
 # -- dots of halves, three for each product of float32 -----------------------------------------------------------------
@@ -146,14 +146,14 @@ def ahead(printer: TritonPrinter, level: int) -> None:
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
     """
     for s, _ in printer.p.statements:
-        if isinstance(s, Add) and isinstance(s.key, Slot) and s.key.level == level and _known_ahead(s.key):
+        if isinstance(s, Add) and s.key.level == level and _known_ahead(s.key):
             at = "item" if level == ITEM else "fiber"
             printer.put(f"slot = {printer.load(s.key.array, at, printer.guard(level, ''))}")
 
 
-def _known_ahead(key: Slot) -> bool:
+def _known_ahead(key: Key) -> bool:
     """Whether one number is stored for all of an item, or of a fiber."""
-    return not key.letters and key.level < LEAF
+    return key.kind == "slot" and not key.letters and key.level < LEAF
 
 
 def add(printer: TritonPrinter, s: Add, u: str) -> None:
@@ -179,14 +179,13 @@ def _rows(
     cast = ".to(tl.int64)" if wide else ""
     lanes = printer.placed(printer.guard(key.level, u), (LANES,), axes)
     at = ("item", "fiber", f"pos{u}")[key.level]
-    if isinstance(key, Row):
-        each = ((printer.coordinate(c, u), printer.own((c,), axes, key.level), n * p.width) for c, n in key.terms)
+    if key.kind == "row":
+        strides = zip(key.letters, key.strides, strict=True)
+        each = ((printer.coordinate(c, u), printer.own((c,), axes, key.level), n * p.width) for c, n in strides)
         return printer.terms(each, axes, wide), [lanes, *(printer.inside(c, axes) for c in key.letters)]
-    if isinstance(key, OwnPosition):
-        return [printer.placed(f"{at}{cast}", keyed, axes, p.width)], [lanes]
     if key.letters:
         return _slots(printer, key, axes, wide)
-    row = "slot" if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u))
+    row = "slot" if _known_ahead(key) else printer.load(key.array, at, printer.guard(key.level, u)) if key.array else at
     return [printer.placed(f"{row}{cast}", keyed, axes, p.width)], [lanes]
 
 
@@ -195,7 +194,7 @@ def _wide(printer: TritonPrinter, s: Add) -> bool:
     return s.copies * printer.p.rows * printer.p.width >= ADDRESS64
 
 
-def _slots(printer: TritonPrinter, key: Slot, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
+def _slots(printer: TritonPrinter, key: Key, axes: Sequence[str], wide: bool) -> tuple[list[str], list[str]]:
     """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
     p, places = printer.p, tuple(c for c in axes if c in key.letters)
     sizes = [p.axis(c).size for c in key.letters]

@@ -18,7 +18,6 @@ from torch.autograd import forward_ad
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
-from sparsetc.ir.program.operands import dense_axes
 from sparsetc.options import Options, current
 from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support.entry import matmul_precision, without_autocast
@@ -201,7 +200,7 @@ class Canonical:
     @cached_property
     def arrangement(self) -> tuple[Dims | None, ...]:
         """For each reduced dense operand, the permutation to (sparse letters, dense letters); None when it is so."""
-        e, axes = self.bound.einsum, (*self.letters, *dense_axes(self.bound))
+        e, axes = self.bound.einsum, (*self.letters, *self.bound.einsum.axes)
         arranged = [(e.inputs[p], tuple(c for c in axes if c in e.inputs[p])) for p in e.dense]
         return tuple(None if letters == order else tuple(map(letters.index, order)) for letters, order in arranged)
 

@@ -22,7 +22,7 @@ from sparsetc.contraction.canonical import Tensors, converted, promoted
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
-from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Sum
+from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
@@ -251,8 +251,7 @@ def _transforms(tracing: bool) -> bool:
 
 _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-TREES = (Factor, Multiply, Dot, Sum)
-FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage, *TREES)}
+FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage, Tree)}
 
 
 def _constant(setting: Any) -> Any:

@@ -28,7 +28,7 @@ from sparsetc.ir.nest.coordinates import Computed, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, ROUNDED, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
-from sparsetc.ir.program.operands import DenseAxis, Operand, dense_axes, named_operands, printed_sizes
+from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import refuse_duplicates
@@ -92,7 +92,7 @@ class Dense:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
         shape, schedule, (output, operands) = bound.extents(letters), part.schedule, named_operands(bound)
-        axes = (*dense_axes(bound), *letters)
+        axes = (*bound.einsum.axes, *letters)
         stored = tuple([letters[m] for m in _strides(shape, part.storage)])
         return DenseProduct(
             equation=str(bound.einsum),

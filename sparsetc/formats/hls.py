@@ -38,7 +38,7 @@ from sparsetc.ir.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import Statistics
-from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
@@ -141,7 +141,7 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     """
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
-    ranks = max([problem.bound.by_index[c] for c in dense_axes(problem.bound)], default=1)
+    ranks = max([problem.bound.by_index[c] for c in problem.bound.einsum.axes], default=1)
     if problem.precision == "tf32x3":
         return ranks <= 32 and nnz < FUSE_BELOW
     return ranks <= 32 or nnz < FUSE_BELOW
@@ -163,7 +163,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
         most = max(MIN_DOT, min(SAMPLED_RANKS, MATRIX // wide))
         blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
         return Schedule(SAMPLED_WARPS, tuple(blocks.items()), True, problem.precision, stages=2)
-    if not groups.dot:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
+    if not groups.first:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
         positions = prod(side[c] for c in (*groups.columns, *groups.second))
         limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if problem.floating and problem.itemsize <= 4 else 8)))
         blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
@@ -217,7 +217,7 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The hybrid by the best threshold: with dots, and with tiles worth making dense."""
     usable = problem.floating and problem.coalesced and not problem.deterministic
-    if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).dot:
+    if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).first:
         candidate = by_tiles(problem, counts)
         if any(tiles.nnz for tiles in candidate.expected[:-1]):
             yield candidate

@@ -34,7 +34,7 @@ from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import ZERO, Statistics
-from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
+from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.packing.deal import register_partition
@@ -430,7 +430,7 @@ def _parts(
 
     What items of a row find is added.
     """
-    programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in dense_axes(problem.bound))
+    programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
     most = max(LEAST_TILES, -(-count * programs // PROGRAMS))

@@ -19,24 +19,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sparsetc.errors import PlanError
 from sparsetc.support import pickles
 from sparsetc.support.lru import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tree(pickles.Record):
-    """A node: how a tensor is made of factors; a pickle has its text."""
+    """A node: how a tensor is made of factors; a pickle has its text.
+
+    Attributes:
+        parts: the trees that it is made of: of a product one or more, of a dot its two sides, of a sum one.
+        over: the axes that a dot or a sum sums over, a sum one after the other.
+        name: of a factor: stored values, or a dense operand.
+    """
+
+    kind: Literal["factor", "product", "dot", "sum"]
+    parts: tuple[Tree, ...] = ()
+    over: tuple[str, ...] = ()
+    name: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pickles.tree, (str(self),)
 
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        """The trees that it is made of."""
-        return ()
+    def __str__(self) -> str:
+        match self.kind:
+            case "factor":
+                return self.name
+            case "product":
+                return " * ".join([f"({part})" if part.kind == "product" else str(part) for part in self.parts])
+        return f"{self.kind}[{' '.join(self.over)}]({', '.join(map(str, self.parts))})"
 
     def __repr__(self) -> str:
         return f"parse_tree({str(self)!r})"
@@ -53,81 +67,36 @@ class Tree(pickles.Record):
     @cached_property
     def factors(self) -> tuple[str, ...]:
         """The names of its factors, from left to right."""
-        return tuple([node.name for node in self.nodes if isinstance(node, Factor)])
+        return tuple([node.name for node in self.nodes if node.kind == "factor"])
 
     @cached_property
-    def dots(self) -> bool:
-        """Whether a matrix product is part of it."""
-        return any(isinstance(node, Dot) for node in self.nodes)
+    def dots(self) -> tuple[Tree, ...]:
+        """The matrix products that are part of it, from left to right."""
+        return tuple([node for node in self.nodes if node.kind == "dot"])
 
 
-@dataclass(frozen=True, repr=False)
-class Factor(Tree):
+def factor(name: str) -> Tree:
     """Stored values, or a dense operand."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True, repr=False)
-class Multiply(Tree):
-    """The product of several trees, position by position."""
-
-    trees: tuple[Tree, ...]
-
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        return self.trees
-
-    def __str__(self) -> str:
-        return " * ".join(f"({part})" if isinstance(part, Multiply) else str(part) for part in self.trees)
-
-
-@dataclass(frozen=True, repr=False)
-class Dot(Tree):
-    """The matrix product of two trees, summed over axes that both have."""
-
-    left: Tree
-    right: Tree
-    over: tuple[str, ...]
-
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        return self.left, self.right
-
-    def __str__(self) -> str:
-        return f"dot[{' '.join(self.over)}]({self.left}, {self.right})"
-
-
-@dataclass(frozen=True, repr=False)
-class Sum(Tree):
-    """The sum of a tree over axes, one after the other."""
-
-    tree: Tree
-    over: tuple[str, ...]
-
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        return (self.tree,)
-
-    def __str__(self) -> str:
-        return f"sum[{' '.join(self.over)}]({self.tree})"
+    return Tree("factor", name=name)
 
 
 def product(trees: Iterable[Tree]) -> Tree:
-    """The product of trees; one alone is itself."""
+    """The product of trees, position by position; one alone is itself."""
     factors = tuple(trees)
-    return Multiply(factors) if len(factors) != 1 else factors[0]
+    return Tree("product", factors) if len(factors) != 1 else factors[0]
+
+
+def dot(left: Tree, right: Tree, over: Iterable[str]) -> Tree:
+    """The matrix product of two trees, summed over axes that both have."""
+    return Tree("dot", (left, right), tuple(over))
 
 
 def total(tree: Tree, over: Iterable[str]) -> Tree:
     """The sum of a tree over axes, after those that it is a sum over; itself where there are none."""
     axes = tuple(over)
-    if axes and isinstance(tree, Sum):
-        return Sum(tree.tree, (*tree.over, *axes))
-    return Sum(tree, axes) if axes else tree
+    if axes and tree.kind == "sum":
+        return Tree("sum", tree.parts, (*tree.over, *axes))
+    return Tree("sum", (tree,), axes) if axes else tree
 
 
 def parse_tree(text: str) -> Tree:
@@ -162,17 +131,17 @@ class _Parser:
             return self.closed(self.tree())
         name = self.name("a factor")
         if not self.taken("["):
-            return Factor(name)
+            return factor(name)
         axes = []
         while not self.taken("]"):
             axes.append(self.name("an axis or ']'"))
         self.expect("(")
         if name == "sum" and axes:
-            return self.closed(Sum(self.tree(), tuple(axes)))
+            return self.closed(Tree("sum", (self.tree(),), tuple(axes)))
         if name == "dot" and axes:
             left = self.tree()
             self.expect(",")
-            return self.closed(Dot(left, self.tree(), tuple(axes)))
+            return self.closed(dot(left, self.tree(), axes))
         raise PlanError(f"tree {self.text!r}: 'sum' and 'dot' have axes, one or more, found {name!r} with {len(axes)}")
 
     def closed(self, tree: Tree) -> Tree:

@@ -39,7 +39,7 @@ from itertools import chain, combinations
 from math import prod
 from typing import TypeVar
 
-from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree, product, total
+from sparsetc.ir.contraction_tree import Tree, dot, factor, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
@@ -74,23 +74,23 @@ def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
         inner: two factors of stored values, and no others.
         schedule: whether there are dots.
     """
-    x, y = map(Factor, inner.stored)
+    x, y = map(factor, inner.stored)
     loops = tuple(axis.name for axis in inner.view.loops)
     over = tuple(c for c in inner.sides if c not in inner.output_axes)
     if schedule.dot:
         take = tuple((c, max(side, MIN_DOT)) for c, side in inner.sides.items())
-        return replace(schedule, tree=Sum(Dot(x, y, over), loops), take=take)
+        return replace(schedule, tree=total(dot(x, y, over), loops), take=take)
     take = tuple((c, side) for c, side in inner.sides.items() if c not in over)
-    return replace(schedule, tree=Sum(product((x, y)), (*over, *loops)), take=take, turns=over)
+    return replace(schedule, tree=total(product((x, y)), (*over, *loops)), take=take, turns=over)
 
 
 def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
     """Return the schedule with the tree of nonzeros; the result's level multiplies in all that is known above it."""
     reach, factors = inner.key.level, [list[Tree]() for _ in LEVELS]
     if not inner.may_omit_ones(inner.operand):
-        factors[LEAF] += map(Factor, inner.stored)
+        factors[LEAF] += map(factor, inner.stored)
     for name in sorted(inner.operand, key=inner.levels.__getitem__):
-        factors[max(inner.levels[name], reach)].append(Factor(name))
+        factors[max(inner.levels[name], reach)].append(factor(name))
     inputs, outside = factors[LEAF], [axis.level for axis in inner.view.loops]
     for axis in reversed(inner.view.loops):
         outside.pop()
@@ -98,18 +98,18 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
         if home >= reach:
             # Lanes are summed with the outermost loop that has them.
             lanes = axis.lanes > 0 and not inner.view.beside[home]
-            dot = _matrix_product(inner, schedule, inputs) if lanes and schedule.dot else None
-            over = (axis.name, LANES) if lanes and not dot else (axis.name,)
-            inputs = [total(dot or product(inputs), over), *factors[home]]
+            matrix = _matrix_product(inner, schedule, inputs) if lanes and schedule.dot else None
+            over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
+            inputs = [total(matrix or product(inputs), over), *factors[home]]
     tree = product(inputs)
-    contracted = {a for node in tree.nodes if isinstance(node, Dot) for a in node.over}
+    contracted = {a for node in tree.dots for a in node.over}
     return replace(schedule, tree=total(tree, (a for a in inner.summed if a not in contracted)))
 
 
 def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -> Tree | None:
     """Sum the lanes by a matrix product; or the lanes and dense axes together, of blocks that nonzeros gather."""
     if inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
-        return Dot(product(halves[0]), product(halves[1]), (LANES,))
+        return dot(product(halves[0]), product(halves[1]), (LANES,))
     names = {name for tree in factors for name in tree.factors}
     outside = {a for o in inner.operands if o.name not in names for a in o.axes}
     halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - outside)
@@ -118,7 +118,7 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
     left, right = map(product, halves)
     over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
     deep = inner.view.lanes * prod(map(schedule.block, over))
-    return Dot(left, right, (LANES, *over)) if over and inner.view.lanes > 1 and deep >= MIN_DOT else None
+    return dot(left, right, (LANES, *over)) if over and inner.view.lanes > 1 and deep >= MIN_DOT else None
 
 
 def _matrix_halves(
@@ -163,11 +163,6 @@ class TileGroups:
     columns: tuple[str, ...] = ()
     gridded: tuple[str, ...] = ()
     sampled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-
-    @property
-    def dot(self) -> bool:
-        """True if a dot contracts anything."""
-        return bool(self.first)
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
@@ -343,24 +338,24 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
 def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
     """The dots, what they are scaled by, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
-    (x,) = map(Factor, inner.stored)
+    (x,) = map(factor, inner.stored)
     # Where each tile has a key of its own, its positions in turn are all that is added up.
     loops = inner.loops(LEAF) if inner.key.level == ITEM else ()
     if any(g.sampled):
-        left, right = (product(map(Factor, side)) for side in g.sampled)
-        return total(product([x, Dot(left, right, inner.summed)]), loops)
+        left, right = (product(map(factor, side)) for side in g.sampled)
+        return total(product([x, dot(left, right, inner.summed)]), loops)
     tree: Tree = product([x, *_factors(within)])
-    if g.dot:
-        tree = Dot(_rows(within, g.first), x, g.first)
+    if g.first:
+        tree = dot(_rows(within, g.first), x, g.first)
         tree = product([tree, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
-        tree = Dot(tree, _rows(within, g.second), g.second) if g.second else tree
+        tree = dot(tree, _rows(within, g.second), g.second) if g.second else tree
     spread = sorted(g.spread, key=turns.__contains__)  # what is in registers is summed first
-    tree = total(tree, (*spread, *loops, *(() if g.dot else g.second)))
+    tree = total(tree, (*spread, *loops, *(() if g.first else g.second)))
     return total(product([tree, *_factors(o for o in inner.operands if o not in within)]), inner.summed)
 
 
 def _factors(operands: Iterable[Operand]) -> list[Tree]:
-    return [Factor(o.name) for o in operands]
+    return [factor(o.name) for o in operands]
 
 
 def _rows(operands: Iterable[Operand], letters: Sequence[str]) -> Tree:
@@ -385,12 +380,12 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
         if letters:
             block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
 
-    if g.dot:
+    if g.first:
         pad(g.first)
         pad(g.second)
-    if g.dot and g.second:
+    if g.first and g.second:
         fill(g.columns, min(schedule.columns, MOST_SUMS * schedule.warps // prod(map(schedule.block, inner.dense))))
-    elif g.dot:
+    elif g.first:
         fill(g.spread, schedule.columns // prod([block[c] for c in g.columns]))
         pad(g.columns, g.spread)
     return block

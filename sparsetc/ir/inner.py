@@ -14,8 +14,8 @@ from math import prod
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
-from sparsetc.ir.program.operands import dense_axes, named_operands, printed_sizes
-from sparsetc.ir.program.tile import Key, Operand, OwnPosition, Row, Slot
+from sparsetc.ir.program.operands import named_operands, printed_sizes
+from sparsetc.ir.program.tile import Key, Operand
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -89,12 +89,12 @@ class Inner:
             letters=letters,
             stored={X: letters},
             sides={letters[mode]: view.values.sides[mode] for mode in view.sided},
-            key=_key(letters, e.output, view, target, sizes),
+            key=_key(letters, e.kept, view, target, sizes),
             output=output,
-            output_axes=tuple([c for c in e.output if c not in letters]),
+            output_axes=e.free,
             operands=operands,
-            dense=dense_axes(bound),
-            kept=tuple([c for c in e.output if c in letters]),
+            dense=e.axes,
+            kept=e.kept,
             sizes=sizes,
         )
 
@@ -146,16 +146,13 @@ class Inner:
         return tuple(c for c in self.dense if c not in self.output_axes)
 
 
-def _key(
-    letters: tuple[str, ...], output: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]
-) -> Key:
+def _key(letters: tuple[str, ...], kept: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
     """Where results go: known where all letters are that the output keeps."""
-    kept = tuple([c for c in output if c in letters])
-    modes = [letters.index(c) for c in kept]
-    level = max(map(view.level_of, modes), default=ITEM)
+    level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
-        return Row(tuple([(c, prod([sizes[d] for d in kept[n + 1 :]])) for n, c in enumerate(kept)]), level)
+        return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))
     sides = {letters[mode] for mode in view.sided}
     if target.in_operand_order and not sides and len(kept) == len(letters):
-        return OwnPosition()
-    return Slot(f"{LEVELS[level]}_slot", level, tuple([c for c in view.read_along(letters, kept) if c in sides]))
+        return Key("position", LEAF)
+    along = tuple([c for c in view.read_along(letters, kept) if c in sides])
+    return Key("slot", level, along, array=f"{LEVELS[level]}_slot")

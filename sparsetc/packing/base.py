@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.nest import LANE, LEVELS, Nest
+from sparsetc.ir.nest.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support.lru import Lru, cached_property, given_to
 from sparsetc.tensor.coords import INT32_MAX
@@ -180,7 +180,7 @@ def pack(
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
     if missing:
         raise FormatError(f"format {format!r} packed no array {', '.join(sorted(missing))}, which its view reads")
-    shared = packed.view.levels[0], packed.view.levels[1] if packed.view.lanes_from == LANE else ()
+    shared = packed.view.levels[0], packed.view.levels[1] if packed.view.blocks else ()
     for level, modes, representative in zip(LEVELS, shared, packed.representatives, strict=False):
         if modes and representative is None:
             raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")

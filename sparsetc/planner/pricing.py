@@ -20,7 +20,7 @@ from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
 from sparsetc.ir.plan import ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, Statistics, cost_of
-from sparsetc.ir.program.operands import dense_axes, named_operands
+from sparsetc.ir.program.operands import named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
 from sparsetc.planner.candidate import APART, Candidate
@@ -188,7 +188,7 @@ def tried(option: Option, without: Candidate, problem: Problem, by_part: bool = 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
     """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
     sizes = problem.bound.by_index
-    return replace(own, slabs=own.slabs or tuple([c for c in dense_axes(problem.bound) if sizes[c] > own.block(c)]))
+    return replace(own, slabs=own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)]))
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:

@@ -12,7 +12,7 @@ from math import prod
 
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.operands import MIN_DOT, dense_axes
+from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.planner.problem import Problem
 
 # Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
@@ -38,7 +38,7 @@ guanine_TEvv_3d, `benchmarks/results/ranks.json`)."""
 
 def padded_axes(problem: Problem) -> dict[str, int]:
     """Return the dense axes with their sizes, each rounded up to a power of two."""
-    return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in dense_axes(problem.bound)}
+    return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in problem.bound.einsum.axes}
 
 
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:

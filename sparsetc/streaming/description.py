@@ -19,7 +19,7 @@ from sparsetc.codegen.launch import PartArrays, stored_dtype
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
-from sparsetc.ir.program.tile import Row, Slot, TileProgram
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
 from sparsetc.packing.stored import check_arrays, check_coordinates, counts, require
 from sparsetc.packing.words import WORDS
@@ -255,10 +255,10 @@ def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tenso
             within = (named["block_full"] % program.schedule.unroll).any()
             require(not bool(within), "steps of a block end within an unrolling")
         key = program.key
-        if isinstance(key, Row):  # of coordinates, which were looked at
+        if key.kind == "row":  # of coordinates, which were looked at
             continue
         count = counts(view, named, own.items, own.stored)[view.positions[key.level]]
-        if isinstance(key, Slot):
+        if key.kind == "slot":
             sides = prod(view.values.sides[program.letters.index(letter)] for letter in key.letters)
             slot, least = named[key.array], -1 if key.letters else 0
             require(slot.numel() == count * sides, f"{key.array} has {slot.numel()} rows, expected {count * sides}")

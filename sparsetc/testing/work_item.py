@@ -34,9 +34,7 @@ from sparsetc.ir.program.tile import (
     Loop,
     Product,
     Reduce,
-    Row,
     Scale,
-    Slot,
     Statement,
     Tile,
     TileProgram,
@@ -282,7 +280,8 @@ class WorkItem:
     def value(self, s: Value) -> torch.Tensor | HalvesTile:
         """The stored values: 1s where none are stored, 0 where a bitmap has no bit."""
         operand = self.program.stored(s.operand)
-        number = self.evaluated(self.program.number_of(operand), self.number(0))
+        number = self.position(self.view.loops[-1].name)
+        number = self.read(f"pair_{operand.name}", number) if operand.name else number
         if not operand.held:
             return self.shaped(s.out, number.live.to(self.memory.dtype))
         at = self.stored_at(operand, number)
@@ -361,14 +360,14 @@ class WorkItem:
 
     def row(self, key: Key) -> Spread:
         """The output row."""
-        if isinstance(key, Row):
+        if key.kind == "row":
             row, live = self.number(0)
-            for letter, stride in key.terms:
+            for letter, stride in zip(key.letters, key.strides, strict=True):
                 at = self.coordinates[names.at(letter)]
                 row, live = row + at.at * stride, live & at.live
             return Spread(row, live)
         own = self.position(self.view.positions[key.level])
-        if not isinstance(key, Slot):
+        if key.kind == "position":
             return own
         row, live = self.read(key.array, self.row_major([(own, 1), *self.cells(key.letters)]))
         return Spread(row, live & (row >= 0))

@@ -121,6 +121,11 @@ class Einsum:
         """The dense indices that are summed."""
         return tuple(i for i in self.contracted if i not in self.sparse_indices)
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The dense indices in the order all tiles keep them: those of the output first, as there, then the summed."""
+        return (*self.free, *self.dense_contracted)
+
     def holders(self, index: str) -> tuple[int, ...]:
         """The positions of the operands that have ``index``."""
         return tuple([p for p, term in enumerate(self.inputs) if index in term])

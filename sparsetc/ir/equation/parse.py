@@ -19,6 +19,7 @@ A parse is cached by text, shapes and which operands are sparse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +31,7 @@ from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.ir.equation.einsum import Bound, Einsum
 
 ELLIPSIS = "..."
+LABEL = re.compile(r"\.\.\.|[^ ]")
 _SUBLIST_LETTERS = ascii_uppercase + ascii_uppercase.lower()  # torch: 0 is A, 26 is a
 
 
@@ -134,7 +136,7 @@ def _parse(text: str, shapes: tuple[tuple[int, ...], ...], sparse: tuple[bool, .
     else:
         result = output.spelled(ellipsis, len(ellipsis))
     e = Einsum(inputs, result, tuple(p for p, is_sparse in enumerate(sparse) if is_sparse), text)
-    return Bound.of(e, _sizes(text, terms, inputs, shapes, sparse))
+    return Bound.of(e, _sizes(e, terms, shapes))
 
 
 def _read(text: str) -> tuple[list[_ParsedTerm], _ParsedTerm | None]:
@@ -159,14 +161,10 @@ def _read(text: str) -> tuple[list[_ParsedTerm], _ParsedTerm | None]:
 def _read_term(text: str, start: int, end: int) -> _ParsedTerm:
     labels: list[str] = []
     at: list[int] = []
-    position = start
-    while position < end:
-        label = ELLIPSIS if text.startswith(ELLIPSIS, position, end) else text[position]
-        if label != " ":
-            _check_label(text, position, label, labels)
-            labels.append(label)
-            at.append(position)
-        position += len(label)
+    for label in LABEL.finditer(text, start, end):
+        _check_label(text, label.start(), label[0], labels)
+        labels.append(label[0])
+        at.append(label.start())
     return _ParsedTerm(tuple(labels), tuple(at), start, end)
 
 
@@ -186,9 +184,7 @@ def _check_label(text: str, position: int, label: str, before: Sequence[str]) ->
 def _check_output(text: str, terms: Sequence[_ParsedTerm], output: _ParsedTerm) -> None:
     letters = {i for term in terms for i in term.letters}
     for q, (i, at) in enumerate(zip(output.labels, output.at, strict=True)):
-        if i == ELLIPSIS:
-            continue  # without one in the inputs it stands for no dimension, as in torch
-        if i not in letters:
+        if i not in letters and i != ELLIPSIS:  # which without one in the inputs stands for no dimension, as in torch
             message = f"the output has index {i!r}, which no operand has; expected one of {''.join(sorted(letters))!r}"
             raise EquationError(point_at(text, at, message))
         if i in output.labels[:q]:
@@ -207,9 +203,8 @@ def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tu
                 f"operand {p + 1} has {ndim} dimensions, shape {shape}; expected {'at least ' if at_least else ''}"
                 f"{letters}, one for each index of its term: {advice}"
             )
-            lead = len(text[term.start : term.end]) - len(text[term.start : term.end].lstrip())
-            length = len(text[term.start : term.end].strip())
-            raise EquationError(point_at(text, term.start + lead if length else term.start, message, length))
+            start, length = min(term.at, default=term.start), len(text[term.start : term.end].strip())
+            raise EquationError(point_at(text, start, message, length))
 
 
 def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> tuple[str, ...]:
@@ -232,28 +227,19 @@ class _Place:
     def __str__(self) -> str:
         return f"{'the ellipsis of ' if self.label == ELLIPSIS else ''}operand {self.operand + 1}"
 
-    def fault(self, text: str, message: str) -> str:
-        return point_at(text, self.at, message, len(self.label))
 
-
-def _sizes(
-    text: str,
-    terms: Sequence[_ParsedTerm],
-    inputs: Sequence[tuple[str, ...]],
-    shapes: Sequence[tuple[int, ...]],
-    sparse: Sequence[bool],
-) -> dict[str, int]:
+def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """The full size of each index; every place that has it is either of that size, or dense and 1."""
     places: dict[str, list[_Place]] = {}
-    for p, (term, names, shape) in enumerate(zip(terms, inputs, shapes, strict=True)):
+    for p, (term, names, shape) in enumerate(zip(terms, e.inputs, shapes, strict=True)):
         count = term.covered(len(shape))
         spots = [s for s in zip(term.labels, term.at, strict=True) for _ in range(count if s[0] == ELLIPSIS else 1)]
         for i, n, (label, at) in zip(names, shape, spots, strict=True):
             places.setdefault(i, []).append(_Place(p, n, label, at))
-    return {i: _agreed_size(text, where, sparse) for i, where in places.items()}
+    return {i: _agreed_size(e, where) for i, where in places.items()}
 
 
-def _agreed_size(text: str, places: Sequence[_Place], sparse: Sequence[bool]) -> int:
+def _agreed_size(e: Einsum, places: Sequence[_Place]) -> int:
     full = next((place for place in places if place.size != 1), places[0])
     previous: _Place | None = None
     for place in places:
@@ -264,12 +250,14 @@ def _agreed_size(text: str, places: Sequence[_Place], sparse: Sequence[bool]) ->
                 f"{place} has size {place.size} at index {place.label!r}; expected {other.size}, as {other} has: "
                 "an index has one size"
             )
-            raise ShapeError(place.fault(text, message))
-        if place.size != full.size and sparse[place.operand]:
+            raise ShapeError(point_at(e.text, place.at, message, len(place.label)))
+        if place.size != full.size and place.operand in e.sparse:
             message = (
                 f"{place}, which is sparse, has size 1 at {place.label!r}; expected {full.size}, as {full} has: only "
                 "dense operands broadcast. Take that slice of it instead"
             )
-            raise (EquationError if place.label == ELLIPSIS else ShapeError)(place.fault(text, message))
+            raise (EquationError if place.label == ELLIPSIS else ShapeError)(
+                point_at(e.text, place.at, message, len(place.label))
+            )
         previous = place
     return full.size

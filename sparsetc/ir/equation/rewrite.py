@@ -16,6 +16,7 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined
 
 T = TypeVar("T")
+Step = tuple[tuple[int, ...], str]
 
 UPSTREAM = -1
 """Among the sources of a gradient: the gradient of the output, which is not an operand."""
@@ -60,26 +61,16 @@ def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class DenseStep:
-    """One dense einsum. Its result takes the place of the first of its operands; the others leave the list.
+class Reduction:
+    """Dense einsums, one after the other, and the einsum that is left after them.
 
     Attributes:
-        positions: where its operands stand, ascending, in the list that the steps before have left.
-        equation: in the grammar of `torch.einsum`.
+        steps: of each dense einsum, where its operands stand, ascending, in the list that the steps before have left,
+            and its equation, in the grammar of `torch.einsum`. Its result takes the place of the first of its operands;
+            the others leave the list.
     """
 
-    positions: tuple[int, ...]
-    equation: str
-
-    def __str__(self) -> str:
-        return f"{self.equation}  of operands {', '.join(str(p + 1) for p in self.positions)}"
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Dense steps, and the einsum that is left after them."""
-
-    steps: tuple[DenseStep, ...]
+    steps: tuple[Step, ...]
     bound: Bound
 
     def apply(self, operands: Sequence[T], einsum: Callable[..., T]) -> tuple[T, ...]:
@@ -88,14 +79,15 @@ class Reduction:
         ``einsum`` runs one step, as `torch.einsum` does.
         """
         left = list(operands)
-        for step in self.steps:
-            left[step.positions[0]] = einsum(step.equation, *(left[p] for p in step.positions))
-            for p in reversed(step.positions[1:]):
+        for positions, equation in self.steps:
+            left[positions[0]] = einsum(equation, *(left[p] for p in positions))
+            for p in reversed(positions[1:]):
                 del left[p]
         return tuple(left)
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.steps), str(self.bound)])
+        steps = [f"{equation}  of operands {', '.join(str(p + 1) for p in at)}" for at, equation in self.steps]
+        return "\n".join([*steps, str(self.bound)])
 
 
 def dense_subexpressions(b: Bound) -> Reduction:
@@ -107,7 +99,7 @@ def dense_subexpressions(b: Bound) -> Reduction:
     the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
     factors, since contracting two of them would sum nothing and make the tensor larger.
     """
-    steps: list[DenseStep] = []
+    steps: list[Step] = []
     for p in b.einsum.dense:
         e = b.einsum
         result = tuple([i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1])
@@ -167,11 +159,11 @@ def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
     return (sums or folds) and b.elements(result) <= (max(sizes) if spans else GROWTH * sum(sizes))
 
 
-def _run(b: Bound, positions: tuple[int, ...], result: tuple[str, ...], steps: list[DenseStep]) -> Bound:
+def _run(b: Bound, positions: tuple[int, ...], result: tuple[str, ...], steps: list[Step]) -> Bound:
     """What is left to compute when one more step has run, which is added to the steps."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
-    steps.append(DenseStep(positions, f"{terms}->{''.join(result)}"))
+    steps.append((positions, f"{terms}->{''.join(result)}"))
     order = [p for p in range(len(e.inputs)) if p not in gone]
     inputs = tuple(result if p == first else e.inputs[p] for p in order)
     sparse = tuple(order.index(p) for p in e.sparse)

@@ -33,7 +33,7 @@ from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.tile import LANES, Gather, OwnPosition, Product, Tile, TileProgram, Value
+from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
 
 
 class WholeLowering(Lowering):
@@ -161,11 +161,9 @@ def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Ti
 def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     """The program by the schedule's tree: its author's, or that of the default rule."""
     chosen = completed(inner, schedule) if schedule.tree is None else schedule
-    return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(0, format)
+    return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(format)
 
 
-NAMED = (LANES, "pair")
-"""Axes of a program of pairs that are no letters': those of lanes, and of the loop over pairs."""
 Fold = tuple[tuple[str, int], ...]
 """(letter, positions) of the letters that make an axis, row-major."""
 
@@ -208,7 +206,7 @@ def lower_pairs(
         letters=tuple(named),
         stored=dict(zip(map(str.upper, PAIRED), ((row, inner), (column, inner)), strict=True)),
         sides=sides,
-        key=OwnPosition(ITEM),
+        key=Key("position", ITEM),
         output="Z",
         output_axes=(row, column),
         folds=named,
@@ -219,9 +217,9 @@ def lower_pairs(
 
 
 def _name(fold: Fold, role: str) -> str:
-    """What an axis is called: its letters, or the role of one that has none; never as lanes or a loop are."""
+    """What an axis is called: its letters, or the role of one that has none; never as the lanes or pairs."""
     name = "".join(c for c, _ in fold) or f"one_{role}"
-    return f"{name}_{role}" if name in NAMED else name
+    return f"{name}_{role}" if name in (LANES, "pair") else name
 
 
 def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Dot, Factor, Sum, Tree
+from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.nest import ITEM, Axis
 from sparsetc.ir.plan import Schedule
@@ -96,24 +96,23 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         return {a for a in axes if a == LANES or a in take or a in inner.dense}
 
     def axes_of(node: Tree) -> frozenset[str]:
-        if isinstance(node, Factor):
+        if node.kind == "factor":
             return inner.axes(node.name)
         parts = [axes_of(part) for part in node.parts]
         axes = frozenset().union(*parts)
-        over = node.over if isinstance(node, Dot | Sum) else ()
-        for axis in over:
-            if over.count(axis) > 1 or any(axis not in part for part in parts):
+        for axis in node.over:
+            if node.over.count(axis) > 1 or any(axis not in part for part in parts):
                 raise fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
             outside = Counter(tree.factors) - Counter(node.factors)
             if late := [name for name in outside if axis in inner.axes(name)]:
                 raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
-        if isinstance(node, Dot):
+        if node.kind == "dot":
             check_dot(node, *parts)
-        elif isinstance(node, Sum):
+        elif node.kind == "sum":
             check_sum(node, axes)
-        return axes - set(over)
+        return axes - set(node.over)
 
-    def check_dot(node: Dot, left: frozenset[str], right: frozenset[str]) -> None:
+    def check_dot(node: Tree, left: frozenset[str], right: frozenset[str]) -> None:
         """The axes of a dot are in registers, and its sides have axes of their own."""
         for axis in node.over:
             if axis in looped:
@@ -124,7 +123,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         if not rows or not columns:
             raise fail(node, f"has a side of no axis but {', '.join(node.over)}")
 
-    def check_sum(node: Sum, axes: frozenset[str]) -> None:
+    def check_sum(node: Tree, axes: frozenset[str]) -> None:
         """Loops are summed from the innermost outwards, dense axes last."""
         dense = [axis for axis in node.over if axis in inner.dense]
         if dense and node is not tree:

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir import contraction_tree as trees
-from sparsetc.ir.contraction_tree import Dot, Factor, Multiply, Tree
+from sparsetc.ir.contraction_tree import Tree, factor
 from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import home, turns_of_sums, verify_tree
 from sparsetc.ir.lower.place import place
@@ -49,9 +48,9 @@ class Lowering:
         self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
         self.statements: list[Statement] = []
         self.made: dict[Tree, Tile] = {}
-        self.dots = [node for node in self.tree.nodes if isinstance(node, Dot)]
+        self.dots = self.tree.dots
         # What nothing but the last sums follows is the result.
-        self.last = self.tree.tree if isinstance(self.tree, trees.Sum) and not self._over(self.tree) else self.tree
+        self.last = self.tree.parts[0] if self.tree.kind == "sum" and not self._over(self.tree) else self.tree
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
         gathered = [o.name for o in inner.operands if o.rows]
@@ -73,17 +72,17 @@ class Lowering:
         verify_tree(inner, schedule, self.around)
         self._check_order()
 
-    def program(self, number: int, format: str) -> ir.TileProgram:
+    def program(self, format: str) -> ir.TileProgram:
         """The program."""
         inner, schedule = self.inner, self.schedule
         total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
-        copies = 1 if owned or not isinstance(inner.key, ir.Row) else schedule.copies
+        copies = 1 if owned or inner.key.kind != "row" else schedule.copies
         statements = (*self.statements, ir.Add(total, inner.key, inner.output_axes, owned, copies))
         return ir.TileProgram(
             equation=inner.equation,
-            number=number,
+            number=0,
             format=format,
             view=self.view,
             letters=inner.letters,
@@ -93,7 +92,7 @@ class Lowering:
             output_axes=inner.output_axes,
             body=place(statements, list(map(ir.Loop, self.around))),
             schedule=schedule,
-            slot=inner.key.array if isinstance(inner.key, ir.Slot) else "",
+            slot=inner.key.array,
             rows=inner.target.rows,
             index64=inner.target.index64,
             whole=inner.target.whole,
@@ -126,8 +125,8 @@ class Lowering:
         if "most" not in self.view.packed:
             return ""
         sides = self.dots[0].parts if len(self.dots) == 1 else ()
-        rows = [name for name, o in self.operand.items() if Factor(name) in sides and o.rows and not o.rounded]
-        if not rows or Factor(X) not in sides:
+        rows = [name for name, o in self.operand.items() if factor(name) in sides and o.rows and not o.rounded]
+        if not rows or factor(X) not in sides:
             raise self._no_halves()
         return rows[0]
 
@@ -150,13 +149,13 @@ class Lowering:
 
     def value(self, name: str) -> ir.Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
-        over = next((dot.over for dot in self.dots if Factor(name) in dot.parts), ())
+        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
         rows = tuple([c for c in axes if c not in over])
         columns = tuple([c for c in axes if c in over])
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
-        return ir.Value(out, name.lower()) if name != X or len(self.inner.stored) > 1 else ir.Value(out)
+        return ir.Value(out, name.lower())
 
     def gather(self, name: str) -> ir.Gather:
         """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
@@ -181,7 +180,7 @@ class Lowering:
     @cached_property
     def _addressed(self) -> set[str]:
         """Letters whose coordinates an operand or the key reads."""
-        kept = self.inner.kept if isinstance(self.inner.key, ir.Row) else ()
+        kept = self.inner.kept if self.inner.key.kind == "row" else ()
         return {c for o in self.inner.operands for c in o.rows} | set(kept)
 
     @cached_property
@@ -202,7 +201,7 @@ class Lowering:
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
-        summed = {c for node in self.tree.nodes if isinstance(node, trees.Sum) for c in node.over}
+        summed = {c for node in self.tree.nodes if node.kind == "sum" for c in node.over}
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
@@ -210,7 +209,8 @@ class Lowering:
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
         view, inner, values = self.view, self.inner, self.view.values
-        stored = [inner.letters[m] for m in values.fixed() if m in view.sided]
+        fixed = values.sequence if values.bitmap and values.contracted else ()  # of others, any order will do
+        stored = [inner.letters[m] for m in fixed if m in view.sided]
         at_hand = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
         held, wanted = [
             [c for c in order if inner.sides[c] > 1 and c in at_hand] for order in (stored, self.stored_order)
@@ -289,14 +289,14 @@ class Lowering:
     def run(self) -> Tile:
         """Return what is to be added to the output; factors are read, and what dots take is formed, once known."""
         late = set(self._late())
-        products = [(side, dot) for dot in self.dots for side in dot.parts if isinstance(side, Multiply)]
+        products = [(side, dot) for dot in self.dots for side in dot.parts if side.kind == "product"]
         factors = (*self.inner.stored, *self.inner.operand)
         wanted = [name for name in factors if name in self.tree.factors and name not in late]
         for level in range(len(LEVELS)):
             self.statements += self.decodes(level)
             for name in wanted:
                 if self.inner.levels[name] == level:
-                    self.tile(Factor(name))
+                    self.tile(factor(name))
             for side, dot in products:
                 if self.level(side) == level < self.level(dot):
                     self.tile(side)
@@ -304,19 +304,19 @@ class Lowering:
 
     def level(self, node: Tree) -> int:
         """The level at which a node is known."""
-        if isinstance(node, Factor):
+        if node.kind == "factor":
             return self.inner.levels[node.name]
-        if isinstance(node, trees.Sum) and self._loops(node.over):
+        if node.kind == "sum" and self._loops(node.over):
             return home(self.around, node.over)
         return max(map(self.level, node.parts))
 
     def _late(self) -> list[str]:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
-        products = [node for node in self.tree.nodes if isinstance(node, Multiply)]
-        after = [p for p in products if any(isinstance(t, trees.Sum) and self._loops(t.over) for t in p.trees)]
+        products = [node for node in self.tree.nodes if node.kind == "product"]
+        after = [p for p in products if any(t.kind == "sum" and self._loops(t.over) for t in p.parts)]
         one = {LANES, *self.inner.dense}  # beside the positions along a stored tile
         along = [p for p in after if any(not one.issuperset(self.load(name).out.axes) for name in p.factors)]
-        return [t.name for p in along for t in p.trees if isinstance(t, Factor)]
+        return [t.name for p in along for t in p.parts if t.kind == "factor"]
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
@@ -326,36 +326,33 @@ class Lowering:
         return self.made[node]
 
     def _make(self, node: Tree) -> Tile:
-        if isinstance(node, Factor):
+        if node.kind == "factor":
             rows = self.make(self.load(node.name))
             if node.name != self.split:
                 return rows
             scale = _number(names.scale(self.split))
             return self.make(Product(replace(rows, name=names.scaled(self.split)), (rows, scale)))
-        if isinstance(node, Multiply):
-            return self.multiply(self._product_name(node), [self.tile(part) for part in node.trees])
-        if isinstance(node, Dot):
-            return self.dot("part", self._side(node.left, node), self._side(node.right, node), node.over)
-        assert isinstance(node, trees.Sum)
+        if node.kind == "product":
+            return self.multiply(self._product_name(node), [self.tile(part) for part in node.parts])
+        if node.kind == "dot":
+            left, right = [self._side(side, node) for side in node.parts]
+            return self.dot("part", left, right, node.over)
         return self._sum(node)
 
-    def _side(self, side: Tree, dot: Dot) -> list[Tile]:
+    def _side(self, side: Tree, dot: Tree) -> list[Tile]:
         """What a side of a dot is the product of: over the lanes, which each step has anew, its factors."""
-        fused = isinstance(side, Multiply) and LANES in dot.over and self.level(side) == self.level(dot)
+        fused = side.kind == "product" and LANES in dot.over and self.level(side) == self.level(dot)
         return [self.tile(part) for part in (side.parts if fused else (side,))]
 
-    def _product_name(self, node: Multiply) -> str:
-        for dot, name in zip(self.dots, "wv", strict=False):
-            if node in dot.parts and all(isinstance(part, Factor) for part in node.trees):
-                return name
-        if all(isinstance(part, Factor) for part in node.trees):
-            return "term"
-        return "result" if node == self.last else "scaled"
+    def _product_name(self, node: Tree) -> str:
+        if any(part.kind != "factor" for part in node.parts):
+            return "result" if node == self.last else "scaled"
+        return next((name for dot, name in zip(self.dots, "wv", strict=False) if node in dot.parts), "term")
 
     def _loops(self, over: Iterable[str]) -> list[Axis]:
         return [axis for axis in self.around if axis.name in over]
 
-    def _over(self, node: trees.Sum) -> tuple[str, ...]:
+    def _over(self, node: Tree) -> tuple[str, ...]:
         """Return the axes of a sum, without those that are left to the end."""
         if node != self.tree:
             return node.over
@@ -364,9 +361,9 @@ class Lowering:
             end.pop()
         return node.over[: len(end)]
 
-    def _sum(self, node: trees.Sum) -> Tile:
+    def _sum(self, node: Tree) -> Tile:
         """Registers and loops are summed as they come."""
-        tile = self.tile(node.tree)
+        tile = self.tile(node.parts[0])
         looped = [axis.name for axis in self.around]
         for beside, loops in turns_of_sums(self._over(node), looped, tile.axes):
             tile = self.sum("step" if loops else "summed", tile, beside)

@@ -31,18 +31,18 @@ from sparsetc.support.names import shown
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes that have positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
 
-OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
-    "|": (1, operator.or_),
-    "&": (2, operator.and_),
-    "<<": (3, operator.lshift),
-    ">>": (3, operator.rshift),
-    "+": (4, operator.add),
-    "-": (4, operator.sub),
-    "*": (5, operator.mul),
-    "//": (5, operator.floordiv),
-    "%": (5, operator.mod),
+OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any], type[ast.operator]]] = {
+    "|": (1, operator.or_, ast.BitOr),
+    "&": (2, operator.and_, ast.BitAnd),
+    "<<": (3, operator.lshift, ast.LShift),
+    ">>": (3, operator.rshift, ast.RShift),
+    "+": (4, operator.add, ast.Add),
+    "-": (4, operator.sub, ast.Sub),
+    "*": (5, operator.mul, ast.Mult),
+    "//": (5, operator.floordiv, ast.FloorDiv),
+    "%": (5, operator.mod, ast.Mod),
 }
-"""How tightly each operator binds, as in Python, and what it does to tensors and whole numbers."""
+"""How tightly each operator binds, as in Python, what it does to tensors and whole numbers, and how it is parsed."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Writer(Protocol):
 class Expression:
     """An integer for each position of some axes."""
 
-    def evaluate(self, reader: Reader) -> Any:
-        """The integers, for what a reader gives."""
+    def evaluate(self, reader: Any) -> Any:
+        """The integers, for what a `Reader` gives."""
         raise NotImplementedError
 
     def text(self, writer: Writer, least: int = 0) -> str:
-        """Source text, in parentheses where its operator binds less than `least`."""
-        raise NotImplementedError
+        """Source text, in parentheses where its operator binds less than `least`; of a leaf, what a writer gives."""
+        return str(self.evaluate(writer))
 
     @cached_property
     def nodes(self) -> tuple[Expression, ...]:
@@ -144,11 +144,8 @@ class Position(Expression):
 
     axis: str
 
-    def evaluate(self, reader: Reader) -> Any:
+    def evaluate(self, reader: Any) -> Any:
         return reader.position(self.axis)
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return writer.position(self.axis)
 
 
 @dataclass(frozen=True)
@@ -157,11 +154,8 @@ class Along(Expression):
 
     mode: int
 
-    def evaluate(self, reader: Reader) -> Any:
+    def evaluate(self, reader: Any) -> Any:
         return reader.along(self.mode)
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return writer.along(self.mode)
 
 
 @dataclass(frozen=True)
@@ -170,11 +164,8 @@ class Coordinate(Expression):
 
     mode: int
 
-    def evaluate(self, reader: Reader) -> Any:
+    def evaluate(self, reader: Any) -> Any:
         return reader.coordinate(self.mode)
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return writer.coordinate(self.mode)
 
 
 @dataclass(frozen=True)
@@ -183,11 +174,8 @@ class Constant(Expression):
 
     value: int
 
-    def evaluate(self, reader: Reader) -> int:
+    def evaluate(self, reader: Any) -> int:
         return self.value
-
-    def text(self, writer: Writer, least: int = 0) -> str:
-        return str(self.value)
 
 
 @dataclass(frozen=True)
@@ -309,8 +297,7 @@ class Readable(Writer):
 
 FORMULA = re.compile(r"(?:\{(?:m[0-9]+|p|lane)\}|0x[0-9a-fA-F]+|[0-9]+|//|<<|>>|[-+*%&|()]|[ ])+")
 """The signs of a formula: coordinates, numbers, and operators that Triton and torch both read."""
-NODES = (ast.BitOr, ast.BitAnd, ast.LShift, ast.RShift, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
-SIGNS: dict[type[ast.operator], str] = dict(zip(NODES, OPERATORS, strict=True))
+SIGNS = {node: sign for sign, (*_, node) in OPERATORS.items()}
 
 
 def parsed(formula: str, position: Position) -> Expression:

@@ -34,9 +34,8 @@ Arrays a packed part must hold, beside those of its values (P items, B blocks, N
 
 Axes say what a work item takes in turn, and how much of it at once; `ir.lower` puts computations into their loops::
 
-    axis := items    # work items, one grid program each, of a range of what the next axis numbers, between pointers
-          | chunks   # likewise, of equally many nonzeros
-          | one each # likewise, of the block of the item's own number
+    axis := items    # work items, one grid program each, of a range of what the next axis numbers: between pointers, of
+                     # equally many nonzeros, or the block of the item's own number
           | each     # tiles, pairs of tiles of two operands, or blocks of `lanes` fibers that lie side by side: the
                      # ids in the item's range, one at a time
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
@@ -63,7 +62,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
     word_bits,
 )
-from sparsetc.ir.nest.values import ScaledHalves, Values, Whole
+from sparsetc.ir.nest.values import Halves, Values, Whole
 from sparsetc.support.lru import cached_property
 from sparsetc.support.names import check_array
 
@@ -136,82 +135,52 @@ class Axis:
 
 @dataclass(frozen=True)
 class Items(Axis):
-    """Work items, one grid program each, with a range of what the next axis numbers, between two pointers.
+    """Work items, one grid program each, with a range of what the next axis numbers.
 
     Attributes:
+        size: positions of the next axis in every item, but for the last where they are counted; 0 where any number may
+            be, between two pointers.
         counts: scalar arguments that a kernel takes for the part, beside the number of its programs.
-        size: positions of the next axis in every item but the last; 0 where any number may be.
     """
 
     level = ITEM
-    counts: ClassVar[tuple[str, ...]] = ()
-    size: ClassVar[int] = 0
 
     name: str = "item"
+    size: int = 0
+    counts: tuple[str, ...] = ()
 
     @property
     def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (f"{self.name}_ptr",)
-
-    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
-        """Return the text of an item's begin and end; `load` prints a load, `least` is the min function's name."""
-        return load(self.arrays[0], "item"), load(self.arrays[0], "item + 1")
-
-    def number(self, positions: int, items: int) -> int:
-        """Return the number of items that follows from the `positions` of the next axis; `items` where none does."""
-        return items
-
-    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        """Return (axis, prefix of array names, elements an item) of the arrays that can be cut between items."""
-        return (("item", "item_", 1),)
-
-    def __str__(self) -> str:
-        return self.arrays[0]
-
-
-@dataclass(frozen=True)
-class Chunks(Items):
-    """Work items of equally many nonzeros, but for the last: no pointers are stored."""
-
-    arrays = ()
-    counts: ClassVar[tuple[str, ...]] = ("nonzeros",)
-
-    size: int = UNLIMITED  # type: ignore[misc]
+        return () if self.size else (f"{self.name}_ptr",)
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
+        if not self.size:
+            return super().range(at, arrays, stored)
         starts = at * self.size
         return starts, starts + (stored - starts).clamp(max=self.size)
 
     def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
+        """Return the text of an item's begin and end; `load` prints a load, `least` is the min function's name."""
         n = self.size
+        if not n:
+            return load(self.arrays[0], "item"), load(self.arrays[0], "item + 1")
+        if not self.counts:
+            return "item", "item + 1"
         return ("0", "nonzeros") if n == UNLIMITED else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
 
     def number(self, positions: int, items: int) -> int:
-        return -(-positions // self.size)
+        """Return the number of items that follows from the `positions` of the next axis; `items` where none does."""
+        return -(-positions // self.size) if self.size else items
 
     def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        return ()
+        """Return (axis, prefix of array names, elements an item) of the arrays that can be cut between items."""
+        blocks = (("fiber", "lane_", lanes), ("block", "block_", 1)) if self.size else ()
+        return () if self.counts else (("item", "item_", 1), *blocks)
 
     def __str__(self) -> str:
-        return f"chunks of {self.size}"
-
-
-@dataclass(frozen=True)
-class OneEach(Chunks):
-    """Work items of one block each, that of the item's own number."""
-
-    counts = ()
-
-    size: int = 1  # type: ignore[misc]
-
-    def ends(self, load: Callable[[str, str], str], least: str) -> tuple[str, str]:
-        return "item", "item + 1"
-
-    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        return ("item", "item_", 1), ("fiber", "lane_", lanes), ("block", "block_", 1)
-
-    def __str__(self) -> str:
-        return "blocks"
+        if self.counts:
+            return f"chunks of {self.size}"
+        return "blocks" if self.size else self.arrays[0]
 
 
 @dataclass(frozen=True)
@@ -337,14 +306,9 @@ class Nest:
         return self.loops[-1].lanes or 1
 
     @cached_property
-    def lanes_from(self) -> int:
-        """The first level at which anything lies side by side."""
-        return min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
-
-    @cached_property
     def blocks(self) -> bool:
         """Whether fibers lie side by side."""
-        return self.lanes_from == LANE
+        return bool(self.beside[LANE])
 
     @cached_property
     def packed(self) -> tuple[str, ...]:
@@ -407,13 +371,15 @@ class Nest:
 
     def in_halves(self) -> Nest:
         """Return the nest whose whole tiles are stored as two float16 a value, with one scale for all; others as is."""
-        v = self.values
-        return replace(self, values=ScaledHalves(v.sides, v.sequence, v.contracted)) if isinstance(v, Whole) else self
+        if not isinstance(v := self.values, Whole):
+            return self
+        return replace(self, values=Halves(v.sides, v.sequence, v.contracted, scaled="most"))
 
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:
         """For each level, ``("lane",)`` where values of a step lie side by side, else ``()``."""
-        return [(LANES,) * (self.lanes_from <= level) for level in range(len(LEVELS))]
+        first = min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
+        return [(LANES,) * (first <= level) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
@@ -531,7 +497,7 @@ def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
     """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
-    items, run = Chunks(size=chunk) if chunk else Items(), Run("nonzero", lanes)
+    items, run = Items(size=chunk, counts=("nonzeros",) if chunk else ()), Run("nonzero", lanes)
     return Nest(items, (run,), (item, (), leaf), values, narrow=narrow)
 
 
@@ -539,7 +505,7 @@ def runs(
 def blocks(item: Modes, lane: Modes, leaf: Modes, lanes: int, *, alone: bool = False, narrow: bool = False) -> Nest:
     """Blocks of `lanes` fibers side by side; `alone`: every item is the block of its own number."""
     loops = Each("block", lanes), Fibers("nonzero", lanes)
-    return Nest(OneEach() if alone else Items(), loops, (item, lane, leaf), narrow=narrow)
+    return Nest(Items(size=int(alone)), loops, (item, lane, leaf), narrow=narrow)
 
 
 def tiles(item: Modes, tile: Modes, values: Values) -> Nest:

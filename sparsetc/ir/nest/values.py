@@ -7,7 +7,7 @@ In: nothing but numbers. Out: read by the walkers of tile programs, each of whic
             | whole      # each position's of a tile, tile after tile
             | bitmap     # of tiles: the nonzeros' alone, and a bit a position that says which have one
             | halves     # of tiles: two of 16 bits a position, of a row that was scaled
-            | scaled halves # the same, where all values were scaled as one
+                         # or of all values, which were scaled as one
 
 Arrays, by name (N stored values, T tiles):
 
@@ -32,18 +32,16 @@ other, no more than 2**-50 of the largest is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf, prod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import set_bits
-
-V = TypeVar("V", bound="Values")
 
 
 @dataclass(frozen=True)
@@ -120,15 +118,6 @@ class Values:
         """Return lines for a reader: the formula of an operand's values, where they are not stored as they are."""
         return []
 
-    def fixed(self) -> tuple[int, ...]:
-        """Return the modes in the only order in which a dot may take positions; empty if any order will do."""
-        return ()
-
-    def of_sides(self: V, modes: Sequence[int]) -> V:
-        """The same values by some modes' sides, numbered from 0 on; other sides have one position."""
-        order = tuple(modes.index(m) for m in self.sequence if m in modes)
-        return replace(self, sides=tuple(self.sides[m] for m in modes), sequence=order)
-
     def check(self) -> None:
         """Raise `FormatError` unless values of this kind may be stored by these sides, numbered by every mode once."""
         if bool(self.sides) != self.tiled:
@@ -179,9 +168,6 @@ class Bitmap(Values):
         values, first, bits = map(array, ("values", "value_ptr", "bits"))
         return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
 
-    def fixed(self) -> tuple[int, ...]:
-        return self.sequence if self.contracted else ()
-
     def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
@@ -193,27 +179,27 @@ class Bitmap(Values):
 
 @dataclass(frozen=True)
 class Halves(Values):
-    """A value is the sum of two of 16 bits, the second by a fixed factor too large, and is multiplied by the scale of
-    its row, a position of the first mode.
+    """A value is the sum of two of 16 bits, the second by a fixed factor too large, times a power of two.
+
+    Attributes:
+        scaled: the name of the array that says how values were scaled: ``scales`` has a power of two for each row, a
+            position of the first mode; ``most`` is the largest magnitude of all values, which have one scale.
     """
 
-    held, packed, halves = ("high_values", "low_values"), ("high_values", "low_values", "scales"), True
-    tiled, loads = True, "load {where}  # high and low parts"
+    held, halves, tiled, loads = ("high_values", "low_values"), True, True, "load {where}  # high and low parts"
+
+    scaled: str = "scales"
+
+    @property
+    def packed(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.held, self.scaled)
 
     def scaling(self, operand: Any) -> list[str]:
-        high, low, scales = map(operand.array, self.packed)
-        scale = f"{scales}[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]"
+        high, low = operand.held
+        if self.scaled == "most":
+            return [f"X = ({high} + {low} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
+        scale = f"{operand.array(self.scaled)}[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]"
         return [f"{operand.name.upper()} = {scale} * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"]
-
-
-@dataclass(frozen=True)
-class ScaledHalves(Halves):
-    """Values in halves, where the largest magnitude of all values says how they were scaled."""
-
-    packed = ("high_values", "low_values", "most")
-
-    def scaling(self, operand: Any) -> list[str]:
-        return [f"X = ({' + '.join(operand.held)} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
 
 
 TYPES = {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32, "most": torch.float32}

@@ -101,7 +101,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
         elif isinstance(statement, ir.Scale):
             _verify_scale(p, statement, loops)
         elif isinstance(statement, ir.Add) and p.along & {*statement.axes}:
-            if statement.key == ir.OwnPosition(ITEM) and statement.owned:
+            if statement.key == ir.Key("position", ITEM) and statement.owned:
                 continue
             raise PlanError(f"{line(p, statement).strip()}: a block of the result is stored at its item's number")
 

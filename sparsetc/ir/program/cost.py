@@ -32,7 +32,6 @@ from math import prod
 from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.nest.coordinates import Lookup
 from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
@@ -275,26 +274,21 @@ class Cost:
     def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
         """Count statements that are executed so often, and those in their loops."""
         for s in body:
-            if not isinstance(s, ir.Loop):
-                self.count(s, visits)
-            else:
-                self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
-
-    def count(self, s: ir.Statement, visits: Count) -> None:
-        """Count one statement that is executed so often."""
-        match s:
-            case ir.Value():
-                self._value(s)
-            case ir.Scale() if s.out.axes:
-                self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
-            case ir.Gather() if s.operand.rows:
-                self.gathers.append(self._gathered(s, visits))
-                if self.sides and s.out in self._brought:
-                    self.converted += visits * self._cells(s.out.axes)
-            case ir.Product():
-                self._product(s, visits)
-            case ir.Add():
-                self._add(s, visits)
+            match s:
+                case ir.Loop():
+                    self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
+                case ir.Value():
+                    self._value(s)
+                case ir.Scale() if s.out.axes:
+                    self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
+                case ir.Gather() if s.operand.rows:
+                    self.gathers.append(self._gathered(s, visits))
+                    if self.sides and s.out in self._brought:
+                        self.converted += visits * self._cells(s.out.axes)
+                case ir.Product():
+                    self._product(s, visits)
+                case ir.Add():
+                    self._add(s, visits)
 
     @cached_property
     def _brought(self) -> set[ir.Tile]:
@@ -307,8 +301,7 @@ class Cost:
         """Values: read once where each tile is, as often as a list names them where one does."""
         stored = self.p.stored(s.operand)
         positions = FIBERS * (stored.values.volume * self.readers)
-        named = isinstance(self.p.number_of(stored), Lookup)
-        self.registers += positions.bytes if named else self.values
+        self.registers += positions.bytes if stored.name else self.values
         self.expanded += positions * int(stored.values.bitmap)
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
@@ -344,15 +337,15 @@ class Cost:
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
-        if not s.owned and isinstance(s.key, ir.Row) and s.key.level > ITEM and not self.sides and self._often(s.key):
+        if not s.owned and s.key.kind == "row" and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
-        if s.key == ir.OwnPosition(ITEM):
+        if s.key == ir.Key("position", ITEM):
             self.output = self.added_bytes
-        self.sparse = not isinstance(s.key, ir.Row)
+        self.sparse = s.key.kind != "row"
         if s.owned and s.key.level == LANE and not self.sides:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
-    def _often(self, key: ir.Row) -> bool:
+    def _often(self, key: ir.Key) -> bool:
         """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}

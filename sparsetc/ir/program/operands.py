@@ -7,7 +7,7 @@ order of dense axes; `Stored`, which says from which arrays values are read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -75,7 +75,6 @@ class Operand:
     """
 
     name: str
-    position: int
     rows: tuple[str, ...]
     extents: tuple[int, ...]
     axes: tuple[str, ...]
@@ -117,8 +116,10 @@ class Stored:
 
 def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
-    values, sided = view.values, view.sided  # some modes of a tile may ride along others
-    values = values if len(sided) == len(values.sides) else values.of_sides(sided)
+    values, sided = view.values, view.sided
+    if len(sided) < len(values.sides):  # the other modes ride along these, and have one position
+        sequence = tuple([sided.index(mode) for mode in values.sequence if mode in sided])
+        values = replace(values, sides=tuple([values.sides[mode] for mode in sided]), sequence=sequence)
     return Stored("", tuple([letters[mode] for mode in sided]), values)
 
 
@@ -139,11 +140,11 @@ def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
 def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
     """The output's name and the dense operands, each stored as (sparse letters, dense letters).
 
-    Sparse letters come in the sparse operand's order, dense ones in that of `dense_axes`.
+    Sparse letters come in the sparse operand's order, dense ones in that of `Einsum.axes`.
     """
     e = bound.einsum
     (sparse,) = e.sparse
-    sizes, order = printed_sizes(bound), dense_axes(bound)
+    sizes = printed_sizes(bound)
     output, names = operand_names(bound)
     operands = []
     for name, position in zip(names, e.dense, strict=True):
@@ -151,9 +152,9 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
         if len(set(letters)) != len(letters):
             raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
         rows = tuple([c for c in e.inputs[sparse] if c in letters])
-        axes = tuple([c for c in order if c in letters])
+        axes = tuple([c for c in e.axes if c in letters])
         width = prod([sizes[c] for c in axes])
-        operands.append(Operand(name, position, rows, tuple([sizes[c] for c in rows]), axes, width))
+        operands.append(Operand(name, rows, tuple([sizes[c] for c in rows]), axes, width))
     return output, tuple(operands)
 
 
@@ -193,11 +194,3 @@ def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
     each = zip(*(p.operands for p in programs), strict=True)
     given = ({t for o in own for t in tables(o)} for own in each)
     return tuple([t for own in given for t in sorted(own, key=lambda t: MADE.index(t.made))])
-
-
-@lru_cache(maxsize=1024)
-def dense_axes(bound: Bound) -> tuple[str, ...]:
-    """The dense letters in the order all tiles keep them: those of the output first, as there, then the summed ones."""
-    e = bound.einsum
-    kept = [c for c in e.output if c not in e.sparse_indices]
-    return (*kept, *(c for c in e.dense_indices if c not in kept))

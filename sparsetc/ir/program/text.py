@@ -29,11 +29,9 @@ def lines(p: ir.TileProgram) -> list[str]:
 
 
 def _axis(a: ir.DenseAxis) -> str:
-    if a.fold:
-        letters = " ".join(f"{c}:{n}" for c, n in a.fold)
-        return f"{a.letter} = {a.size}" + (f" ({letters})" if len(a.fold) > 1 else "")
-    blocks = f" in {'slabs' if a.slab else 'blocks'} of {a.block}" if a.programs > 1 else ""
-    return f"{a.letter} = {a.size}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
+    letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
+    blocks = f" in {'slabs' if a.slab else 'blocks'} of {a.block}" if a.programs > 1 and not a.fold else ""
+    return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 
 def line(p: ir.TileProgram, s: ir.Statement) -> str:
@@ -41,9 +39,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Loop):
         return f"loop {s.axis.describe(p.schedule.unroll)}"
     if isinstance(s, ir.Decode):
-        axes = (*p.view.beside[s.level], *s.along)
-        lanes = f"[{','.join(axes)}]" if axes else ""
-        return f"{s.name}{lanes} = {_coordinate(p, s)}"
+        return f"{ir.Tile(s.name, (*p.view.beside[s.level], *s.along), s.level)} = {_coordinate(p, s)}"
     if isinstance(s, ir.Value):
         stored = p.stored(s.operand)
         tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
@@ -70,12 +66,12 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
         return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
     key = s.key
-    if isinstance(key, ir.Row):
-        terms = [(names.at(letter), stride) for letter, stride in key.terms]
+    if key.kind == "row":
+        terms = zip(map(names.at, key.letters), key.strides, strict=True)
         row = " + ".join(f"{at}*{stride}" if stride != 1 else at for at, stride in terms) or "0"
     else:
-        row = key.array if isinstance(key, ir.Slot) else "item" if key.level == ITEM else "position"
-    keyed = p.read_along(key.letters) if isinstance(key, ir.Row) else ()
+        row = key.array or ("item" if key.level == ITEM else "position")
+    keyed = p.read_along(key.letters) if key.kind == "row" else ()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == ir.LANES and key.level != ITEM)]
     notes = [f"{', '.join(late)} summed here, once"] if late else []
     notes += [f"in one of {s.copies} copies"] if s.copies > 1 else []

@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest import coordinates
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import ITEM, LANES, LEAF, PAIRED, Axis, Nest
+from sparsetc.ir.nest.nest import ITEM, LANES, PAIRED, Axis, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
@@ -165,45 +164,23 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The output row: a sum of coordinates times strides."""
-
-    terms: tuple[tuple[str, int], ...]
-    level: int
-
-    @property
-    def letters(self) -> tuple[str, ...]:
-        """Letters whose coordinates say which row it is."""
-        return tuple([letter for letter, _ in self.terms])
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The output row: a number stored beside the coordinates, or, of tiles, for each position along the kept sides.
+class Key:
+    """Which row of the output a result is added to: see the grammar.
 
     Attributes:
-        letters: letters along whose sides the positions of an item, or of a tile, are numbered; -1 says that one has no
-            row.
+        kind: a sum of coordinates times strides; a number stored beside the coordinates, of tiles one for each position
+            along the kept sides; or the position of the nonzero itself, or the item's number.
+        letters: of a row those whose coordinates say which it is; of a slot those along whose sides the positions of an
+            item, or of a tile, are numbered; -1 says that one has no row.
+        strides: of a row, one for each letter.
+        array: of a slot, the numbers.
     """
 
-    array: str
+    kind: Literal["row", "slot", "position"]
     level: int
     letters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class OwnPosition:
-    """The output row: the position of the nonzero itself, or, at the item level, the item's number.
-
-    Attributes:
-        letters: none, as no letter says which row it is.
-    """
-
-    level: int = LEAF
-    letters: ClassVar[tuple[str, ...]] = ()
-
-
-Key = Row | Slot | OwnPosition
+    strides: tuple[int, ...] = ()
+    array: str = ""
 
 
 @dataclass(frozen=True)
@@ -329,11 +306,6 @@ class TileProgram:
         """What the largest magnitude is called by which all of an operand is scaled: a dense one's, or that of X."""
         return names.most(s.operand) if any(o.name == s.operand for o in self.operands) else "most"
 
-    def number_of(self, operand: Stored) -> Expression:
-        """Which of an operand's stored tiles, or values, is read: the loop's own, or the one that its pair names."""
-        at = coordinates.Position(self.view.loops[-1].name)
-        return coordinates.Lookup(f"pair_{operand.name}", at) if operand.name else at
-
     @property
     def arrays(self) -> tuple[str, ...]:
         """The packed arrays a kernel of this program takes, in order."""
@@ -379,7 +351,7 @@ def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
         case Loop():
             return "", (), s.axis.level
         case Add():
-            return "", (s.source.name, *map(names.at, s.key.letters if isinstance(s.key, Row) else ())), s.key.level
+            return "", (s.source.name, *map(names.at, s.key.letters if s.key.kind == "row" else ())), s.key.level
         case Product():
             return s.out.name, tuple([t.name for t in s.inputs]), max([t.level for t in s.inputs], default=ITEM)
         case Reduce():
