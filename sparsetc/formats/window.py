@@ -36,7 +36,7 @@ from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_t
 from sparsetc.ir.program.cost import ZERO, Statistics
 from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype
+from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import items_of, refuse_duplicates
 from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
@@ -161,8 +161,7 @@ class Window:
             refuse_duplicates()
         del place, nonzeros
         of_items, split = items_of(crd.starts_of_runs([group]), storage, view)
-        tiles_end = of_items.new_full((1,), first.numel())
-        arrays = {"item_ptr": torch.cat([of_items, tiles_end]).to(index_dtype(first.numel()))}
+        arrays = {"item_ptr": pointers(of_items, first.numel(), first.numel())}
         for array, mode in _arrays("rows", s.rows):  # the last window is filled up
             lists = _filled(-(-rows // s.height) * s.height, rank, coords[mode], shape[mode])
             arrays[array] = lists.view(-1, s.height).index_select(0, group.index_select(0, of_items)).flatten()
@@ -171,8 +170,7 @@ class Window:
             for array, mode in _arrays("columns", s.columns):
                 arrays[array] = _filled(first.numel() * s.width, at, coords[mode], shape[mode])
         else:
-            strips = {m: coords[m].index_select(0, first) // view.values.sides[m] for m in s.columns}
-            arrays |= words.encode(strips, view.levels[1])
+            arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
         stored, shared = positions.numel(), (first.index_select(0, of_items), first)
         about = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
         return Packed(*about, padded=stored != nnz)
