@@ -65,15 +65,11 @@ class Coo:
         return Packed(*about, (first.numbers, None), split)
 
 
-LONG_RUN = 32
-"""Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
-
-
 def by_rows_and_more(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
     yield coo(problem, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
-        if counts.nnz >= LONG_RUN * counts.distinct((*problem.kept, mode)):
+        if counts.nnz >= problem.rules["long_run"] * counts.distinct((*problem.kept, mode)):
             yield coo(problem, counts, (mode,))
 
 

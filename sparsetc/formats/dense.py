@@ -20,7 +20,7 @@ from math import prod
 
 import torch
 
-from sparsetc.device.profile import DeviceProfile, of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
@@ -33,7 +33,7 @@ from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import refuse_duplicates
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import describe, seconds_of
+from sparsetc.planner.pricing import ROUNDING, describe, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.support.lru import cached_property
@@ -160,17 +160,8 @@ def _letters(s: Product) -> Letters:
 
 
 # -- what that costs --------------------------------------------------------------------------------------------------
-ALIGNED = 16
-"""Bytes at whose multiples rows begin that torch's matrix products read fastest."""
 RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
-SIDES = {"ieee": 32}
-SIDE = 64
-"""Rows, and columns, of the result that a multiprocessor computes at once, by the precision of dots; in all others."""
-WARPS = 4
-"""Warp schedulers of a multiprocessor."""
-ROUNDING = 4 + 2
-"""Bytes that are read and written of an element that is rounded to 16 bits."""
 
 
 class ProductCost(Cost):
@@ -246,9 +237,10 @@ class ProductCost(Cost):
         unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (precision, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
         share = {"tf32": law["product_tf32"], "bf16": law["product_bf16"]}.get(unit, 0.0) if itemsize < 8 else 0.0
-        if share and any(n * width % ALIGNED for n in self.lengths):
+        if share and any(n * width % profile.rules["aligned"] for n in self.lengths):
             share = law["product_unaligned"]
-        side, processors = SIDES.get(unit, SIDE), max(1, profile.warps // WARPS)
+        side = by_precision(profile.rules["product_side"], unit)
+        processors = max(1, profile.warps // profile.rules["issued"])
         blocks = max(1, prod(-(-n // side) for n in (self.p.rows, self.p.width)))
         busy = blocks / (processors * -(-blocks // processors))  # the last round leaves some without a block
         return max(usual, share * profile.matrix(unit)) * busy
@@ -308,18 +300,14 @@ def _einsum(called: str, s: Product) -> str:
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
-SPARSEST = 8
-"""Most positions for each nonzero at which ``"auto"`` considers a dense tensor of more than `FEW` positions."""
-FEWEST, FEW = 2**12, 2**22
-"""Fewest positions at which ``"auto"`` considers it, since all plans of less take the time of a call; and positions up
-to which it does however few are filled: 16 MB in float32."""
 PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
 
 
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The dense tensor, where enough of it is filled or there is little to fill."""
-    if FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz):
+    rules = problem.rules
+    if rules["fewest"] <= prod(problem.shape) <= max(rules["few"], rules["sparsest"] * counts.nnz):
         with suppress(PlanError):
             yield dense(problem, counts)
 

@@ -37,10 +37,10 @@ from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate, blocked, max_item_nnz_of, repeats, single
+from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import ROW_WARPS, schedule_of
+from sparsetc.planner.schedule import schedule_of
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
@@ -162,13 +162,6 @@ def _items(ptr: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
     return torch.nonzero(rows).flatten()
 
 
-MAX_FIBER_LEN = 32
-"""Longest fiber of a block on a GPU."""
-LONG_FIBER = 4
-"""Mean nonzeros of a fiber from which tf32x3 is used where tf32 was asked for: by a better layout of Triton's it takes
-0.89 to 1.01 of tf32's time there, 1.09 to 1.17 on shorter fibers (H200, TTMc; `benchmarks/results/switches.json`)."""
-
-
 def fibers(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """Fibers along each mode that is summed away, where there are several."""
     return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1)
@@ -194,9 +187,9 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
     schedule = schedule_of(problem, blocks=True)
     split = problem.backend == "triton" and not (problem.deterministic and not shared)
     most = max_item_nnz_of(problem, counts.nnz, schedule)
-    narrow, longest = problem.backend == "triton", MAX_FIBER_LEN if split else 0
+    narrow, longest = problem.backend == "triton", problem.rules["fiber_nnz"] if split else 0
     storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
-    long = counts.nnz >= LONG_FIBER * counts.distinct((*shared, *between))
+    long = counts.nnz >= problem.rules["long_fiber"] * counts.distinct((*shared, *between))
     if schedule.dot and problem.precision in ("tf32", "bf16") and long:
         schedule = replace(schedule, precision="tf32x3")
     return single("fiber", storage, schedule, expected_fibers(problem, counts, storage, schedule))
@@ -211,20 +204,13 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 
 
 # -- a row a lane -----------------------------------------------------------------------------------------------------
-LONG_ROW = 64
-"""Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
-
-FEW_PROGRAMS = 8192
-"""Programs, at most, that need not all be under way at once."""
-SHORT_ROW = 4
-"""Nonzeros, on average, of rows so short that a program is over when it has begun."""
 
 
 def short_rows(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """One row a lane, where rows are short: on a GPU a long one would keep its neighbours' lanes waiting."""
     if not problem.rest or not problem.kept:
         return
-    if problem.backend == "torch" or counts.nnz <= 4 * LONG_ROW * counts.distinct(problem.kept):
+    if problem.backend == "torch" or counts.nnz <= 4 * problem.rules["long_row"] * counts.distinct(problem.kept):
         yield rows(problem, counts)
 
 
@@ -235,8 +221,8 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
         why = f'"{problem.equation}" keeps {which} of them'
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
     schedule = _for_rows(problem, counts, schedule_of(problem, blocks=True, rows=True))
-    longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * LONG_ROW
-    most = schedule.lanes if problem.backend == "triton" else CPU_ITEM_NNZ
+    longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * problem.rules["long_row"]
+    most = schedule.lanes if problem.backend == "triton" else problem.rules["item_nnz"][1]
     narrow = problem.backend == "triton"
     storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
@@ -262,8 +248,8 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.bound.einsum
     gathered = sum(any(c in e.sparse_indices for c in e.inputs[p]) for p in e.dense)
-    if not schedule.blocks or (steps <= SHORT_ROW and gathered <= 1):
-        schedule = replace(schedule, warps=ROW_WARPS // 2)
+    if not schedule.blocks or (steps <= problem.rules["short_row"] and gathered <= 1):
+        schedule = replace(schedule, warps=problem.rules["row_warps"] // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
     schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.unroll, steps))
     return replace(schedule, registers=_registers(problem, counts, schedule, steps, gathered))
@@ -277,14 +263,14 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
     TTM of rank 16 of rows of 1.6 and of 219 nonzeros 802 and 250, by 32 and 40 registers 718 and 213;
     `benchmarks/results/registers.json`). What takes several blocks of columns is left to it.
     """
-    e = problem.bound.einsum
+    e, long_row = problem.bound.einsum, problem.rules["long_row"]
     split = any(problem.bound.by_index[c] > schedule.block(c) for c in e.output if c in dict(schedule.blocks))
     if not schedule.blocks or split or problem.itemsize > 4:
         return 0
     if gathered > 1:
-        return 64 if steps > LONG_ROW // 4 else 40
-    programs = max(counts.distinct(problem.kept), counts.nnz // (4 * LONG_ROW)) // schedule.lanes
-    return 32 if steps <= SHORT_ROW else 64 if programs <= FEW_PROGRAMS else 40
+        return 64 if steps > long_row // 4 else 40
+    programs = max(counts.distinct(problem.kept), counts.nnz // (4 * long_row)) // schedule.lanes
+    return 32 if steps <= problem.rules["short_row"] else 64 if programs <= problem.rules["few_programs"] else 40
 
 
 add_plans(

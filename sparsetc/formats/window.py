@@ -39,7 +39,7 @@ from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import items_of, refuse_duplicates
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
@@ -270,43 +270,12 @@ def by_row_similarity(
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
 
 
-# Measurements behind these numbers: benchmarks/results/windows.json.
-
-
-TILES = {
-    "tf32x3": ((16, 32, 128, 2), (16, 64, 128, 2), (64, 32, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
-    "tf32": ((16, 32, 128, 2), (16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 2), (128, 64, 64, 2)),
-    "bf16": ((16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 4), (64, 128, 64, 4), (128, 64, 128, 4)),
-    "ieee": ((16, 16, 64, 4), (32, 16, 64, 4)),
-    F16X3: ((16, 32, 64, 2), (16, 64, 64, 2), (32, 64, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
-}
-"""Height, width, columns and warps that are considered, by the precision of dots: together within 0.2 % (tf32x3), 4 %
-(tf32) and 3 % (bf16) of the fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases;
-22 % at worst (H200, `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the
-dense operand in the other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest
-of 23, by geometric mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
-TAUS, STRIP = (20, 40, 60, 80), 64
-"""Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
-USUAL, MOST_GROUPED, MANY = (40, 60), 8_000_000, 1 << 16
-"""Similarities that ``"auto"`` considers; the nonzeros whose rows it groups, at most, in all, since that takes longest
-of planning (`benchmarks/results/grouping.json`); and those from which it considers more than the first similarity."""
-LEAST_FILL, MOST_STORED, MOST_BYTES = 3, 32, 1 << 30
-"""Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows; values that it
-stores a nonzero, and bytes of values in all, at most."""
-FILLS = (0, 2, 4, 8, 16, 32)
-"""Percent of a tile's positions that hold nonzeros, at least, where a group's rows are not left to runs."""
-PROGRAMS = 2048
-"""Programs that a part is cut into, if it has the tiles."""
-LEAST_TILES = 8
-"""Tiles of a work item that is cut, at least."""
-
-
 def _nbytes(problem: Problem, candidate: Candidate) -> int:
     """Bytes of the values that a candidate's tiles store."""
     return candidate.expected[0].stored * problem.itemsize
 
 
-def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def considered(name: str, problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The best split for each shape of tile and similarity, where tiles make matrix products."""
     if (
         not (problem.floating and problem.coalesced)
@@ -316,30 +285,29 @@ def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts)
         or _products_of_rows(problem)
     ):
         return
-    columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
-    grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
-    taus = [tau for n, tau in enumerate(taus) if n < grouped or not tau]
-    most = min(MOST_BYTES, problem.memory)
+    rules, columns = problem.rules, counts.distinct(problem.rest)
+    grouped = rules["most_grouped"] // counts.nnz if problem.order == 2 else 0
+    grouped = grouped if counts.nnz >= rules["grouped_again"] else min(grouped, 1)
+    taus = [tau for n, tau in enumerate(rules["usual_taus"][name]) if n < grouped or not tau]
+    most = min(rules["window_bytes"], problem.memory)
     for part in tilings(problem, taus, {}):
         # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
-        if 100 * counts.nnz >= LEAST_FILL * part.storage.param("height") * columns:
-            candidates = [
-                split
-                for split in splits(problem, counts, name, part)
-                if split.expected[0].stored <= MOST_STORED * split.expected[0].nnz and _nbytes(problem, split) <= most
-            ]
+        if 100 * counts.nnz >= rules["least_fill"] * part.storage.param("height") * columns:
+            every = splits(problem, counts, name, part)
+            usable = [c for c in every if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]
+            candidates = [c for c in usable if _nbytes(problem, c) <= most]
             if candidates:
                 yield cheapest(candidates, problem, in_order)
 
 
-def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Counts, **named: Any) -> Candidate:
+def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
     """What a request says, and the best of what it leaves open, among what the memory limit has room for."""
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
     candidates = [
         split
-        for part in tilings(problem, taus, named)
+        for part in tilings(problem, problem.rules["taus"][name], named)
         for split in splits(problem, counts, name, part, named.get("threshold"))
     ]
     if not candidates:
@@ -364,11 +332,11 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
         ways[F16X3] = F16X3
     for tau in (named["tau"],) if "tau" in named else taus:
         for way, precision in ways.items():
-            tiles = TILES[way]
+            tiles = problem.rules["window_tiles"][way]
             if "height" in named:
                 nearest = min(tiles, key=lambda tile: abs(tile[0] - named["height"]))
-                tiles = ((named["height"], *nearest[1:]),)
-            similar = (("strip", named.get("strip", STRIP)), ("tau", tau)) if tau else ()
+                tiles = [(named["height"], *nearest[1:])]
+            similar = (("strip", named.get("strip", problem.rules["strip"])), ("tau", tau)) if tau else ()
             for height, width, columns, warps in tiles:
                 params = (("height", height), *similar, ("width", named.get("width", width)))
                 storage = Storage(item=problem.kept, lane=problem.rest, params=params)
@@ -388,7 +356,7 @@ def splits(
 
     nonzeros, tiles = counts.once(("windows", windowing), count)
     volume = windowing.height * windowing.width
-    tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
+    tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
     for least in tried:
         filled = nonzeros // tiles >= least
         if bool(filled.any()) or threshold is not None or not counts.nnz:  # what is named may leave all to runs
@@ -431,9 +399,9 @@ def _parts(
     programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in dense_axes(problem.bound))
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = max(LEAST_TILES, -(-count * programs // PROGRAMS))
+    most = max(problem.rules["least_tiles"], -(-count * programs // problem.rules["window_programs"]))
     if problem.backend != "triton":
-        most = max(1, CPU_ITEM_NNZ // volume)
+        most = max(1, problem.rules["item_nnz"][1] // volume)
     cuts = longest > most and not problem.deterministic
     for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
         items = int((-(-tiles // each)).sum()) if each else tiles.numel()
@@ -523,6 +491,5 @@ def check_windows(named: Mapping[str, object]) -> None:
 
 OPTIONS = ("height", "width", "threshold", "halves")
 """What a request for windows may say; for groups of similar rows, ``tau`` and ``strip`` too."""
-for _name, _usual, _taus, _more in (("window", (0,), (0,), ()), ("1-sa", USUAL, TAUS, ("tau", "strip"))):
-    _considered, _by_name = partial(considered, _name, _usual), partial(_requested, _name, _taus)
-    add_plans(Method(_name, _considered, _by_name, (*OPTIONS, *_more), kernels=True))
+for _name, _more in (("window", ()), ("1-sa", ("tau", "strip"))):
+    add_plans(Method(_name, partial(considered, _name), partial(_requested, _name), (*OPTIONS, *_more), kernels=True))

@@ -86,23 +86,10 @@ def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate
     return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
 
 
-PROGRAMS = 1 << 16
-"""Programs a large tensor is dealt to; a work item takes as many nonzeros as make that many, within bounds."""
-ITEM_NNZ = (128, 512)
-"""Fewest and most nonzeros an item takes (H200: 128 won on 1 to 10 M nonzeros, 512 on 77 M)."""
-DOT_ITEM_NNZ = (512, 2048)
-"""Fewest and most where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
-CPU_ITEM_NNZ = 1 << 16
-FUSE_BELOW = 4_000_000
-"""Nonzeros below which the parts of a plan share one launch."""
-
-
 def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
     """Most nonzeros that a work item takes, of a tensor of so many."""
-    if problem.backend == "torch":
-        return CPU_ITEM_NNZ
-    least, most = DOT_ITEM_NNZ if schedule.dot else ITEM_NNZ
-    return max(least, min(most, 1 << max(nnz // PROGRAMS, 1).bit_length() - 1))
+    least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
+    return max(least, min(most, 1 << max(nnz // problem.rules["programs"], 1).bit_length() - 1))
 
 
 def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:

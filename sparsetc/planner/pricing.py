@@ -144,8 +144,6 @@ def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
-MOST_COPIES = 128
-"""Copies of the output, at most."""
 Option = Callable[[Schedule, Problem], Schedule]
 """One decision of how programs run: return the schedule with it."""
 
@@ -194,7 +192,7 @@ def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
     """Add to copies of the output, to more where it has fewer rows, so that additions wait less for one another."""
     crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
-    return replace(own, copies=max(own.copies, min(MOST_COPIES, 1 << crowd.bit_length() - 1)))
+    return replace(own, copies=max(own.copies, min(problem.rules["most_copies"], 1 << crowd.bit_length() - 1)))
 
 
 def suited(plan: Plan, problem: Problem) -> Plan:

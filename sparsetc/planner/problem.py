@@ -7,14 +7,14 @@ are made when they are first asked for, and kept with the pattern.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.profile import has_halves, machine_of, portable
+from sparsetc.device.profile import has_halves, machine_of, of_backend, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
@@ -220,6 +220,11 @@ class Problem:
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
         limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
         return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output)
+
+    @cached_property
+    def rules(self) -> Mapping[str, Any]:
+        """The numbers that schedules and formats go by, of the device that runs the plan."""
+        return of_backend(self.backend).rules
 
     @cached_property
     def precision(self) -> str:
