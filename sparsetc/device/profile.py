@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,19 +31,11 @@ from sparsetc.options import Options, current, in_force
 from sparsetc.support import files
 from sparsetc.support.notices import warn
 
-
-class Gpu(NamedTuple):
-    """A GPU as Triton's compiler takes it."""
-
-    machine: str
-    arch: int | str
-    warp_size: int
-
-
-TARGETS = {
-    **{f"sm_{arch}": Gpu("cuda", arch, 32) for arch in (80, 89, 90, 100, 120)},
-    **{arch: Gpu("hip", arch, 64) for arch in ("gfx90a", "gfx942", "gfx950")},
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    **{f"sm_{arch}": ("cuda", arch, 32) for arch in (80, 89, 90, 100, 120)},
+    **{arch: ("hip", arch, 64) for arch in ("gfx90a", "gfx942", "gfx950")},
 }
+"""GPUs as Triton's compiler takes them: the machine, the architecture, threads of a warp."""
 
 
 def machine_of(device: torch.device) -> str:
@@ -64,8 +56,8 @@ def has_halves(machine: str) -> bool:
     return machine != "hip"
 
 
-def gpu(target: str) -> Gpu:
-    """Return the GPU of a target's name; `PlanError` where it is not known."""
+def gpu(target: str) -> tuple[str, int | str, int]:
+    """Return machine, architecture and warp size of a target by its name; `PlanError` where it is not known."""
     if target not in TARGETS:
         raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     return TARGETS[target]

@@ -27,11 +27,6 @@ Longs = Callable[[Problem, Counts], Iterable[Candidate]]
 """The plans of long rows."""
 
 
-def _considered(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-    """A hybrid for each candidate of the other method."""
-    return _hybrids(name, longs, problem, counts) if problem.kept and problem.rest else ()
-
-
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
     """The first of the hybrids, or what an einsum and a tensor lack of which there is none."""
     for hybrid in _hybrids(name, longs, problem, counts):
@@ -49,8 +44,8 @@ def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candida
 def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """Hybrids where there are long rows and short ones."""
     threshold = problem.rules["long_row"]
-    few, short_rows = counts.short_share(problem.kept, threshold)
-    if not few or few == counts.nnz:
+    few, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
+    if not 0 < few < counts.nnz:
         return
     short = rows(problem, counts).plan.parts[0]
     short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {threshold}")
@@ -103,4 +98,4 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
 
 
 for _name, _longs in (("coo+rows", lambda problem, counts: (coo(problem, counts),)), ("fiber+rows", fibers)):
-    add_plans(Method(_name, partial(_considered, _name, _longs), partial(_first, _name, _longs), kernels=True))
+    add_plans(Method(_name, partial(_hybrids, _name, _longs), partial(_first, _name, _longs), kernels=True))

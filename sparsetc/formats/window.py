@@ -18,7 +18,7 @@ A zero position is multiplied like any other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import prod
@@ -53,66 +53,49 @@ PARAMETERS = ("height", "width", "tau", "strip")
 """What a storage of windows may name, and a partition that deals by them."""
 
 
-@dataclass(frozen=True)
-class Windowing:
-    """Which modes make rows and columns, the sides of a tile, and how rows are grouped.
+def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
+    """Return height, width, tau and strip of a storage of windows, whose item modes are rows and lane modes columns.
 
-    Attributes:
-        tau: the similarity of a group's rows, in percent; 0 leaves rows where they are.
-        strip: columns of a strip; rows are compared by the strips that they touch.
+    Raises:
+        FormatError: the storage is none of windows.
     """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    height: int
-    width: int
-    tau: int = 0
-    strip: int = 1
-
-    @classmethod
-    def of(cls, storage: Storage) -> Windowing:
-        """What a storage says; `FormatError` where it is none of windows."""
-        if not storage.item or not storage.lane or storage.leaf:
-            raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
-        params = dict(storage.params)
-        sides = params.get("height", 0), params.get("width", 0)
-        if min(sides) < 1:
-            raise FormatError(f"windows need a height and a width of 1 or more; found {params}")
-        tau, strip = params.get("tau", 0), params.get("strip", sides[1])
-        if not 0 <= tau <= 100 or strip < 1:
-            raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {params}")
-        return cls(storage.item, storage.lane, *sides, tau, strip)
-
-    def sides(self, order: int) -> tuple[int, ...]:
-        """The sides of a tile, by mode; the other modes of rows, and of columns, are listed along them."""
-        return tuple({self.rows[0]: self.height, self.columns[-1]: self.width}.get(m, 1) for m in range(order))
+    if not storage.item or not storage.lane or storage.leaf:
+        raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
+    params = dict(storage.params)
+    height, width = params.get("height", 0), params.get("width", 0)
+    if min(height, width) < 1:
+        raise FormatError(f"windows need a height and a width of 1 or more; found {params}")
+    tau, strip = params.get("tau", 0), params.get("strip", width)
+    if not 0 <= tau <= 100 or strip < 1:
+        raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {params}")
+    return height, width, tau, strip
 
 
 def ranked_rows(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None = None
+    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> tuple[torch.Tensor, int]:
     """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
 
     Rows are in the order of their coordinates, or group by group. What whole windows leave of the groups comes after
     them, so that no window but those has rows of several groups.
     """
-    row, count = _ranks(coords, shape, s.rows)
-    if not s.tau:
+    (row, count), (height, _, tau, strip) = _ranks(coords, shape, storage.item), sizes_of(storage)
+    if not tau:
         return row, count
 
     def similar() -> Groups:
-        columns, width = coords[s.columns[-1]], shape[s.columns[-1]]
-        if len(s.columns) > 1:
-            columns, width = _ranks(coords, shape, s.columns)
-        return group_rows(row.long(), columns.long(), count, width, width=s.strip, tau=s.tau / 100)
+        columns, width = coords[storage.lane[-1]], shape[storage.lane[-1]]
+        if len(storage.lane) > 1:
+            columns, width = _ranks(coords, shape, storage.lane)
+        return group_rows(row.long(), columns.long(), count, width, width=strip, tau=tau / 100)
 
     # The groups depend on these beside coordinates and shape, whatever the tiles.
-    key = ("similar", s.rows, s.columns, s.strip, s.tau)
+    key = ("similar", storage.item, storage.lane, strip, tau)
     groups = similar() if cache is None else cache.once(key, similar)
     size = groups.heights
     group = torch.repeat_interleave(size)
     place = torch.arange(count, device=group.device) - groups.ptr[:-1][group]
-    left = place >= (size - size % s.height)[group]
+    left = place >= (size - size % height)[group]
     order = groups.order[torch.sort(left, stable=True).indices]
     places = torch.arange(count, dtype=row.dtype, device=order.device)
     rank = torch.empty_like(places).scatter_(0, order, places)
@@ -136,25 +119,25 @@ class Window:
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
-        s = Windowing.of(storage)
-        sides = s.sides(len(shape))
+        (height, width, *_), rows, columns = sizes_of(storage), storage.item, storage.lane
+        sides = tuple([{rows[0]: height, columns[-1]: width}.get(m, 1) for m in range(len(shape))])
         if self.compacted:
-            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", s.columns, s.width)
+            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
         else:
-            lane = words.fields(s.columns, tiles_along(shape, sides), "tile_word")
-        item = _listed("rows", s.rows, s.height)
-        sequence = (*s.rows[1:], *s.columns[:-1], s.rows[0], s.columns[-1])
+            lane = words.fields(columns, tiles_along(shape, sides), "tile_word")
+        item = _listed("rows", rows, height)
+        sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
         return tiles(item, lane, Whole(sides, sequence))
 
     def pack(
         self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
     ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
-        s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
-        rank, rows = ranked_rows(coords, shape, s, cache)
-        tile, along, group, first = tiled(coords, shape, s, rank // s.height, self.compacted)
+        (height, width, *_), view, nnz = sizes_of(storage), self.view(shape, storage), coords.shape[1]
+        rank, rows = ranked_rows(coords, shape, storage, cache)
+        tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
         positions = torch.full((first.numel() * view.values.volume,), -1, dtype=torch.long, device=coords.device)
-        place = tile.long().mul_(s.height).add_(rank % s.height).mul_(s.width).add_(along)
+        place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
         nonzeros = torch.arange(nnz, device=coords.device)
         positions.scatter_(0, place, nonzeros)
         if not torch.equal(positions.index_select(0, place), nonzeros):
@@ -162,13 +145,13 @@ class Window:
         del place, nonzeros
         of_items, split = items_of(crd.starts_of_runs([group]), storage, view)
         arrays = {"item_ptr": pointers(of_items, first.numel(), first.numel())}
-        for array, mode in _arrays("rows", s.rows):  # the last window is filled up
-            lists = _filled(-(-rows // s.height) * s.height, rank, coords[mode], shape[mode])
-            arrays[array] = lists.view(-1, s.height).index_select(0, group.index_select(0, of_items)).flatten()
+        for array, mode in _arrays("rows", storage.item):  # the last window is filled up
+            lists = _filled(-(-rows // height) * height, rank, coords[mode], shape[mode])
+            arrays[array] = lists.view(-1, height).index_select(0, group.index_select(0, of_items)).flatten()
         if self.compacted:
-            at = tile.long().mul_(s.width).add_(along)
-            for array, mode in _arrays("columns", s.columns):
-                arrays[array] = _filled(first.numel() * s.width, at, coords[mode], shape[mode])
+            at = tile.long().mul_(width).add_(along)
+            for array, mode in _arrays("columns", storage.lane):
+                arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
         else:
             arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
         stored, shared = positions.numel(), (first.index_select(0, of_items), first)
@@ -204,7 +187,7 @@ def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
 
 
 def tiled(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool
+    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, group: torch.Tensor, compacted: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Number the tiles of each group: of its next columns, or of the strips that it touches.
 
@@ -212,14 +195,14 @@ def tiled(
         (nnz,) the tile of each nonzero, and (nnz,) its place along the tile's columns; (tiles,) the group of each tile,
         in order, and (tiles,) a nonzero of it.
     """
-    *outer, last = s.columns
-    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // s.width for _ in "c"))
-    sizes = [max(1, coords.shape[1]), *(shape[m] for m in s.columns)]
+    (*outer, last), (_, width, *_) = storage.lane, sizes_of(storage)
+    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // width for _ in "c"))
+    sizes = [max(1, coords.shape[1]), *(shape[m] for m in storage.lane)]
     # The different columns of each group, or its strips, and the first nonzero of each.
     number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
     if not compacted:
-        return number, coords[last] % s.width, group.index_select(0, first), first
-    start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), s.width)
+        return number, coords[last] % width, group.index_select(0, first), first
+    start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), width)
     tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
     tile = torch.repeat_interleave(tiles, length).index_select(0, number)
     first = first.index_select(0, start)
@@ -227,11 +210,11 @@ def tiled(
 
 
 def populations(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None
+    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many tiles, each window has."""
-    group = ranked_rows(coords, shape, s, cache)[0] // s.height
-    of_tiles = tiled(coords, shape, s, group, compacted=True)[2]
+    group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
+    of_tiles = tiled(coords, shape, storage, group, compacted=True)[2]
     return group, torch.bincount(group), torch.bincount(of_tiles)
 
 
@@ -264,8 +247,8 @@ def by_row_similarity(
     others = tuple(m for m in range(len(shape)) if m not in kept)
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
-    s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
-    group, nonzeros, tiles = populations(coords, shape, s, cache)
+    storage = Storage(item=kept, lane=others, params=tuple(params.items()))
+    group, nonzeros, tiles = populations(coords, shape, storage, cache)
     filled = (nonzeros // tiles >= threshold)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
 
@@ -349,13 +332,12 @@ def splits(
     """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
     if problem.backend == "triton" and not _multiplies(problem, part):
         return
-    windowing = Windowing.of(part.storage)
 
     def count() -> tuple[torch.Tensor, ...]:
-        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, windowing, counts.cache)[1:]])
+        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, part.storage, counts.cache)[1:]])
 
-    nonzeros, tiles = counts.once(("windows", windowing), count)
-    volume = windowing.height * windowing.width
+    nonzeros, tiles = counts.once(("windows", part.storage), count)
+    volume = part.storage.param("height") * part.storage.param("width")
     tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
     for least in tried:
         filled = nonzeros // tiles >= least

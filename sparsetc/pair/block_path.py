@@ -120,7 +120,7 @@ class BlockPath(Inspectable):
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = in_halves(self.problem, self.bitmaps, gpu(target).machine)
+        halves = in_halves(self.problem, self.bitmaps, gpu(target)[0])
         launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
         assert isinstance(launch, TritonPrograms)
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}

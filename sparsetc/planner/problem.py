@@ -18,7 +18,7 @@ from sparsetc.device.profile import has_halves, machine_of, of_backend, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
-from sparsetc.packing.deal import Dealing, row_numbers
+from sparsetc.packing.deal import dealing, row_numbers, shares
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.memory import available_memory
@@ -151,15 +151,14 @@ class Counts:
         Raises:
             PlanError: the rule is not known, or breaks its promises.
         """
-        dealing = Dealing.of(partition, options.items(), kept)
 
         def dealt() -> list[torch.Tensor | None]:
-            return dealing.shares(self.coords, self.shape, self.cache)
+            return shares(partition, options.items(), kept, self.coords, self.shape, self.cache)
 
         def count() -> list[tuple[int, dict[Any, Any]]]:
             return [(self.nnz if numbers is None else numbers.numel(), {}) for numbers in dealt()]
 
-        held = self.once(dealing, count)
+        held = self.once(dealing(partition, options.items(), kept), count)
         return tuple(
             Counts(self.coords, self.shape, memory, share=(nnz, lambda n=n: dealt()[n]))  # type: ignore[misc]
             for n, (nnz, memory) in enumerate(held)
