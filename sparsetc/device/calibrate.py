@@ -231,8 +231,6 @@ def _zeros(count: int, device: torch.device) -> torch.Tensor:
 
 L2_SHARE = 5 / 6
 """Share of the L2 cache that rows of a table can count on: the default is 50 MB of an H200's 60."""
-ISSUED = 4
-"""Warps that a multiprocessor issues from at once, on NVIDIA's and AMD's GPUs alike."""
 TIMED_MS = 40
 """Milliseconds for which a launch is repeated."""
 _BYTES, _OPERATIONS, _MICROSECONDS = (1e12, "TB/s"), (1e12, "T operations a second"), (1e-6, "us")
@@ -341,7 +339,7 @@ def _sizes(device: torch.device) -> dict[str, int]:
     properties, usual = torch.cuda.get_device_properties(device), default_gpu()
     return {
         "l2_bytes": int(getattr(properties, "L2_cache_size", 0) * L2_SHARE) or usual.l2_bytes,
-        "warps": ISSUED * getattr(properties, "multi_processor_count", 0) or usual.warps,
+        "warps": usual.rules["issued"] * getattr(properties, "multi_processor_count", 0) or usual.warps,
         "warp_size": getattr(properties, "warp_size", 0) or usual.warp_size,
     }
 

@@ -51,9 +51,8 @@ class Coo:
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
-        nonzeros = Nonzeros(coords, shape)
-        if storage.item:
-            nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))
+        order = (*storage.item, *storage.leaf) if storage.item else tuple(range(len(shape)))
+        nonzeros = Nonzeros.sorted(coords, shape, order)
         starts, _, split = cut_runs(nonzeros.starts(storage.item), storage.max_item_nnz)
         first = nonzeros.at(starts)
         arrays = {

@@ -31,7 +31,7 @@ from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, dense_axes, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
-from sparsetc.packing.tiles import refuse_duplicates
+from sparsetc.packing.tiles import placed
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import ROUNDING, describe, seconds_of
 from sparsetc.planner.problem import Counts, Problem
@@ -63,24 +63,18 @@ class Dense:
         """
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        position = Position("nonzero")
-        read = [
-            Computed(m, parsed(f"{{p}} // {stride} % {max(1, shape[m])}", position))
-            for m, stride in _strides(shape, storage).items()
-        ]
-        return runs(leaf=tuple(sorted(read, key=lambda c: c.mode)))
+        position, strides = Position("nonzero"), _strides(shape, storage)
+        texts = [f"{{p}} // {strides[m]} % {max(1, n)}" for m, n in enumerate(shape)]
+        return runs(leaf=tuple([Computed(m, parsed(text, position)) for m, text in enumerate(texts)]))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Find the nonzero of each position, -1 for none; raises `FormatError` where two have the same position."""
         view, nnz = self.view(shape, storage), coords.shape[1]
         stored = prod(shape) if nnz else 0
-        place, numbers = coords.new_zeros(nnz), torch.arange(nnz, device=coords.device)
+        place = coords.new_zeros(nnz)
         for mode, stride in _strides(shape, storage).items():
             place.add_(coords[mode], alpha=stride)
-        positions = coords.new_full((stored,), -1)
-        positions[place] = numbers
-        if not torch.equal(positions[place], numbers):
-            refuse_duplicates()
+        positions = placed(place, stored)
         ends = [0, stored] if nnz else [0]
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
         about = (self.name, storage, shape, nnz, view, arrays, positions, stored)

@@ -24,10 +24,11 @@ count of the bits before its word, and in its word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 from math import prod
+from typing import ClassVar
 
 import torch
 
@@ -51,10 +52,13 @@ from sparsetc.planner.schedule import dot_axes, fit, padded_axes
 
 
 @register_format
-class DenseTile:
-    """Dense tiles."""
+@dataclass(eq=False)
+class TileFormat:
+    """Tiles of which every position is stored; or a bit of each, and the nonzeros, sorted by position."""
 
-    name, even, bitmap = "dense_tile", True, False
+    name: str = "dense_tile"
+    bitmap: bool = False
+    even: ClassVar[bool] = True
 
     def parameters(self, order: int) -> tuple[str, ...]:
         """The side of a tile along each mode."""
@@ -69,11 +73,7 @@ class DenseTile:
         return packed_tiles(self.name, coords, shape, storage, self.view(shape, storage))
 
 
-@register_format
-class BitmapTile(DenseTile):
-    """Tiles of which the nonzeros are stored, sorted by position."""
-
-    name, bitmap = "bitmap_tile", True
+register_format(partial(TileFormat, "bitmap_tile", bitmap=True))
 
 
 def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
@@ -122,9 +122,8 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
     ranks = max([problem.bound.by_index[c] for c in dense_axes(problem.bound)], default=1)
-    if problem.precision == "tf32x3":
-        return ranks <= 32 and nnz < problem.rules["fuse_below"]
-    return ranks <= 32 or nnz < problem.rules["fuse_below"]
+    short, few = ranks <= 32, nnz < problem.rules["fuse_below"]
+    return short and few if problem.precision == "tf32x3" else short or few
 
 
 def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:

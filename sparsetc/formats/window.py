@@ -18,7 +18,7 @@ A zero position is multiplied like any other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import prod
@@ -38,7 +38,7 @@ from sparsetc.ir.program.operands import MIN_DOT, dense_axes, named_operands
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.deal import register_partition
-from sparsetc.packing.tiles import items_of, refuse_duplicates
+from sparsetc.packing.tiles import items_of, placed
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
@@ -46,8 +46,7 @@ from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit, padded_axes
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support.lru import Lru
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.coords import narrow_ranks, narrow_runs
+from sparsetc.tensor.coords import narrow_ranks, narrow_runs, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
 """What a storage of windows may name, and a partition that deals by them."""
@@ -108,10 +107,16 @@ def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...])
 
 
 @register_format
+@dataclass(eq=False)
 class Window:
-    """Tiles over the columns that any row of a group has, compacted."""
+    """Tiles over the columns that any row of a group has.
 
-    name, compacted = "window", True
+    Attributes:
+        compacted: whether a tile has the next columns, or a strip of consecutive ones (1-SA): variable block rows.
+    """
+
+    name: str = "window"
+    compacted: bool = True
 
     def parameters(self, order: int) -> tuple[str, ...]:
         """The sides of a tile, and how rows are grouped."""
@@ -136,14 +141,10 @@ class Window:
         (height, width, *_), view, nnz = sizes_of(storage), self.view(shape, storage), coords.shape[1]
         rank, rows = ranked_rows(coords, shape, storage, cache)
         tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
-        positions = torch.full((first.numel() * view.values.volume,), -1, dtype=torch.long, device=coords.device)
         place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
-        nonzeros = torch.arange(nnz, device=coords.device)
-        positions.scatter_(0, place, nonzeros)
-        if not torch.equal(positions.index_select(0, place), nonzeros):
-            refuse_duplicates()
-        del place, nonzeros
-        of_items, split = items_of(crd.starts_of_runs([group]), storage, view)
+        positions = placed(place, first.numel() * view.values.volume)
+        del place
+        of_items, split = items_of(starts_of_runs([group]), storage, view)
         arrays = {"item_ptr": pointers(of_items, first.numel(), first.numel())}
         for array, mode in _arrays("rows", storage.item):  # the last window is filled up
             lists = _filled(-(-rows // height) * height, rank, coords[mode], shape[mode])
@@ -159,11 +160,7 @@ class Window:
         return Packed(*about, padded=stored != nnz)
 
 
-@register_format
-class Vbr(Window):
-    """Tiles over strips of consecutive columns (1-SA): variable block rows of a fixed width."""
-
-    name, compacted = "vbr", False
+register_format(partial(Window, "vbr", compacted=False))
 
 
 def _filled(size: int, places: torch.Tensor, coordinates: torch.Tensor, none: int) -> torch.Tensor:
@@ -202,7 +199,7 @@ def tiled(
     number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
     if not compacted:
         return number, coords[last] % width, group.index_select(0, first), first
-    start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), width)
+    start, length, _ = cut_runs(starts_of_runs([group.index_select(0, first)]), width)
     tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
     tile = torch.repeat_interleave(tiles, length).index_select(0, number)
     first = first.index_select(0, start)
@@ -260,13 +257,8 @@ def _nbytes(problem: Problem, candidate: Candidate) -> int:
 
 def considered(name: str, problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The best split for each shape of tile and similarity, where tiles make matrix products."""
-    if (
-        not (problem.floating and problem.coalesced)
-        or not counts.nnz
-        or not problem.kept
-        or not problem.rest
-        or _products_of_rows(problem)
-    ):
+    applies = problem.floating and problem.coalesced and counts.nnz and problem.kept and problem.rest
+    if not applies or _products_of_rows(problem):
         return
     rules, columns = problem.rules, counts.distinct(problem.rest)
     grouped = rules["most_grouped"] // counts.nnz if problem.order == 2 else 0
@@ -288,11 +280,8 @@ def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Can
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
-    candidates = [
-        split
-        for part in tilings(problem, problem.rules["taus"][name], named)
-        for split in splits(problem, counts, name, part, named.get("threshold"))
-    ]
+    parts, threshold = tilings(problem, problem.rules["taus"][name], named), named.get("threshold")
+    candidates = [split for part in parts for split in splits(problem, counts, name, part, threshold)]
     if not candidates:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
     if fitting := [split for split in candidates if _nbytes(problem, split) <= problem.memory]:
@@ -471,7 +460,6 @@ def check_windows(named: Mapping[str, object]) -> None:
             raise PlanError(f"{name} must be from 1 to {most:,}{' percent' if name == 'tau' else ''}, found {size!r}")
 
 
-OPTIONS = ("height", "width", "threshold", "halves")
-"""What a request for windows may say; for groups of similar rows, ``tau`` and ``strip`` too."""
-for _name, _more in (("window", ()), ("1-sa", ("tau", "strip"))):
-    add_plans(Method(_name, partial(considered, _name), partial(_requested, _name), (*OPTIONS, *_more), kernels=True))
+for _name, _options in (("window", ()), ("1-sa", ("tau", "strip"))):
+    _options = ("height", "width", "threshold", "halves", *_options)
+    add_plans(Method(_name, partial(considered, _name), partial(_requested, _name), _options, kernels=True))

@@ -19,8 +19,7 @@ from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed
+from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed, starts_of_runs
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -83,7 +82,7 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
     if bool((key[1:] == key[:-1]).any()):
         refuse_duplicates()
     place = key % volume
-    starts = crd.starts_of_runs([key.sub_(place)])
+    starts = starts_of_runs([key.sub_(place)])
     del key
     tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
     tiles = first.numel()
@@ -124,6 +123,15 @@ def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Te
     """
     start, _, split = cut_runs(rows, max(1, storage.max_item_nnz // view.values.volume) if storage.max_item_nnz else 0)
     return start, split
+
+
+def placed(places: torch.Tensor, size: int) -> torch.Tensor:
+    """(size,) the nonzero at each place, -1 for none, given the int64 place of each; `FormatError` for two at one."""
+    positions, numbers = places.new_full((size,), -1), torch.arange(places.numel(), device=places.device)
+    positions.scatter_(0, places, numbers)
+    if not torch.equal(positions.index_select(0, places), numbers):
+        refuse_duplicates()
+    return positions
 
 
 def refuse_duplicates() -> NoReturn:

@@ -121,6 +121,5 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
     """A plan of one part, as ``coo`` or as fibers."""
-    stored_as = "coo" if name == "coo" else "fiber"
-    part = Part(stored_as, storage, schedule, expected.nnz)
+    part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
     return Candidate(Plan(name, (part,)), (expected,))

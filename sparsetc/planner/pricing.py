@@ -144,8 +144,6 @@ def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
-Option = Callable[[Schedule, Problem], Schedule]
-"""One decision of how programs run: return the schedule with it."""
 
 
 def priced(candidate: Candidate, problem: Problem) -> Candidate:
@@ -165,7 +163,7 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
     return tried(_in_slabs, price(candidate, problem), problem, by_part=True)
 
 
-def tried(option: Option, without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
+def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
     parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in without.plan.parts])
     if parts == without.plan.parts:

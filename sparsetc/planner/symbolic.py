@@ -181,9 +181,7 @@ def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> T
 
 def _counted(statistics: Statistics, traced: Callable[[str, float], Traced], number: str) -> Statistics:
     """The statistics with traced numbers."""
-    named: dict[str, Any] = {
-        field: traced(name + number, getattr(statistics, field)) for field, name in COUNTED.items()
-    }
+    named: dict[str, Any] = {f: traced(name + number, getattr(statistics, f)) for f, name in COUNTED.items()}
     named["itemsize"] = traced("itemsize", statistics.itemsize)
     named["runs"] = tuple((c, traced(f"runs_{c}{number}", count)) for c, count in statistics.runs)
     return replace(statistics, **named)
