@@ -14,12 +14,6 @@ from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.lru import cached_property
 
-APART = 1.05
-"""How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
-fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long),
-and it rather than tiles (192 SpMMs, `benchmarks/results/spmm.json`: 19 in place of 26 took 1.05 times as long as the
-fastest plan, or more)."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -29,7 +23,8 @@ class Candidate:
         expected: what packing each part is expected to give.
         name: the plan, for a reader: its name, and what tells it from others of that name.
         seconds: seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel.
-        scalar: True where the cost model tells the plan from others of its kind by `APART` only.
+        apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
+            by that alone; 0 where it always does.
         costs: costs of the parts' programs, once they are priced.
     """
 
@@ -37,7 +32,7 @@ class Candidate:
     expected: tuple[Statistics, ...] = ()
     name: str = ""
     seconds: tuple[float, ...] | None = None
-    scalar: bool = False
+    apart: float = 0.0
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
@@ -70,7 +65,7 @@ class Choice:
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates, the cheapest first, those that do not fit last; of plans that are not told apart the simplest."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    near = [c for c in order if c.scalar and c.total is not None and c.total <= APART * (order[0].total or 0.0)]
+    near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
     if near:
         simplest = min(near, key=lambda c: len(c.plan.parts))
         order = [simplest, *(c for c in order if c is not simplest)]

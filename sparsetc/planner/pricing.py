@@ -23,7 +23,7 @@ from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import dense_axes, named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
-from sparsetc.planner.candidate import APART, Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 
 
@@ -154,8 +154,8 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
         best = tried(_in_copies, best, problem)
     parts = zip(best.plan.parts, best.costs, strict=True)  # with the trees that were lowered
     plan = replace(best.plan, parts=tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts]))
-    scalar = not any(cost.p.view.values.sides for cost in best.costs)
-    return replace(best, plan=plan, name=describe(plan, problem), scalar=scalar)
+    apart = 0.0 if any(cost.p.view.values.sides for cost in best.costs) else problem.rules["apart"]
+    return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -250,7 +250,7 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
         others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
         times = {name: seconds(other) for name, other in others.items()}
         name = min(left, key=lambda name: times[name])
-        if APART * times[name] > least:
+        if problem.rules["apart"] * times[name] > least:
             break
         best, least = others[name], times[name]
         left.remove(name)
