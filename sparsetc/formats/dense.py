@@ -135,7 +135,7 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
         made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
         choices.insert(0, (*made, Product(total, (x,), (made[-1].out if made else dense[0],))))
-    return min(choices, key=lambda own: sum(prod([sizes[c] for c in _letters(s)]) for s in own))
+    return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
 
 
 def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
@@ -147,10 +147,6 @@ def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
         axes = tuple(dict.fromkeys(c for t in inputs for c in t.axes if c in later))
         products.append(Product(Tile("made", axes if n < len(tiles) else result, ITEM), inputs))
     return tuple(products)
-
-
-def _letters(s: Product) -> Letters:
-    return (*s.out.axes, *s.summed)
 
 
 # -- what that costs --------------------------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ class ProductCost(Cost):
         of_values = [last] if last.right else products
         self.once = 2 * STORED if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
-        self.flops = sum([2 * program.elements(_letters(s)) for s in of_values])
+        self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
         self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
         self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
         self.gathers, self.rounded, self.split = [], (), ()

@@ -97,8 +97,7 @@ def tiles_part(
 ) -> tuple[Part, Statistics]:
     """A part of tiles, and what packing it is expected to give."""
     sides = sides_of(counts.shape)
-    groups = groups_of(problem.bound, sides, problem.floating)
-    rules = problem.rules
+    groups, rules = groups_of(problem.bound, sides, problem.floating), problem.rules
     most = rules["chained_tiles" if groups.second else "item_tiles"]
     each = min(most, 1 << max(tiles // rules["least_items"], 1).bit_length() - 1)
     if tiles < rules["many_items"] * each:

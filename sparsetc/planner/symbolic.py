@@ -137,10 +137,9 @@ def symbolic_cost(
         whole, up = sympy.sympify(_expression(number)), sympy.ceiling
         return whole.replace(sympy.floor, lambda of: -up(-of) if of.could_extract_minus_sign() else sympy.floor(of))
 
-    one = len(programs) == 1
     sizes = {c: traced(c, size) for c, size in bound.sizes if size}
     costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
-    stored = [_counted(part, traced, "" if one else f"_{n}") for n, part in enumerate(statistics)]
+    stored = [_counted(part, traced, "" if len(programs) == 1 else f"_{n}") for n, part in enumerate(statistics)]
     laws = {name: _rate(name, value, traced) for name, value in profile.laws.items()}
     rates = replace(profile, laws=laws, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
     each = [*zip(costs, stored, strict=True)]

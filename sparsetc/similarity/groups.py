@@ -73,14 +73,7 @@ def group_rows(
         PlanError: a width or a similarity out of range.
         DtypeError, ShapeError, CoordinateError: rows and columns that are not as above.
     """
-    check_options(width, tau)
-    if rows.ndim != 1 or rows.shape != columns.shape:
-        raise ShapeError(
-            f"rows and columns must be two vectors of a length, found {tuple(rows.shape)} and {tuple(columns.shape)}"
-        )
-    if rows.dtype != torch.int64 or columns.dtype != torch.int64:
-        raise DtypeError(f"rows and columns must be int64, found {rows.dtype} and {columns.dtype}")
-    crd.check_range(torch.stack([rows, columns]), (n_rows, n_columns))
+    _check(rows, columns, n_rows, n_columns, width, tau)
     numbers, cluster, clusters = clusters_of(rows, columns, n_rows, n_columns, width)
     if numbers.numel() == 0:
         return Groups(numbers, numbers.new_zeros(1))
@@ -93,6 +86,17 @@ def check_options(width: int, tau: float) -> None:
         raise PlanError(f"a strip has at least 1 column, found width {width}")
     if not 0 < tau <= 1:
         raise PlanError(f"a similarity must be above 0 and at most 1, found tau {tau}")
+
+
+def _check(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int, tau: float) -> None:
+    check_options(width, tau)
+    if rows.ndim != 1 or rows.shape != columns.shape:
+        raise ShapeError(
+            f"rows and columns must be two vectors of a length, found {tuple(rows.shape)} and {tuple(columns.shape)}"
+        )
+    if rows.dtype != torch.int64 or columns.dtype != torch.int64:
+        raise DtypeError(f"rows and columns must be int64, found {rows.dtype} and {columns.dtype}")
+    crd.check_range(torch.stack([rows, columns]), (n_rows, n_columns))
 
 
 def _in_order(rows: torch.Tensor, group: torch.Tensor) -> Groups:
