@@ -265,7 +265,7 @@ class TritonPrograms(Programs):
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
-        machine, texts = gpu(target).machine, []
+        machine, texts = gpu(target)[0], []
         module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
         for name, group in self.kernels:
             types, options = self._types(group, arrays, out_dtype), self._options(group, machine)

@@ -381,7 +381,7 @@ class Step(Contraction, Preparation):
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         generated_programs = self.executable.programs
-        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target).machine):
+        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
             return self.instead("floats").ptx(target)
         if isinstance(generated_programs, TritonPrograms):
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)

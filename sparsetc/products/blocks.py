@@ -1,7 +1,7 @@
 """The block path (BCB-SpTC): pairs of bitmap blocks, one program a block of the result, tensor cores inside.
 
 In: a `Blocking`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile
-program of a pair of blocks (`ir.lower.lower_pairs`), and read at the structural pattern: where the product of the patterns is
+program of a pair of blocks (`lower_pairs`), and read at the structural pattern: where the product of the patterns is
 not 0. Where blocks are multiplied in halves (`in_halves`) there is a second program, of blocks as they are,
 for the pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
 """
@@ -121,7 +121,7 @@ class BlockPath(Inspectable):
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = in_halves(self.problem, self.bitmaps, gpu(target).machine)
+        halves = in_halves(self.problem, self.bitmaps, gpu(target)[0])
         launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
         assert isinstance(launch, TritonPrograms)
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
