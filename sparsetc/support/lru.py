@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+_at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: None)  # Windows has no forks
+
 
 class Lock:
     """A lock for ``with lock.own:``, which the thread that holds it can take again; a forked child gets a new one."""
 
     def __init__(self) -> None:
         self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
+        _at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
         self.own = threading.RLock()
@@ -42,19 +43,14 @@ class Lock:
 
 def _finish_imports() -> None:
     importing: Any = vars(importlib)["_bootstrap"]
-
-    def names() -> list[str]:
-        return [name for name in importing._module_locks.copy() if name.startswith("sparsetc")]
-
-    before, modules = None, names()
-    while modules != before:  # an import of the thread that forks does not end here
-        for name in modules:
+    ended: set[str] = set()  # or the forking thread's own imports, which do not end here
+    while names := {name for name in importing._module_locks.copy() if name.startswith("sparsetc")} - ended:
+        for name in names:
             importing._lock_unlock_module(name)  # as an import of a module waits for another thread's import of it
-        before, modules = modules, names()
+        ended |= names
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_finish_imports)
+_at_fork(before=_finish_imports)
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
@@ -109,7 +105,13 @@ class Lru(Generic[K, V]):
             value: likewise.
             needs: objects that can be referred to weakly; one that dies takes the value with it.
         """
-        new = value, tuple(weakref.ref(n, self._forgetting(key)) for n in needs)
+        pop = weakref.WeakMethod(self.pop)
+
+        def forget(_: object) -> None:
+            if (living := pop()) is not None:
+                living(key)
+
+        new = value, tuple(weakref.ref(n, forget) for n in needs)
         gone = []  # dropped when the lock is free again
         with _lock.own:
             kept = self._items.setdefault(key, new)
@@ -141,16 +143,6 @@ class Lru(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def _forgetting(self, key: K) -> Callable[[object], None]:
-        cache = weakref.ref(self)
-
-        def forget(_: object) -> None:
-            living = cache()
-            if living is not None:
-                living.pop(key)
-
-        return forget
 
 
 def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
