@@ -356,10 +356,10 @@ class Stream:
             with replacing(path) as file:
                 writer = ChunkWriter(file)
                 numbers = range(self.chunks)
-                with self._store.feed(self.cut.chunks, numbers, 1) as feed:
+                with self._store.feed(self.cut.chunks, numbers, 1) as (get, release):
                     for number in numbers:
-                        writer.put(feed.get(number)[: self.cut.chunks[number].nbytes])
-                        feed.release(number, lambda: None)
+                        writer.put(get(number)[: self.cut.chunks[number].nbytes])
+                        release(number, lambda: None)
                 finish(writer, self.recipe, self.compiler, self.cut)
 
     def close(self) -> None:
