@@ -29,10 +29,10 @@ from common import DEVICE, device_microseconds, microseconds, record, relative_e
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.pair import Pair
-from sparsetc.pair.blocking import Blocking
-from sparsetc.pair.hybrid import PATHS
-from sparsetc.pair.join import Join
-from sparsetc.pair.symbolic import pattern_of
+from sparsetc.join.blocking import Blocking
+from sparsetc.join.join import Join
+from sparsetc.join.order import pattern_of
+from sparsetc.products.hybrid import PATHS
 
 CASES = (
     ("guanine_TEoo_3d", "guanine_TEoo_3d", "ijk,abk->ijab"),

@@ -1,4 +1,4 @@
-"""Where a choice changes, and the rates it is made by: what comments of `sparsetc/pair` and of the planner quote.
+"""Where a choice changes, and the rates it is made by: what comments of `sparsetc/products` and of the planner quote.
 
     SPARSETC_DATA=<folder of .npz> python benchmarks/switches.py
 
@@ -6,7 +6,7 @@ Rows by ``switch``:
 
 - ``sums``: the scalar path with additions by atomics and with ordered ones, around `scalar.FEW` sums and `scalar.MANY`
   tasks a sum; picoseconds a task of both. Matrices made for it, and contractions of `pair.py`.
-- ``fibers``: TTMc of rank 32 x 32 on fibers of one length, around `candidates.LONG_FIBER`, the schedule being that of
+- ``fibers``: TTMc of rank 32 x 32 on fibers of one length, around the rule `long_fiber`, the schedule being that of
   tf32 and the products in tf32, bf16 and tf32x3.
 - ``blocks``: products of pairs of whole blocks alone, blocks made before and not gathered after.
 - ``products``: torch's dense product alone, of the sizes to which contractions of `pair.py` unfold.
@@ -31,8 +31,8 @@ from ttmc import reference as ttmc_reference
 
 import sparsetc as stc
 from sparsetc.ir.program.operands import MIN_DOT
-from sparsetc.pair import scalar
-from sparsetc.pair.block_path import BlockPath
+from sparsetc.products import scalar
+from sparsetc.products.blocks import BlockPath
 from sparsetc.support.entry import matmul_precision
 
 GPU = DEVICE == "cuda"

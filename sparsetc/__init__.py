@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparsetc.device.calibrate import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
-    from sparsetc.pair.problem import plan_bcb
+    from sparsetc.products.problem import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
 
@@ -125,7 +125,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     "calibrate": "device.calibrate",
-    "plan_bcb": "pair.problem",
+    "plan_bcb": "products.problem",
     "DeviceProfile": "device.profile",
     **dict.fromkeys(("datasets", "decomposition", "distributed", "testing"), ""),
 }

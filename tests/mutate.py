@@ -43,9 +43,10 @@ TESTS = {
         "formats tiles",
         "choice extension mixed_mode dense_plan windows fiber_windows listed lifetime bitmaps",
     ],
-    "sparsetc/pair/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
+    "sparsetc/join/": ["pair tasks", "hybrid block_einsums"],
+    "sparsetc/products/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
     "sparsetc/contraction/output.py": ["integers pair", "kernel errors result_patterns"],
-    "sparsetc/pair/tasks.py": ["tasks", "pair hybrid"],
+    "sparsetc/join/tasks.py": ["tasks", "pair hybrid"],
     "sparsetc/contraction/": [
         "kernel kept errors executable",
         "autograd memory semi_sparse result_patterns dense_plan",

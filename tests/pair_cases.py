@@ -17,8 +17,9 @@ from cases import PATTERNS, assert_matches, bound_of, poisoned, random_sparse, r
 from hypothesis import strategies as st
 
 import sparsetc as stc
-from sparsetc.pair import join, symbolic
-from sparsetc.pair import tasks as task_lists
+from sparsetc.join import join
+from sparsetc.join import order as join_order
+from sparsetc.join import tasks as task_lists
 from sparsetc.tensor import coords as crd
 from sparsetc.testing.reference import run
 
@@ -137,8 +138,8 @@ def small_chunks(tasks: int, kept: bool) -> Iterator[None]:
     """Tasks taken, and results put in order, so many at a time; tasks kept for the next call or not."""
     with (
         mock.patch.object(join, "PIECE", tasks),
-        mock.patch.object(symbolic, "PIECE", tasks),
-        mock.patch.object(symbolic, "chunk_size", return_value=tasks),
+        mock.patch.object(join_order, "PIECE", tasks),
+        mock.patch.object(join_order, "chunk_size", return_value=tasks),
         mock.patch.object(task_lists, "KEPT_TASKS", task_lists.KEPT_TASKS if kept else 0),
         marking(kept),
     ):

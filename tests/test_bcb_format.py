@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import tiles_along
+from sparsetc.join.blocking import OperandBlocks, in_blocks
 from sparsetc.packing import words
 from sparsetc.packing.words import bits_of
-from sparsetc.pair.blocking import OperandBlocks, in_blocks
 from sparsetc.tensor.coords import set_bits
 from sparsetc.testing import PATTERNS, UNBOUNDED, pattern
 

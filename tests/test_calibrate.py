@@ -307,7 +307,7 @@ def test_pairs_of_triton_programs_are_priced_as_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("profile", [default_gpu(), cpu(), PROFILE], ids=lambda p: p.name)
 def test_every_number_of_a_profile_has_a_source(profile: DeviceProfile) -> None:
-    assert tuple(profile.sources) == (*NUMBERS, *profile.laws)
+    assert tuple(profile.sources) == (*NUMBERS, *profile.laws, *profile.rules)
     assert all(re.match("(measured|assumed): .", source) for source in profile.sources.values())
     for name in NUMBERS:
         value = getattr(profile, name)
@@ -320,12 +320,16 @@ def test_every_number_of_a_profile_has_a_source(profile: DeviceProfile) -> None:
     assert hash(profile) == hash(copy.deepcopy(profile))
 
 
-def test_every_law_is_read_and_every_number_says_what_it_means() -> None:
+def test_every_law_and_rule_is_read_and_every_number_says_what_it_means() -> None:
     package = Path(profiles.__file__).parents[1]
     code = "".join(path.read_text() for path in package.rglob("*.py"))
     assert {*re.findall(r'laws?\["(\w+)"\]', code)} == {*default_gpu().laws}
-    entries = json.loads((package / "device" / "profiles" / "nvidia-h200.json").read_text())["fields"]
-    assert [name for name, entry in entries.items() if entry.get("means")] == [*NUMBERS, *default_gpu().laws]
+    read = {name for names in re.findall(r"rules\[([^]]+)\]", code) for name in re.findall(r'"(\w+)"', names)}
+    assert {*default_gpu().rules} == {*cpu().rules} <= read
+    shipped = json.loads((package / "device" / "profiles" / "nvidia-h200.json").read_text())
+    entries = shipped["fields"] | shipped["rules"]
+    named = [*NUMBERS, *default_gpu().laws, *default_gpu().rules]
+    assert [name for name, entry in entries.items() if entry.get("means")] == named
 
 
 def test_records_that_a_profile_names_are_in_the_repository() -> None:
@@ -341,7 +345,8 @@ def test_a_calibrated_profile_says_which_fields_were_measured_and_whose_the_othe
     )
     assert set(PROFILE.measured) == set(MEASURED)
     assert PROFILE.sources["memory"] == f"measured: calibrate, {DAY}"
-    assert PROFILE.sources["wait"] == "assumed: an NVIDIA H200's"
+    assert PROFILE.sources["wait"] == PROFILE.sources["item_nnz"] == "assumed: an NVIDIA H200's"
+    assert PROFILE.rules == default_gpu().rules, "a record holds none of them"
     assert PROFILE.sources["far_blocks"] == "assumed: an NVIDIA H200's, scaled by memory"
 
 
@@ -473,9 +478,9 @@ def compiled(launch: ProbeLaunch, target: str) -> Any:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_kernels_compile_for(target: str) -> None:
     pytest.importorskip("triton")
-    machine = TARGETS[target].machine
+    machine = TARGETS[target][0]
     cpu, sizes = torch.device("cpu"), replace(TINY, block=8192, steps=256)
-    texts = {p.rate: _texts(p, target) for p in probes(cpu, sizes, machine)}
+    texts = {probe[0]: _texts(probe, target) for probe in probes(cpu, sizes, machine)}
     dots = ["ieee", "bf16"] if machine == "hip" else ["ieee", "tf32x3", "tf32", "bf16"]
     assert list(texts) == ["memory", "l2", "add", "l1", "multiply", *(f"dot {p}" for p in dots), "task_bytes", *PAIRED]
     assert ("v_mfma_" if machine == "hip" else "mma") in texts["dot bf16"][0]
@@ -489,7 +494,7 @@ def test_kernels_compile_for(target: str) -> None:
 
 
 def _texts(probe: Probe, target: str) -> list[str]:
-    return [_assembly(compiled(one, target)) for one in probe.launches if isinstance(one, ProbeLaunch)]
+    return [_assembly(compiled(one, target)) for one in probe[2] if isinstance(one, ProbeLaunch)]
 
 
 def _assembly(kernel: Any) -> str:

@@ -14,7 +14,6 @@ from cases import Problem
 
 import sparsetc as stc
 from sparsetc.ir.program.tile import Add, TileProgram, walk
-from sparsetc.planner.candidate import FUSE_BELOW
 
 SIZES = {"i": 60, "j": 50, "k": 40, "r": 32, "s": 32}
 EQUATIONS = ("ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,kr->ijr", "ijk,k->ij", "ijk,ir,jr,kr->ijk", "ijk,i,j,k->")
@@ -190,7 +189,7 @@ def test_parts_of_one_launch_are_charged_one() -> None:
     dense[20:, 5:] = 0  # 20 long rows, and 180 short ones
     x, b = stc.SparseTensor.from_dense(dense), torch.zeros(()).expand(300, 32)
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo+rows", backend="triton")
-    assert x.nnz < FUSE_BELOW
+    assert x.nnz < kernel.step.problem.rules["fuse_below"]
     assert kernel.explain().launches == 1
     apart = stc.Plan(kernel.plan.name, kernel.plan.parts, False, kernel.plan.partition, kernel.plan.options)
     two = stc.explain("ij,jr->ir", x, b, plan=apart, backend="triton")

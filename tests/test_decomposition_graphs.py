@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sparsetc.decomposition.loop import WARM, Captured
+from sparsetc.decomposition.loop import WARM, captured
 
 
 class Recorder:
@@ -53,7 +53,7 @@ def test_the_third_call_is_captured_and_a_failure_runs_on(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     generator = StandIn()
     monkeypatch.setattr(torch.cuda, "default_generators", [generator])
-    step = Captured(lambda: None if recorder.capturing else ran.append(1), torch.device("cuda", 0))
+    step = captured(lambda: None if recorder.capturing else ran.append(1), torch.device("cuda", 0))
     for _ in range(7):
         step()
     assert len(ran) + recorder.replays == 7
@@ -65,7 +65,7 @@ def test_nothing_is_captured_elsewhere_or_within_a_capture(monkeypatch: pytest.M
     ran: list[int] = []
     for device in ("cpu", "cuda"):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        step = Captured(lambda: ran.append(1), torch.device(device))
+        step = captured(lambda: ran.append(1), torch.device(device))
         for _ in range(5):
             step()
     assert len(ran) == 10

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
-from sparsetc.pair.hybrid import estimates, splits
-from sparsetc.pair.join import Join
-from sparsetc.pair.symbolic import JoinOrder, composed
+from sparsetc.join.join import Join
+from sparsetc.join.order import JoinOrder, composed
+from sparsetc.products.hybrid import estimates, splits
 
 HUGE = 10**6
 DTYPES = (

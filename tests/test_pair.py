@@ -32,12 +32,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
-from sparsetc.pair import join, symbolic
-from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.block_path import block_seconds
-from sparsetc.pair.blocking import FEWEST_PAIRS, Blocking, BlockWork, sides_for
-from sparsetc.pair.join import Join
-from sparsetc.pair.scalar import FEW, MANY, TaskSums, waits
+from sparsetc.join import join, order
+from sparsetc.join import tasks as task_lists
+from sparsetc.join.blocking import FEWEST_PAIRS, Blocking, BlockWork, sides_for
+from sparsetc.join.join import Join
+from sparsetc.products.blocks import block_seconds
+from sparsetc.products.scalar import FEW, MANY, TaskSums, waits
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -317,7 +317,7 @@ def test_long_results_show_progress_and_can_be_interrupted(
         yield at
 
     with small_chunks(16, True):
-        for module in (join, symbolic, task_lists):
+        for module in (join, order, task_lists):
             monkeypatch.setattr(module, "bar", watched)
         with pytest.raises(KeyboardInterrupt):
             stc.einsum(equation, *given, plan=plan)

@@ -15,7 +15,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 import sparsetc as stc
 from sparsetc.codegen import launch
 from sparsetc.device import profile as targets
-from sparsetc.pair import tasks
+from sparsetc.join import tasks
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -130,7 +130,7 @@ def compiled_marks(name: str, types: dict[str, str], constants: dict[str, int], 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sparsetc.pair import mark_kernels
+    from sparsetc.join import mark_kernels
 
     kernel = getattr(mark_kernels, name)
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}

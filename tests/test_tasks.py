@@ -15,10 +15,10 @@ from sparsetc.contraction.pair import Pair
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule
-from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.scalar import EINSUMS
-from sparsetc.pair.symbolic import JoinOrder
-from sparsetc.pair.tasks import distinct, groups, spans
+from sparsetc.join import tasks as task_lists
+from sparsetc.join.order import JoinOrder
+from sparsetc.join.tasks import distinct, groups, spans
+from sparsetc.products.scalar import EINSUMS
 from sparsetc.testing import check_arrays, read
 from sparsetc.testing.interpret import run_program
 

@@ -28,7 +28,7 @@ from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
-from sparsetc.pair.block_path import WHOLE, block_program
+from sparsetc.products.blocks import WHOLE, block_program
 from sparsetc.testing.interpret import run_program
 
 

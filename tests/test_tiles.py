@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from cases import tile_plan, wrapped
 from extensions import as_before
 
 import sparsetc as stc
-from sparsetc.formats.hls import DenseTile
+from sparsetc.formats.hls import TileFormat
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.packing.base import pack
@@ -242,7 +243,7 @@ def test_a_format_says_whether_its_tiles_are_cut_evenly(even: bool) -> None:
     equation, given = operands("mttkrp-0")
     plan = stc.compile(equation, *given, plan=stc.plan_hls(40)).plan
     with as_before():
-        stc.register_format(type("Own", (DenseTile,), {"name": "own_tile", "even": even}))
+        stc.register_format(partial(type("Own", (TileFormat,), {"even": even}), "own_tile"))
         own = replace(plan, parts=(replace(plan.parts[0], format="own_tile"), *plan.parts[1:]))
         explained = stc.explain(equation, *given, plan=own)
     assert 0 < plan.parts[0].nnz < given[0].nnz

@@ -34,6 +34,7 @@ from sparsetc.ir.program.operands import tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
+from sparsetc.tensor.sums import accumulator
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
@@ -246,7 +247,7 @@ class Programs:
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
-        machine, texts = gpu(target).machine, []
+        machine, texts = gpu(target)[0], []
         module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
         for name, group in self.kernels:
             types, options = self._types(group, arrays, out_dtype), self._options(group, machine)
@@ -373,13 +374,6 @@ def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
 
 
 @lru_cache
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
-    if dtype.is_complex or dtype == torch.float64:
-        return dtype
-    return torch.float32 if dtype.is_floating_point else torch.int64
-
-
 def source_name(equation: str, backend: str) -> str:
     """A file name a reader recognises: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))

@@ -31,8 +31,8 @@ from sparsetc.contraction.pair import Pair
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, SIDE, Plan, requested
+from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.options import Options, with_settings
-from sparsetc.pair.join import JoinOperand, prepared
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.codegen.launch import Values, accumulator
+from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
 from sparsetc.contraction.guard import IntegerSums
@@ -35,7 +35,7 @@ from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured, summed_dtype
+from sparsetc.tensor.sums import INTEGERS, accumulator, captured, summed_dtype
 
 _numbers = itertools.count()
 
@@ -239,7 +239,7 @@ def _compiled(
         step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
         step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
         return step
-    from sparsetc.pair.problem import paired  # imported where an einsum has two sparse operands, which few have
+    from sparsetc.products.problem import paired  # imported where an einsum has two sparse operands, which few have
 
     paired(settings.plan, bound.einsum.indices)  # refused at once where it is not known
     if len(operands) == 2:

@@ -22,13 +22,13 @@ from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
+from sparsetc.join.join import Join, Roles, prepared
+from sparsetc.join.order import JoinBudget, pattern_of
 from sparsetc.options import Options
-from sparsetc.pair.hybrid import PATHS, HybridPath, Path, choose, estimates
-from sparsetc.pair.join import Join, Roles, prepared
-from sparsetc.pair.problem import PairProblem, paired
-from sparsetc.pair.scalar import EINSUMS, TaskSums
-from sparsetc.pair.symbolic import JoinBudget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
+from sparsetc.products.hybrid import PATHS, HybridPath, Path, choose, estimates
+from sparsetc.products.problem import PairProblem, paired
+from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, accumulator, stored_dtype
+from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
 from sparsetc.contraction.canonical import Operands, canonicalise, one_mode_a_letter
 from sparsetc.contraction.output import output_of
 from sparsetc.device.profile import of_backend
@@ -30,6 +30,7 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
 
 
 @dataclass(frozen=True)

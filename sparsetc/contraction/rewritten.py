@@ -189,8 +189,8 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int
 
     None where there are more than `most`.
     """
-    from sparsetc.pair.join import Join, JoinOperand, Roles, prepared  # which few einsums need
-    from sparsetc.pair.symbolic import JoinOrder, composed
+    from sparsetc.join.join import Join, JoinOperand, Roles, prepared  # which few einsums need
+    from sparsetc.join.order import JoinOrder, composed
 
     shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, Values, accumulator, stored_dtype
+from sparsetc.codegen.launch import InHalves, Values, stored_dtype
 from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -35,7 +35,7 @@ from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, in_order, summed_dtype
+from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
@@ -329,7 +329,7 @@ class Step(Contraction, Preparation):
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         generated_programs = self.executable.programs
-        if self.guard and self._in_halves and not has_halves(gpu(target).machine):
+        if self.guard and self._in_halves and not has_halves(gpu(target)[0]):
             return self.instead("guard", self.canonical.bound, self.guard.changes).ptx(target)
         if generated_programs.backend == "triton":
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)

@@ -6,9 +6,9 @@ and the fit, measured from the last mode's equations: no residual tensor is form
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -17,119 +17,122 @@ from sparsetc.decomposition.linear import Update, balancing, fit_of, hadamard
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
-class Aside:
-    """A second stream of a GPU; on a CPU calls come one after the other, as they are made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    @contextmanager
-    def begin(self) -> Iterator[None]:
-        """What is called in the block runs after what was called before, and beside what comes after the block."""
-        if self._stream is None:
-            yield
-            return
-        # Memory that one block frees is taken by the next, which waits for all that was called before it.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def join(self) -> None:
-        """What is called from here on runs after what the last block called."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-
-class Equations(Protocol):
+class Equations:
     """The normal equations of a CP model, over factors that are changed in place.
+
+    B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices. Of several ranks each has a box of X,
+    and in *blocks* the rows of all factors that its box meets; of these it updates a share, which are its factors here.
+    B is summed over the ranks that have the same rows, and updated rows go back to these, beside which the Gram matrix
+    is made. Gram matrices and inner products are sums over all ranks.
 
     Attributes:
         norm: float64 scalar: ``|X|``, or that of its observed entries.
-    """
-
-    norm: torch.Tensor
-
-    def gram(self, mode: int) -> torch.Tensor:
-        """H of a mode, (rank, rank) or (size, rank, rank)."""
-
-    def rhs(self, mode: int) -> torch.Tensor:
-        """B of a mode, (size, rank)."""
-
-    def updated(self, mode: int) -> None:
-        """The factor of a mode has changed."""
-
-    def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
-        """``|M|^2`` where X is measured, a mode having just been updated by its H."""
-
-    def norms(self) -> torch.Tensor:
-        """(order, rank) float64 lengths of the factors' columns."""
-
-    def scaled(self, scales: torch.Tensor) -> None:
-        """The factors' columns were multiplied by (order, rank) scales."""
-
-    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """Float64 scalar: the sum of the products of B and the factor of a mode."""
-
-
-class WholeEquations:
-    """The equations of the whole tensor: B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices.
-
-    Attributes:
         grams: (order, rank, rank) float64, of the factors as they are.
     """
 
-    def __init__(self, x: SparseTensor, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
+    def __init__(
+        self,
+        x: SparseTensor,
+        factors: Sequence[torch.Tensor],
+        free: Sequence[int],
+        blocks: Sequence[torch.Tensor] | None = None,
+        summed: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+        scattered: Callable[[int, torch.Tensor], torch.Tensor] = lambda mode, rhs: rhs,
+        sending: Callable[[int], Callable[[], None]] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Compile the MTTKRPs.
+
+        Args:
+            x: the tensor, or this rank's box of it.
+            factors: (size, rank) a mode, or this rank's share of the rows.
+            free: the modes whose equations are asked for.
+            blocks: (rows of the box, rank) a mode, those of `factors` among them; by default the factors themselves.
+            summed: what adds up a tensor over all ranks, in place.
+            scattered: what adds up a mode's B over the ranks that have its rows; returns this rank's share.
+            sending: what begins to send this rank's share of a mode to the others' blocks; returns what waits for it.
+            settings: as for `einsum`.
+        """
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
-        self._factors = factors
+        self._factors, self._blocks = factors, factors if blocks is None else blocks
+        self._summed, self._scattered, self._sending = summed, scattered, sending
+        self._waiting: list[Callable[[], None]] = []
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         self.grams = torch.stack([self._gram(m) for m in range(len(factors))])
 
+    def join(self) -> None:
+        """Make what was made of one rank's rows that of all, once all ranks have their equations."""
+        self.norm = self._summed(self.norm.square()).sqrt()
+        self._summed(self.grams)
+
     def gram(self, mode: int) -> torch.Tensor:
-        """H, (rank, rank) float64."""
+        """H, (rank, rank) or (size, rank, rank)."""
         self.grams[mode].fill_(1)  # it is made again once the factor is
         return hadamard(self.grams)
 
     def rhs(self, mode: int) -> torch.Tensor:
-        """B, the MTTKRP."""
-        return self._kernels[mode](self._factors)
+        """B, (size, rank): the MTTKRP."""
+        self.arrived()
+        return self._scattered(mode, self._kernels[mode](self._blocks))
 
     def updated(self, mode: int) -> None:
-        """Make the factor's Gram matrix again."""
+        """The factor of a mode has changed: begin to send its rows, and make its Gram matrix again.
+
+        Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
+        reads blocks.
+        """
+        self._send(mode)
         self.grams[mode].copy_(self._gram(mode))
+        self._summed(self.grams[mode])
 
     def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
         """The factor of a mode has changed; its Gram matrix is in place, and in `inner` its inner product with B."""
+        self._send(mode)
+        self._summed(self.grams[mode])
+        if inner is not None:
+            self._summed(inner)
 
     def scalable(self, free: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
         """The matrices whose columns are scaled with those of the free modes' factors, each with its mode."""
-        return [(mode, self._factors[mode]) for mode in free]
-
-    def _gram(self, mode: int) -> torch.Tensor:
-        """(rank, rank) float64 Gram matrix of a factor."""
-        factor = self._factors[mode]
-        return (factor.T @ factor).double()
+        self.arrived()
+        blocks = [(mode, self._blocks[mode]) for mode in free if self._blocks[mode] is not self._factors[mode]]
+        return [(mode, self._factors[mode]) for mode in free] + blocks
 
     def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
-        """The sum of all Gram matrices' Hadamard product."""
+        """``|M|^2`` where X is measured, a mode having just been updated by its H."""
         return (gram * self.grams[mode]).sum()
 
     def norms(self) -> torch.Tensor:
-        """From the Gram matrices' diagonals."""
+        """(order, rank) float64 lengths of the factors' columns, which are scaled next."""
+        self.arrived()
         return self.grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
 
     def scaled(self, scales: torch.Tensor) -> None:
-        """Scale the Gram matrices as their factors were."""
+        """The factors' columns were multiplied by (order, rank) scales."""
         self.grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
+        self.arrived()
+        for block, factor, scale in zip(self._blocks, self._factors, scales, strict=True):
+            if block is not factor:
+                block.mul_(scale)
 
     def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """In float64."""
-        return inner(rhs, self._factors[mode])
+        """Float64 scalar: the sum of the products of B and the factor of a mode; a start is scaled next."""
+        self.arrived()
+        return self._summed((rhs * self._factors[mode]).sum(dtype=torch.float64))
 
+    def arrived(self) -> None:
+        """Wait until all rows that are being sent have arrived."""
+        while self._waiting:
+            self._waiting.pop()()
 
-def inner(rhs: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """The sum of the products of two matrices, a float64 scalar."""
-    return (rhs * factor).sum(dtype=torch.float64)
+    def _send(self, mode: int) -> None:
+        if self._sending is not None:
+            self._waiting.append(self._sending(mode))
+
+    def _gram(self, mode: int) -> torch.Tensor:
+        """(rank, rank) float64 Gram matrix of a factor, of this rank's rows."""
+        factor = self._factors[mode]
+        return (factor.T @ factor).double()
 
 
 class Sweep:
@@ -140,6 +143,7 @@ class Sweep:
 
     Attributes:
         measures: the fit.
+        _aside: a second stream of a GPU; None on a CPU, where calls come one after the other.
     """
 
     def __init__(
@@ -147,17 +151,22 @@ class Sweep:
     ) -> None:
         self._equations, self._factors, self._free = equations, factors, tuple(free)
         self._update, self._l2_reg = update, l2_reg
-        self._aside = Aside(factors[0].device)
+        self._device = factors[0].device
+        self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         is_free = [[mode in free] for mode in range(len(factors))]
         self._is_free = torch.tensor(is_free, device=factors[0].device)
         self.measures = torch.zeros(1, dtype=torch.float64, device=factors[0].device)
 
     def __call__(self) -> None:
         for mode in self._free:
-            with self._aside.begin():  # on a GPU H is inverted beside the MTTKRP, of which it takes about a half
+            if self._aside is not None:  # memory that it frees is taken by the next, which waits for all before it
+                self._aside.wait_stream(torch.cuda.current_stream(self._device))
+            # On a GPU H is inverted beside the MTTKRP, of which it takes about a half.
+            with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
                 system = self._system(mode)
             rhs = self._equations.rhs(mode)
-            self._aside.join()
+            if self._aside is not None:
+                torch.cuda.current_stream(self._device).wait_stream(self._aside)
             self._advance(mode, rhs, system)
         self._finish(mode, rhs, system)
 

@@ -7,7 +7,7 @@ tensor is two einsums: the model at its nonzeros, and an MTTKRP of their ratios.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,25 +15,14 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
-from sparsetc.decomposition.linear import divisor, hadamard, normalized
-from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, undisturbed
+from sparsetc.decomposition.linear import divisor, fit_of, hadamard, normalized
+from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NAME = "cp_apr"
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """The numbers that `cp_apr` is given."""
-
-    n_inner_max: int
-    tol: float
-    epsilon: float
-    kappa: float
-    kappa_tol: float
 
 
 @entry_point
@@ -85,95 +74,90 @@ def cp_apr(
         raise FormatError(f"{NAME}: x has values below 0, which no counts are; see cp_als")
     rank = checks.rank(rank, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
-    asked = asking(callback, lambda rows: made(Ended(rows, "")))
-    limits = _Limits(
-        checks.number(n_inner_max, 1, f"{NAME}: n_inner_max"),
-        checks.level(tol, f"{NAME}: tol"),
-        checks.level(epsilon, f"{NAME}: epsilon"),
-        checks.level(kappa, f"{NAME}: kappa"),
-        checks.level(kappa_tol, f"{NAME}: kappa_tol"),
-    )
+
+    def model(rows: Rows, stopped: str = "") -> CP:
+        return CP(weights.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped, column(rows, 1))
+
+    asked = asking(callback, model)
+    n_inner_max = checks.number(n_inner_max, 1, f"{NAME}: n_inner_max")
+    tol, epsilon = checks.level(tol, f"{NAME}: tol"), checks.level(epsilon, f"{NAME}: epsilon")
+    kappa, kappa_tol = checks.level(kappa, f"{NAME}: kappa"), checks.level(kappa_tol, f"{NAME}: kappa_tol")
     modes = tuple(range(sparse.order))
     start = cp_factors(sparse, rank, init, checks.generator(random_state, NAME), modes, NAME, ("random",))
     checks.nonnegative(start, NAME)
-    sweep = _PoissonSweep(sparse, start, limits, **settings)
+    weights, factors = normalized(start, modes, p=1)
+    norm = torch.linalg.vector_norm(sparse.values, dtype=torch.float64)
+    kernels = mode_kernels(sparse, rank, modes, **settings)
+    masked = model_kernel(sparse.with_values(torch.ones_like(sparse.values)), rank, **settings)
+    measures = torch.zeros(3, dtype=torch.float64, device=sparse.device)
 
-    def made(ended: Ended) -> CP:
-        copies = tuple(f.clone() for f in sweep.factors)
-        return CP(sweep.weights.clone(), copies, ended.column(0), ended.stopped, ended.column(1))
+    def at_nonzeros(*matrices: torch.Tensor) -> torch.Tensor:
+        """(nnz,) the model, no less than epsilon."""
+        entries = masked(*matrices)
+        assert isinstance(entries, SparseTensor)
+        return entries.values.clamp(min=epsilon)
+
+    def multiplier(mode: int) -> torch.Tensor:
+        """(size, rank) what the factor of a mode, which has the weights, is multiplied by."""
+        return kernels[mode](factors, sparse.values / at_nonzeros(*factors))
+
+    def sweep() -> None:
+        """Every mode's updates, then the fit, the log-likelihood, and the worst violation that a mode began with."""
+        worst = torch.zeros((), dtype=weights.dtype, device=weights.device)
+        for mode, factor in enumerate(factors):
+            phi = partial(multiplier, mode)
+            worst = torch.maximum(worst, _update(factor, weights, phi, n_inner_max, tol, kappa, kappa_tol))
+        entries = at_nonzeros(factors[0] * weights, *factors[1:])
+        measures.copy_(torch.stack((*_measured(sparse.values, norm, entries, weights, factors), worst.double())))
 
     title = f"CP-APR, rank {rank}"
-    watch = Watch(n_iter_max, lambda rows: rows[-1][2] < limits.tol, asked, progress, title)
-    return made(iterate(sweep, sweep.measures, watch))
+    return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, asked, progress, title))
 
 
-class _PoissonSweep:
-    """An outer iteration over static buffers: every mode's multiplicative updates, then the likelihood and the fit.
+def _update(
+    factor: torch.Tensor,
+    weights: torch.Tensor,
+    multiplier: Callable[[], torch.Tensor],
+    n_inner_max: int,
+    tol: float,
+    kappa: float,
+    kappa_tol: float,
+) -> torch.Tensor:
+    """Update a factor and the weights in place; return how far the factor was from the KKT conditions before.
 
-    Attributes:
-        measures: the fit, the log-likelihood, and the worst violation of the KKT conditions that a mode began with.
+    Once they hold, the factor stays as it is. A GPU is not asked whether they do, but goes through all updates.
     """
+    factor.mul_(weights)
+    first = holds = torch.zeros((), dtype=torch.bool, device=factor.device)
+    for number in range(n_inner_max):
+        phi = multiplier()
+        violation = torch.linalg.vector_norm(torch.minimum(factor, 1 - phi), torch.inf)
+        holds = holds | (violation < tol)
+        if number == 0:
+            first = violation
+        if not factor.is_cuda and bool(holds):
+            break
+        if number == 0:
+            # Entries that are 0 and at which the likelihood rises: no product would ever change them.
+            stuck = (factor < kappa_tol * weights) & (phi > 1)
+            updated = torch.where(stuck, kappa * weights, factor * phi)
+            factor.copy_(torch.where(holds, factor, updated))
+        else:
+            factor.mul_(phi.masked_fill_(holds, 1))
+    weights.copy_(factor.sum(0))
+    factor.div_(divisor(weights))
+    return first
 
-    def __init__(self, x: SparseTensor, start: Sequence[torch.Tensor], limits: _Limits, **settings: Any) -> None:
-        rank, modes = start[0].shape[1], range(x.order)
-        self.weights, self.factors = normalized(start, modes, p=1)
-        self._limits, self._values = limits, x.values
-        self._norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
-        self._kernels = mode_kernels(x, rank, modes, **settings)
-        self._model = model_kernel(x.with_values(torch.ones_like(x.values)), rank, **settings)
-        self.measures = torch.zeros(3, dtype=torch.float64, device=x.device)
 
-    def __call__(self) -> None:
-        worst = torch.zeros((), dtype=self.weights.dtype, device=self.weights.device)
-        for mode in range(len(self.factors)):
-            worst = torch.maximum(worst, self._update(mode))
-        self._measure(worst)
-
-    def _update(self, mode: int) -> torch.Tensor:
-        """The multiplicative updates of a mode; how far it was from the KKT conditions before them.
-
-        Once they hold, the factor stays as it is. A GPU is not asked whether they do, but goes through all updates.
-        """
-        factor, limits = self.factors[mode], self._limits
-        factor.mul_(self.weights)
-        first = holds = torch.zeros((), dtype=torch.bool, device=factor.device)
-        for number in range(limits.n_inner_max):
-            phi = self._phi(mode)
-            violation = torch.linalg.vector_norm(torch.minimum(factor, 1 - phi), torch.inf)
-            holds = holds | (violation < limits.tol)
-            if number == 0:
-                first = violation
-            if not factor.is_cuda and bool(holds):
-                break
-            if number == 0:
-                # Entries that are 0 and at which the likelihood rises: no product would ever change them.
-                stuck = (factor < limits.kappa_tol * self.weights) & (phi > 1)
-                updated = torch.where(stuck, limits.kappa * self.weights, factor * phi)
-                factor.copy_(torch.where(holds, factor, updated))
-            else:
-                factor.mul_(phi.masked_fill_(holds, 1))
-        self.weights.copy_(factor.sum(0))
-        factor.div_(divisor(self.weights))
-        return first
-
-    def _phi(self, mode: int) -> torch.Tensor:
-        """(size, rank) what the factor of a mode, which has the weights, is multiplied by."""
-        ratios = self._values / self._at_nonzeros(self.factors)
-        return self._kernels[mode](self.factors, ratios)
-
-    def _at_nonzeros(self, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(nnz,) the model, no less than epsilon."""
-        found = self._model(*factors)
-        assert isinstance(found, SparseTensor)
-        return found.values.clamp(min=self._limits.epsilon)
-
-    def _measure(self, worst: torch.Tensor) -> None:
-        first, *others = self.factors
-        model = self._at_nonzeros((first * self.weights, *others))
-        inner = (self._values * model).sum(dtype=torch.float64)
-        weights = self.weights.double()
-        square = weights @ hadamard(torch.stack([(f.T @ f).double() for f in self.factors])) @ weights
-        error = (self._norm.square() - 2 * inner + square).clamp(min=0).sqrt()
-        likelihood = torch.xlogy(self._values, model).sum(dtype=torch.float64)
-        fit = 1 - error / divisor(self._norm)
-        self.measures.copy_(torch.stack((fit, likelihood - weights.sum(), worst.double())))
+def _measured(
+    values: torch.Tensor,
+    norm: torch.Tensor,
+    entries: torch.Tensor,
+    weights: torch.Tensor,
+    factors: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fit and the log-likelihood, float64 scalars, of values (nnz,) and of the model's entries in their places."""
+    inner, weights = (values * entries).sum(dtype=torch.float64), weights.double()
+    square = weights @ hadamard(torch.stack([(f.T @ f).double() for f in factors])) @ weights
+    likelihood = torch.xlogy(values, entries).sum(dtype=torch.float64)
+    return fit_of(norm, inner, square), likelihood - weights.sum()

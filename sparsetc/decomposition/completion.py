@@ -7,13 +7,12 @@ observed entries of the outer squares of the other factors' rows, ``"ijk,jr,kr,j
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import inner
+from sparsetc.decomposition.als import Equations
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
 from sparsetc.options import current
@@ -21,15 +20,7 @@ from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The observed entries of a tensor: their values, zeros among them, and ones in their places."""
-
-    values: SparseTensor
-    ones: SparseTensor
-
-
-def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
+def observed(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
     """The values wherever a mask says that an entry is known, 0 where x has none.
 
     Args:
@@ -45,7 +36,7 @@ def observed(x: SparseTensor, mask: Any, name: str) -> Seen:
     if known.nnz == 0:
         raise FormatError(f"{name}: the mask has no observed entry")
     checks.check_values(known.values, name)
-    return Seen(known, known.with_values(torch.ones_like(known.values)))
+    return known
 
 
 def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
@@ -83,25 +74,24 @@ def _on_mask(x: SparseTensor, mask: SparseTensor) -> SparseTensor:
     return SparseTensor(both.coords[:, kept], both.values[kept, 0], x.shape, check=False)
 
 
-class Observed:
+class Observed(Equations):
     """The equations of observed entries: B is an MTTKRP of their values, H one matrix a row.
 
-    H is symmetric, so an MTTKRP of ones with the ``rank (rank + 1) / 2`` products of two columns is all of it.
+    H is symmetric, so an MTTKRP of ones with the ``rank (rank + 1) / 2`` products of two columns is all of it. Gram
+    matrices of factors stay those of the start, and are not read.
 
     Attributes:
         _numbers: which of the products each entry of H is.
     """
 
-    def __init__(self, seen: Seen, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
-        x, rank = seen.values, factors[0].shape[1]
-        rows = max(x.shape[m] for m in free)
+    def __init__(self, x: SparseTensor, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
+        rows, rank = max(x.shape[m] for m in free), factors[0].shape[1]
         nbytes = 3 * rows * rank * rank * x.dtype.itemsize
         current().check_memory(nbytes, x.device, f"a {rank} x {rank} matrix for each of {rows:,} rows")
-        self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
-        self._factors = factors
+        super().__init__(x, factors, free, **settings)
         self._left, self._right = torch.triu_indices(rank, rank, device=x.device)
-        self._kernels = mode_kernels(x, rank, free, **settings)
-        self._squares = mode_kernels(seen.ones, self._left.numel(), free, **settings)
+        ones = x.with_values(torch.ones_like(x.values))
+        self._squares = mode_kernels(ones, self._left.numel(), free, **settings)
         numbers = torch.zeros(rank, rank, dtype=torch.int64, device=x.device)
         numbers[self._left, self._right] = torch.arange(self._left.numel(), device=x.device)
         self._numbers = torch.maximum(numbers, numbers.T).flatten()
@@ -113,10 +103,6 @@ class Observed:
         products = [f if m == mode else f[:, self._left] * f[:, self._right] for m, f in enumerate(self._factors)]
         compact = self._squares[mode](products)
         return compact[:, self._numbers].view(-1, rank, rank)
-
-    def rhs(self, mode: int) -> torch.Tensor:
-        """B, the MTTKRP."""
-        return self._kernels[mode](self._factors)
 
     def updated(self, mode: int) -> None:
         """Nothing is kept of factors."""
@@ -132,7 +118,3 @@ class Observed:
 
     def scaled(self, scales: torch.Tensor) -> None:
         """Nothing is kept of factors."""
-
-    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """In float64."""
-        return inner(rhs, self._factors[mode])

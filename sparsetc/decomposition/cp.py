@@ -6,19 +6,19 @@ Tomasi & Bro 2005 without imputation (one least-squares problem a row).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, WholeEquations
+from sparsetc.decomposition.als import Equations
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.fused import sweep_of
 from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
-from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled, undisturbed
+from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -79,15 +79,11 @@ def cp_als(
     wanted = Wanted.checked(
         sparse.order, rank, n_iter_max, tol, normalize_factors, nonnegative, fixed_modes, l2_reg, callback, progress
     )
-    seen = None if mask is None else observed(sparse, mask, NAME)
-    factors = start(sparse if seen is None else seen.values, wanted, init, checks.generator(random_state, NAME))
-    equations: Equations
-    if seen is None:
-        equations = WholeEquations(sparse, factors, wanted.free, **settings)
-    else:
-        equations = Observed(seen, factors, wanted.free, **settings)
-    update = HALS if nonnegative else LEAST_SQUARES if seen is None else ROWWISE
-    return run(PreparedRun(equations, factors, update, lambda: factors), wanted, is_model(init))
+    known = sparse if mask is None else observed(sparse, mask, NAME)
+    factors = start(known, wanted, init, checks.generator(random_state, NAME))
+    equations = (Equations if mask is None else Observed)(known, factors, wanted.free, **settings)
+    update = HALS if nonnegative else LEAST_SQUARES if mask is None else ROWWISE
+    return run(equations, factors, update, wanted, is_model(init), lambda: factors)
 
 
 @dataclass(frozen=True)
@@ -126,23 +122,6 @@ class Wanted:
         return cls(rank, free, n_iter_max, tol, normalize_factors, nonnegative, l2_reg, callback, progress)
 
 
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run that is ready to begin: its equations, and the buffers that it changes.
-
-    Attributes:
-        factors: changed in place: the model's, or this process's rows of them.
-        whole: the model's factors as they are.
-        watch: settings of `Watch` that are not the user's.
-    """
-
-    equations: Equations
-    factors: Sequence[torch.Tensor]
-    update: Update
-    whole: Callable[[], Sequence[torch.Tensor]]
-    watch: Mapping[str, Any] = field(default_factory=dict)
-
-
 def start(
     x: SparseTensor, wanted: Wanted, init: Any, random: torch.Generator | None, starts: Sequence[str] = STARTS
 ) -> list[torch.Tensor]:
@@ -155,25 +134,42 @@ def start(
     return factors
 
 
-def run(own: PreparedRun, wanted: Wanted, goes_on: bool) -> CP:
-    """Alternating least squares, whatever the equations are and wherever the factors lie."""
-    free, factors = wanted.free, own.factors
-    sweep = sweep_of(own.equations, factors, free, own.update, wanted.l2_reg)
+def run(
+    equations: Equations,
+    factors: Sequence[torch.Tensor],
+    update: Update,
+    wanted: Wanted,
+    goes_on: bool,
+    gather: Callable[[], Sequence[torch.Tensor]],
+    **looks: Any,
+) -> CP:
+    """Alternating least squares, whatever the equations are and wherever the factors lie.
 
-    def made(ended: Ended) -> CP:
-        whole = own.whole()
-        kept = normalized(whole, free) if wanted.normalize_factors else (torch.ones_like(whole[0][0]), _copied(whole))
-        return CP(*kept, ended.column(0), ended.stopped)
+    Args:
+        equations: of the model.
+        factors: changed in place: the model's, or this process's rows of them.
+        update: how a factor is made of its equations.
+        wanted: what the user asked for.
+        goes_on: whether the factors are a model's, and not to be scaled first.
+        gather: returns the model's factors as they are.
+        looks: settings of `iterate` that are not the user's.
+    """
+    free = wanted.free
+    sweep = sweep_of(equations, factors, free, update, wanted.l2_reg)
 
-    if not bool(own.equations.norm > 0):
+    def model(rows: Rows, stopped: str = "") -> CP:
+        now = gather()
+        parts = normalized(now, free) if wanted.normalize_factors else (torch.ones_like(now[0][0]), _copied(now))
+        return CP(*parts, column(rows, 0), stopped)
+
+    if not bool(equations.norm > 0):
         factors[free[0]].zero_()
-        return made(Ended([[1.0]], "converged"))
+        return model([[1.0]], "converged")
     if not goes_on:
         sweep.fit_scale()
-    asked = asking(wanted.callback, lambda rows: made(Ended(rows, "")))
-    ended = settled(wanted.tol, factors[0].dtype)
-    watch = Watch(wanted.n_iter_max, ended, asked, wanted.progress, f"CP, rank {wanted.rank}", **own.watch)
-    return made(iterate(sweep, sweep.measures, watch))
+    asked, converged = asking(wanted.callback, model), settled(wanted.tol, factors[0].dtype)
+    title = f"CP, rank {wanted.rank}"
+    return model(*iterate(sweep, sweep.measures, wanted.n_iter_max, converged, asked, wanted.progress, title, **looks))
 
 
 def _copied(factors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

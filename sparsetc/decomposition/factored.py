@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from math import prod
 from typing import Any, ClassVar, TypeVar
@@ -31,20 +31,6 @@ WORD = 256
 """Bytes that a word in a file may take."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """What a file of a model holds.
-
-    Attributes:
-        first: the weights, or the core.
-    """
-
-    first: torch.Tensor
-    factors: tuple[torch.Tensor, ...]
-    numbers: Mapping[str, tuple[float, ...]]
-    stopped: str
-
-
 def write(
     path: str | os.PathLike[str],
     kind: str,
@@ -62,8 +48,10 @@ def write(
         np.savez(file, **arrays, **lists, kind=np.array(kind), stopped=np.array(stopped))  # type: ignore[arg-type]
 
 
-def read(path: str | os.PathLike[str], kind: str, first: str, lists: Sequence[str], device: torch.device | str) -> Held:
-    """What `write` wrote of this kind of model; IOFormatError where it is not, OutOfMemoryError above the limit.
+def read(
+    path: str | os.PathLike[str], kind: str, first: str, lists: Sequence[str], device: torch.device | str
+) -> dict[str, Any]:
+    """The fields of a model that `write` wrote; IOFormatError where it is none, OutOfMemoryError above the limit.
 
     Args:
         path: of the file.
@@ -83,7 +71,7 @@ def read(path: str | os.PathLike[str], kind: str, first: str, lists: Sequence[st
             name: tuple(archive.array(name).astype(np.float64).ravel().tolist()) if name in archive.names else ()
             for name in lists
         }
-        return Held(tensors[0], tuple(tensors[1:]), numbers, _word(archive, "stopped"))
+        return {first: tensors[0], "factors": tuple(tensors[1:]), "stopped": _word(archive, "stopped"), **numbers}
 
 
 @contextmanager
@@ -287,10 +275,9 @@ class Factored:
             OutOfMemoryError: it would pass the memory limit.
             FileNotFoundError: no such file.
         """
-        held = read(path, cls.KIND, cls.HEAD, cls.NUMBERS, device)
-        fields: dict[str, Any] = {cls.HEAD: held.first, "factors": held.factors, "stopped": held.stopped}
+        fields = read(path, cls.KIND, cls.HEAD, cls.NUMBERS, device)
         with naming(path):
-            return cls(**fields, **held.numbers)
+            return cls(**fields)
 
     def _run(self) -> str:
         """What a repr says of the run that made it; empty where there was none."""

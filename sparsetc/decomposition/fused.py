@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from sparsetc.codegen.launch import FUSED
-from sparsetc.decomposition.als import Equations, Sweep, WholeEquations
+from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.linear import INVERSE_RANK, LEAST_SQUARES, Update, inverse_of_product, warps_of, width_of
 from sparsetc.device.profile import machine_of
 
@@ -36,7 +36,7 @@ def sweep_of(
     equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
 ) -> Sweep:
     """A sweep over static buffers, in few launches where there are kernels for it."""
-    if isinstance(equations, WholeEquations) and update is LEAST_SQUARES and serves(factors):
+    if update is LEAST_SQUARES and serves(factors):
         return FusedSweep(equations, factors, free, l2_reg)
     return Sweep(equations, factors, free, update, l2_reg)
 
@@ -47,17 +47,17 @@ def serves(factors: Sequence[torch.Tensor]) -> bool:
 
 
 class FusedSweep(Sweep):
-    """A sweep of `WholeEquations` by least squares: what is tiny in it is a kernel a step.
+    """A sweep of one H of all rows by least squares: what is tiny in it is a kernel a step.
 
     Attributes:
         _inner: the inner product of X and the model.
     """
 
     def __init__(
-        self, equations: WholeEquations, factors: Sequence[torch.Tensor], free: Sequence[int], l2_reg: float
+        self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], l2_reg: float
     ) -> None:
         super().__init__(equations, factors, free, LEAST_SQUARES, l2_reg)
-        self._whole, self._grams, self._norm = equations, equations.grams, equations.norm
+        self._grams, self._norm = equations.grams, equations.norm
         self._inner = torch.zeros_like(self._norm)
         self._penalty = torch.full_like(self._norm, l2_reg) if l2_reg else None
 
@@ -68,7 +68,7 @@ class FusedSweep(Sweep):
         factor = self._factors[mode]
         if advances(factor):
             advance(factor, rhs, system, self._grams[mode], self._inner)
-            self._whole.advanced(mode, self._inner if mode == self._free[-1] else None)
+            self._equations.advanced(mode, self._inner if mode == self._free[-1] else None)
             return
         self._update.apply(factor, rhs, system)
         self._equations.updated(mode)
@@ -77,7 +77,7 @@ class FusedSweep(Sweep):
 
     def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
         scales = measure(self._grams, self._inner, self._norm, self._is_free, self.measures)
-        modes, matrices = zip(*self._whole.scalable(self._free), strict=True)
+        modes, matrices = zip(*self._equations.scalable(self._free), strict=True)
         scale(matrices, modes, self._grams, scales)
 
 

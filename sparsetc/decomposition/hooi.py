@@ -17,7 +17,7 @@ from sparsetc.decomposition import checks
 from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading, leading_vectors
 from sparsetc.decomposition.linear import divisor
-from sparsetc.decomposition.loop import Ended, Watch, asking, iterate, settled, undisturbed
+from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError, ShapeError
 from sparsetc.support.entry import entry_point
@@ -67,54 +67,43 @@ def tucker(
     sparse = checks.tensor(x, NAME)
     sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
-    asked = asking(callback, lambda rows: made(Ended(rows, "")))
+
+    def model(rows: Rows, stopped: str = "") -> Tucker:
+        return Tucker(core.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped)
+
+    asked = asking(callback, model)
     tol = checks.level(tol, f"{NAME}: tol")
     factors = _start(sparse, sizes, init, checks.generator(random_state, NAME), free)
-    sweep = _TuckerSweep(sparse, factors, free, **settings)
+    chains = chain_kernels(sparse, sizes, free, **settings)
+    norm = torch.linalg.vector_norm(sparse.values, dtype=torch.float64)
+    core = sparse.values.new_zeros(sizes)
+    measures = torch.zeros(1, dtype=torch.float64, device=sparse.device)
 
-    def made(ended: Ended) -> Tucker:
-        return Tucker(sweep.core.clone(), tuple(f.clone() for f in factors), ended.column(0), ended.stopped)
+    def chain(mode: int) -> torch.Tensor:
+        """(size, product of the other ranks): x times all factors but that of a mode, unfolded along it."""
+        return chains[mode](factors).flatten(1)
+
+    def project(unfolded: torch.Tensor) -> None:
+        """The core, from the last free mode's chain, and the fit: of orthonormal factors, |M| is the core's norm."""
+        mode = free[-1]
+        others = [r for m, r in enumerate(sizes) if m != mode]
+        core.copy_((factors[mode].T @ unfolded).reshape(-1, *others).movedim(0, mode))
+        square = norm.square() - core.square().sum(dtype=torch.float64)
+        measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
+
+    def sweep() -> None:
+        """Each free mode's leading vectors, then the core and the fit."""
+        for mode in free:
+            unfolded = chain(mode)
+            factors[mode].copy_(leading(unfolded, factors[mode]))
+        project(unfolded)
 
     title = f"Tucker, rank {' x '.join(map(str, sizes))}"
-    watch = Watch(n_iter_max, settled(tol, sparse.dtype), asked, progress, title, capture=False)
-    ended = iterate(sweep, sweep.measures, watch)
-    if not ended.rows:
-        sweep.project(free[-1], sweep.chain(free[-1]))
-    return made(ended)
-
-
-class _TuckerSweep:
-    """An iteration: each free mode's leading vectors, then the core and the fit from the last chain.
-
-    Attributes:
-        measures: the fit.
-    """
-
-    def __init__(self, x: SparseTensor, factors: list[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
-        ranks = [f.shape[1] for f in factors]
-        self._factors, self._free = factors, tuple(free)
-        self._chains = chain_kernels(x, ranks, free, **settings)
-        self._norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
-        self.core = x.values.new_zeros(ranks)
-        self.measures = torch.zeros(1, dtype=torch.float64, device=x.device)
-
-    def __call__(self) -> None:
-        for mode in self._free:
-            chain = self.chain(mode)
-            self._factors[mode].copy_(leading(chain, self._factors[mode]))
-        self.project(mode, chain)
-
-    def chain(self, mode: int) -> torch.Tensor:
-        """(size, product of the other ranks): x times all factors but that of a mode, unfolded along it."""
-        return self._chains[mode](self._factors).flatten(1)
-
-    def project(self, mode: int, chain: torch.Tensor) -> None:
-        """The core, and the fit: with orthonormal factors the model's norm is the core's."""
-        others = [r for m, r in enumerate(self.core.shape) if m != mode]
-        core = (self._factors[mode].T @ chain).reshape(-1, *others).movedim(0, mode)
-        self.core.copy_(core)
-        square = self._norm.square() - self.core.square().sum(dtype=torch.float64)
-        self.measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(self._norm))
+    converged = settled(tol, sparse.dtype)
+    rows, stopped = iterate(sweep, measures, n_iter_max, converged, asked, progress, title, capture=False)
+    if not rows:
+        project(chain(free[-1]))
+    return model(rows, stopped)
 
 
 def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ before the first iteration of a first run, and kept with the tensor's pattern fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,19 +19,9 @@ from sparsetc.ops import equation, letters_of
 from sparsetc.options import of_call
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-
-@dataclass(frozen=True)
-class ModeKernel:
-    """An einsum of a sparse tensor with a matrix a mode, all but one."""
-
-    kernel: Kernel
-    mode: int
-
-    def __call__(self, factors: Sequence[torch.Tensor], values: torch.Tensor | None = None) -> torch.Tensor:
-        """The einsum with the factors of all modes, of which that of `mode` is not read; with other values (nnz,)."""
-        found = self.kernel(*(f for m, f in enumerate(factors) if m != self.mode), values=values)
-        assert isinstance(found, torch.Tensor)
-        return found
+ModeKernel: TypeAlias = Callable[..., torch.Tensor]
+"""An einsum of a sparse tensor with a matrix of every mode but one, called ``kernel(factors, values=None)``: with the
+factors of all modes, and with values (nnz,) in the place of the tensor's."""
 
 
 def mode_kernels(x: SparseTensor, rank: int, modes: Iterable[int], **settings: Any) -> dict[int, ModeKernel]:
@@ -63,7 +53,16 @@ def _together(
     operands: list[Operands] = [[x, *(_table(x, x.shape[m], ranks[m]) for m in others[n])] for n in kept]
     made = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
     shared: Shared = {}
-    return {mode: ModeKernel(Kernel(one, [x], shared=shared), mode) for mode, one in zip(kept, made, strict=True)}
+    return {mode: partial(_called, Kernel(one, [x], shared=shared), mode) for mode, one in zip(kept, made, strict=True)}
+
+
+def _called(
+    kernel: Kernel, mode: int, factors: Sequence[torch.Tensor], values: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A kernel of the factors of all modes but one."""
+    result = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
 def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:

@@ -1,7 +1,7 @@
 """The loop around every decomposition: when it stops, what is said of it, and what Ctrl-C does.
 
 In: a step that changes a model in place and measures it. Out: the measures of all iterations and why there are no more.
-Steps record no gradients and heed no autocast (`undisturbed`), and on a GPU run from a CUDA graph (`Captured`) where
+Steps record no gradients and heed no autocast (`undisturbed`), and on a GPU run from a CUDA graph (`captured`) where
 they can be captured.
 """
 
@@ -11,8 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,41 +25,36 @@ WARM = 2
 """Calls before a graph is captured, in which kernels are compiled and libraries get ready."""
 
 
-class Captured:
-    """A step of an iteration that is captured at its third call on a GPU.
+def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Return a step of an iteration that on a GPU is captured at its third call."""
+    return partial(next, _calls(step, device)) if device.type == "cuda" else step
 
-    Attributes:
-        _until: calls until the graph is captured; -1 for never.
-    """
 
-    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
-        self._step, self._device = step, device
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._until = WARM if device.type == "cuda" else -1
+def _calls(step: Callable[[], None], device: torch.device) -> Iterator[None]:
+    for _ in range(WARM):
+        step()
+        yield
+    graph = _capture(step, device)
+    replay = step if graph is None else graph.replay
+    while True:
+        replay()
+        yield
 
-    def __call__(self) -> None:
-        if self._until == 0:
-            self._graph = self._capture()
-        self._until = max(-1, self._until - 1)
-        if self._graph is None:
-            self._step()
-        else:
-            self._graph.replay()
 
-    def _capture(self) -> torch.cuda.CUDAGraph | None:
-        """The graph, or None where something in the step cannot be captured; buffers are as they were either way."""
-        if torch.cuda.is_current_stream_capturing():
-            return None  # the caller's own graph
-        graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its own stream as the current one; the block around it puts back the caller's.
-        own = torch.cuda.stream(torch.cuda.current_stream(self._device))
-        try:
-            with torch.cuda.device(self._device), own, torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._step()
-        except RuntimeError:  # a library that waits for the GPU; nothing was run, so nothing was changed
-            _free_generator(self._device)
-            return None
-        return graph
+def _capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
+    """The graph, or None where something in the step cannot be captured; buffers are as they were either way."""
+    if torch.cuda.is_current_stream_capturing():
+        return None  # the caller's own graph
+    graph = torch.cuda.CUDAGraph()
+    # A capture that fails leaves its own stream as the current one; the block around it puts back the caller's.
+    before = torch.cuda.stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.device(device), before, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    except RuntimeError:  # a library that waits for the GPU; nothing was run, so nothing was changed
+        _free_generator(device)
+        return None
+    return graph
 
 
 def _free_generator(device: torch.device) -> None:
@@ -97,45 +91,6 @@ Rows = Sequence[Sequence[float]]
 """The measures of each iteration, the fit first."""
 
 
-@dataclass(frozen=True)
-class Watch:
-    """What is wanted of a run besides its result.
-
-    Attributes:
-        callback: called after each iteration; True ends the run.
-        capture: whether the step waits for nothing, so that a CUDA graph may hold it.
-        together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
-            whenever measures are looked at.
-        silent: whether another process draws the bar.
-    """
-
-    n_iter_max: int
-    converged: Callable[[Rows], bool]
-    callback: Callable[[Rows], bool] | None = None
-    progress: bool = False
-    title: str = ""
-    capture: bool = True
-    together: Callable[[str], str] | None = None
-    silent: bool = False
-
-    @property
-    def looks(self) -> int:
-        """Iterations between two looks at the measures, on a GPU."""
-        return 1 if self.callback is not None or self.progress else LOOK
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What became of a run."""
-
-    rows: Rows
-    stopped: str
-
-    def column(self, number: int) -> tuple[float, ...]:
-        """One measure of every iteration."""
-        return tuple(row[number] for row in self.rows)
-
-
 def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
     """What asks a user's callback, given the model and its error, whether that is enough; None where there is none.
 
@@ -160,48 +115,76 @@ def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
     return lambda rows: len(rows) > 1 and abs(rows[-1][0] - rows[-2][0]) < least
 
 
-def iterate(step: Callable[[], None], measures: torch.Tensor, watch: Watch) -> Ended:
+def iterate(
+    step: Callable[[], None],
+    measures: torch.Tensor,
+    n_iter_max: int,
+    converged: Callable[[Rows], bool],
+    callback: Callable[[Rows], bool] | None = None,
+    progress: bool = False,
+    title: str = "",
+    *,
+    capture: bool = True,
+    together: Callable[[str], str] | None = None,
+    silent: bool = False,
+) -> tuple[Rows, str]:
     """Call a step until its measures say that it converged, or something else ends the run.
 
     Args:
-        step: changes a model in place and writes `measures`; on a GPU a CUDA graph, where `watch` allows it.
-        measures: float64, on the model's device.
-        watch: when to stop, and who looks on.
+        step: changes a model in place and writes `measures`; on a GPU a CUDA graph, where it may be.
+        measures: float64, on the model's device; the fit first.
+        n_iter_max: calls, at most.
+        converged: asked whenever measures are looked at.
+        callback: called after each iteration; True ends the run.
+        progress: draw a bar.
+        title: of the bar.
+        capture: whether the step waits for nothing, so that a CUDA graph may hold it.
+        together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
+            whenever measures are looked at.
+        silent: whether another process draws the bar.
+
+    Returns:
+        The measures of each iteration, and why there are no more.
 
     Ctrl-C ends a run after the iteration it falls into (a second one raises at once), in the main thread and under
     Python's own handler; elsewhere KeyboardInterrupt goes where it always goes.
     """
-    advance = Captured(step, measures.device) if watch.capture else step
-    looks = watch.looks if measures.is_cuda else 1
+    advance = captured(step, measures.device) if capture else step
+    looks = LOOK if measures.is_cuda and callback is None and not progress else 1
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []
     stopped = ""
-    shown = watch.progress and not watch.silent
-    with _interruptions() as interrupted, bar(watch.n_iter_max, watch.title, shown, "iterations") as at:
-        while not stopped and len(rows) + len(unread) < watch.n_iter_max:
+    shown = progress and not silent
+    with _interruptions() as interrupted, bar(n_iter_max, title, shown, "iterations") as at:
+        while not stopped and len(rows) + len(unread) < n_iter_max:
             advance()
             unread.append(measures.clone())
-            if interrupted() and watch.together is None:
+            if interrupted() and together is None:
                 stopped = "interrupted"
             elif len(unread) == looks:
                 rows += _read(unread)
-                at(len(rows), f"{watch.title}, fit {rows[-1][0]:.4f}")
-                stopped = _ended(watch, rows)
-                if watch.together is not None:
-                    stopped = watch.together("interrupted" if interrupted() else stopped)
+                at(len(rows), f"{title}, fit {rows[-1][0]:.4f}")
+                stopped = _ended(rows, converged, callback)
+                if together is not None:
+                    stopped = together("interrupted" if interrupted() else stopped)
         rows += _read(unread)
     if stopped == "interrupted":
         warn(f"interrupted after {len(rows)} iterations; the result is that of the last, and init= continues from it")
-    return Ended(rows, stopped or "n_iter_max")
+    return rows, stopped or "n_iter_max"
 
 
-def _ended(watch: Watch, rows: Rows) -> str:
-    if watch.callback is not None and watch.callback(rows):
+def _ended(rows: Rows, converged: Callable[[Rows], bool], callback: Callable[[Rows], bool] | None) -> str:
+    if callback is not None and callback(rows):
         return "callback"
     if not isfinite(rows[-1][0]):
         warn(f"the fit is no number after {len(rows)} iterations: values overflow; scale x, or use float64")
         return "diverged"
-    return "converged" if watch.converged(rows) else ""
+    return "converged" if converged(rows) else ""
+
+
+def column(rows: Rows, number: int) -> tuple[float, ...]:
+    """One measure of every iteration."""
+    return tuple(row[number] for row in rows)
 
 
 def _read(unread: list[torch.Tensor]) -> list[list[float]]:

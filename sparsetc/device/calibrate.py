@@ -102,17 +102,9 @@ class ProbeLaunch:
         self.kernel[(self.grid,)](*self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Ways to do the same `work` (bytes, operations or calls), of which the fastest counts.
-
-    Attributes:
-        rate: the field of a profile, and for tables the precision behind it.
-    """
-
-    rate: str
-    work: int
-    launches: tuple[Callable[[], object], ...]
+Probe = tuple[str, int, Sequence[Callable[[], object]]]
+"""The field of a profile, and for tables the precision behind it; bytes, operations or calls; the ways to do these, of
+which the fastest counts."""
 
 
 def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Probe]:
@@ -121,7 +113,7 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
 
     source, blocks = torch.ones(sizes.streamed, device=device), sizes.streamed // sizes.block
     read = ProbeLaunch(kernels.stream, blocks, (source, _zeros(blocks, device)), {"BLOCK": sizes.block}, warps=8)
-    yield Probe("memory", 4 * sizes.streamed, (read,))
+    yield "memory", 4 * sizes.streamed, (read,)
     del source, read
 
     rows = torch.randint(0, sizes.table, (sizes.gathered,), dtype=torch.int32, device=device)
@@ -132,34 +124,34 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
         constants: dict[str, int | str] = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
         sums = _zeros(grid * ROW, device)
         gathers.append(ProbeLaunch(kernels.gather, grid, (rows, values, sums), constants, warps))
-    yield Probe("l2", 4 * ROW * sizes.gathered, tuple(gathers))
+    yield "l2", 4 * ROW * sizes.gathered, tuple(gathers)
 
     adds = [
         ProbeLaunch(kernels.add, sizes.added // block, (rows, values), {"BLOCK": block, "ROW": ROW}, warps)
         for block, warps in FORMS
     ]
-    yield Probe("add", 4 * ROW * sizes.added, tuple(adds))
+    yield "add", 4 * ROW * sizes.added, tuple(adds)
 
     near = torch.randint(0, NEAR_ROWS, (sizes.programs * 32,), dtype=torch.int32, device=device)
     values, sums = torch.ones(NEAR_ROWS, ROW, device=device), _zeros(sizes.programs * ROW, device)
     constants = {"BLOCK": 32, "ROW": ROW, "TABLE": NEAR_ROWS, "STEPS": sizes.steps}
     launch = ProbeLaunch(kernels.gather_near, sizes.programs, (near, values, sums), constants)
-    yield Probe("l1", 4 * ROW * 32 * sizes.steps * sizes.programs, (launch,))
+    yield "l1", 4 * ROW * 32 * sizes.steps * sizes.programs, (launch,)
 
     pair, out = torch.full((2,), 0.5, device=device), _zeros(sizes.programs * 1024, device)
     launch = ProbeLaunch(kernels.multiply, sizes.programs, (pair, out), {"BLOCK": 1024, "STEPS": 4 * sizes.steps})
-    yield Probe("multiply", 2 * 1024 * 4 * sizes.steps * sizes.programs, (launch,))
+    yield "multiply", 2 * 1024 * 4 * sizes.steps * sizes.programs, (launch,)
 
     matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), _zeros(sizes.programs * SIDE, device)
     for precision in dict.fromkeys(portable(name, machine) for name in default_gpu().dot):
         constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
         launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
-        yield Probe(f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,))
-    yield Probe("task_bytes", KEPT_TASK * sizes.tasks, (_tasks(device, sizes),))
+        yield f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,)
+    yield "task_bytes", KEPT_TASK * sizes.tasks, (_tasks(device, sizes),)
     launches = {name: _pairs(device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
     for name, launch in launches.items():
-        yield Probe(f"block_dot {name}", 2 * BLOCK * BLOCK * INNER * sizes.pairs, (launch,))
-    yield Probe("near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"]))
+        yield f"block_dot {name}", 2 * BLOCK * BLOCK * INNER * sizes.pairs, (launch,)
+    yield "near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"])
 
 
 def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
@@ -200,11 +192,11 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
             with matmul_precision(name if name in PRECISIONS else "highest"):
                 return left @ right
 
-        yield Probe(f"product {name}", 2 * rows * inner * columns, (product,))
+        yield f"product {name}", 2 * rows * inner * columns, (product,)
 
     places = torch.arange(0, sizes.moved, SPARSE, device=device)
     array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
-    yield Probe("moved", 4 * sizes.moved, (lambda: _scattered(array, places, values).index_select(0, places),))
+    yield "moved", 4 * sizes.moved, (lambda: _scattered(array, places, values).index_select(0, places),)
 
     few, one, least = array[: SPARSE * SPARSE], values[:SPARSE], places[:SPARSE]
 
@@ -212,7 +204,7 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
         for _ in range(0, sizes.calls, 4):
             _scattered(few, least, one).index_select(0, least).add_(one)
 
-    yield Probe("call", sizes.calls, (calls,))
+    yield "call", sizes.calls, (calls,)
 
 
 def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -239,8 +231,6 @@ def _zeros(count: int, device: torch.device) -> torch.Tensor:
 
 L2_SHARE = 5 / 6
 """Share of the L2 cache that rows of a table can count on: the default is 50 MB of an H200's 60."""
-ISSUED = 4
-"""Warps that a multiprocessor issues from at once, on NVIDIA's and AMD's GPUs alike."""
 TIMED_MS = 40
 """Milliseconds for which a launch is repeated."""
 _BYTES, _OPERATIONS, _MICROSECONDS = (1e12, "TB/s"), (1e12, "T operations a second"), (1e-6, "us")
@@ -290,7 +280,7 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     current().check_memory(sizes.nbytes, device, "calibrating")
     machine = machine_of(device)
     timed = chain(probes(device, sizes, machine), torch_probes(device, sizes))
-    rate = {p.rate: p.work / _seconds(p.launches) for p in timed}
+    rate = {name: work / _seconds(launches) for name, work, launches in timed}
     launch, few, many = (_seconds([one]) for one in starts(device, sizes))
     if many <= few:
         raise DeviceError("more programs took less time: something else runs on this GPU. Nothing was kept")
@@ -349,7 +339,7 @@ def _sizes(device: torch.device) -> dict[str, int]:
     properties, usual = torch.cuda.get_device_properties(device), default_gpu()
     return {
         "l2_bytes": int(getattr(properties, "L2_cache_size", 0) * L2_SHARE) or usual.l2_bytes,
-        "warps": ISSUED * getattr(properties, "multi_processor_count", 0) or usual.warps,
+        "warps": usual.rules["issued"] * getattr(properties, "multi_processor_count", 0) or usual.warps,
         "warp_size": getattr(properties, "warp_size", 0) or usual.warp_size,
     }
 

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,19 +31,11 @@ from sparsetc.options import Options, current, in_force
 from sparsetc.support import files
 from sparsetc.support.notices import warn
 
-
-class Gpu(NamedTuple):
-    """A GPU as Triton's compiler takes it."""
-
-    machine: str
-    arch: int | str
-    warp_size: int
-
-
-TARGETS = {
-    **{f"sm_{arch}": Gpu("cuda", arch, 32) for arch in (80, 89, 90, 100, 120)},
-    **{arch: Gpu("hip", arch, 64) for arch in ("gfx90a", "gfx942", "gfx950")},
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    **{f"sm_{arch}": ("cuda", arch, 32) for arch in (80, 89, 90, 100, 120)},
+    **{arch: ("hip", arch, 64) for arch in ("gfx90a", "gfx942", "gfx950")},
 }
+"""GPUs as Triton's compiler takes them: the machine, the architecture, threads of a warp."""
 
 
 def machine_of(device: torch.device) -> str:
@@ -64,8 +56,8 @@ def has_halves(machine: str) -> bool:
     return machine != "hip"
 
 
-def gpu(target: str) -> Gpu:
-    """Return the GPU of a target's name; `PlanError` where it is not known."""
+def gpu(target: str) -> tuple[str, int | str, int]:
+    """Return machine, architecture and warp size of a target by its name; `PlanError` where it is not known."""
     if target not in TARGETS:
         raise PlanError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     return TARGETS[target]
@@ -88,6 +80,7 @@ class DeviceProfile:
 
     Attributes:
         laws: constants of the cost model's formulas, fitted to whole kernels.
+        rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
     """
 
@@ -124,6 +117,7 @@ class DeviceProfile:
     moved: float
     call: float
     laws: Mapping[str, float] = field(hash=False)
+    rules: Mapping[str, Any] = field(hash=False)
     sources: Mapping[str, str] = field(hash=False)
     calibrated: str = ""
 
@@ -147,8 +141,9 @@ class DeviceProfile:
         return f"DeviceProfile({self.describe()})"
 
 
-NUMBERS = tuple(f.name for f in fields(DeviceProfile) if f.name not in ("name", "laws", "sources", "calibrated"))
-"""The fields that are numbers, or tables of them. They, and the laws, have a source each."""
+_NO_NUMBERS = ("name", "laws", "rules", "sources", "calibrated")
+NUMBERS = tuple([f.name for f in fields(DeviceProfile) if f.name not in _NO_NUMBERS])
+"""The fields that are numbers, or tables of them. They, the laws and the rules have a source each."""
 TABLES = ("dot", "tile_share", "staged", "fused_slowdown", "product", "block_dot")
 """The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
@@ -156,7 +151,7 @@ _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory",
 own device memory, L2 cache or additions that the default one reached of its."""
 
 
-def by_precision(table: Mapping[str, float], precision: str) -> float:
+def by_precision(table: Mapping[str, Any], precision: str) -> Any:
     """Return the number of a precision; that of `OTHER` where it has none."""
     return table.get(precision, table[OTHER])
 
@@ -164,13 +159,13 @@ def by_precision(table: Mapping[str, float], precision: str) -> float:
 @lru_cache
 def default_gpu() -> DeviceProfile:
     """Return the profile of a GPU that was not calibrated: an NVIDIA H200's."""
-    return _profile_of("NVIDIA H200", _document("nvidia-h200")["fields"])
+    return _profile_of("NVIDIA H200", _shipped("nvidia-h200"))
 
 
 @lru_cache
 def cpu() -> DeviceProfile:
     """Return the profile of the CPU cores that the generated torch programs run on."""
-    return _profile_of("2 CPU cores", _document("cpu")["fields"])
+    return _profile_of("2 CPU cores", _shipped("cpu"))
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any]) -> DeviceProfile:
@@ -190,10 +185,17 @@ def _entries(measured: Mapping[str, Any], day: str) -> dict[str, Any]:
 
 def _profile_of(name: str, entries: dict[str, Any], day: str = "") -> DeviceProfile:
     """Return the profile of these entries; numbers without an entry are the default GPU's."""
-    usual = {n: entry | {"source": ASSUMED} for n, entry in _document("nvidia-h200")["fields"].items()}
+    usual = {n: entry | {"source": ASSUMED} for n, entry in _shipped("nvidia-h200").items()}
     values, sources = ({n: entry[key] for n, entry in (usual | entries).items()} for key in ("value", "source"))
-    laws = {n: values.pop(n) for n in usual if n not in NUMBERS}
-    return DeviceProfile(name=name, laws=laws, sources=sources, calibrated=day, **values)
+    rules = {n: values.pop(n) for n in _document("nvidia-h200")["rules"]}
+    laws = {n: values.pop(n) for n in [*values] if n not in NUMBERS}
+    return DeviceProfile(name=name, laws=laws, rules=rules, sources=sources, calibrated=day, **values)
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    """Return the entries of a profile of the package: fields and laws, then rules."""
+    document = _document(name)
+    return document["fields"] | document["rules"]
 
 
 @lru_cache

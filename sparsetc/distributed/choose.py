@@ -1,13 +1,12 @@
 """Which grid a tensor is cut by, and where: boundaries by prefix sums, the grid by what it sends and how it balances.
 
-In: coordinates of the nonzeros that this rank counts, and the modes that may be cut. Out: `Boxes`, and their `Cut`.
+In: coordinates of the nonzeros that this rank counts, and the modes that may be cut. Out: a `Cut`.
 Smith & Karypis 2016 cut each mode so that its ranges have about equally many nonzeros; so does this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, product
 from math import prod
 
@@ -24,27 +23,6 @@ UNEVEN = 1.5
 """An imbalance above which boxes are cut into pieces too, whose results are summed over ranks. Not measured."""
 
 Grid = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """A grid with its boundaries, and how many nonzeros lie in each box.
-
-    Attributes:
-        grid: ranges along each mode; last, pieces.
-        counts: nonzeros of each box, the last mode's ranges fastest.
-    """
-
-    grid: Grid
-    bounds: tuple[tuple[int, ...], ...]
-    counts: tuple[int, ...]
-
-    @property
-    def imbalance(self) -> float:
-        """The most nonzeros of a rank over the mean."""
-        pieces = self.grid[-1]
-        most = max(-(-n // pieces) for n in self.counts)
-        return most * prod(self.grid) / max(1, sum(self.counts))
 
 
 def boundaries(counts: torch.Tensor, ranges: int) -> tuple[int, ...]:
@@ -93,8 +71,8 @@ def rows_sent(grid: Grid, shape: Sequence[int]) -> float:
     return sum(n / g * (s - 1) / s for n, g, s in zip(shape, grid[:-1], sharing, strict=True))
 
 
-def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ranks, scattered: bool) -> Boxes:
-    """The boxes to cut a tensor into; collective where its nonzeros are scattered.
+def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ranks, scattered: bool) -> Cut:
+    """The cut of a tensor; collective where its nonzeros are scattered.
 
     Args:
         coords: (sparse order, n) those that this rank counts.
@@ -109,30 +87,30 @@ def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ran
 
     counts = {m: over_ranks(torch.bincount(coords[m], minlength=shape[m])) for m in modes}
 
-    def boxes(grid: Grid) -> Boxes:
+    def cut(grid: Grid) -> Cut:
         bounds = tuple(boundaries(counts[m], g) if m in counts else (0, shape[m]) for m, g in enumerate(grid[:-1]))
         per_box = torch.bincount(box_of(coords, bounds), minlength=prod(grid[:-1]))
-        return Boxes(grid, bounds, tuple(over_ranks(per_box).tolist()))
+        return cut_of(shape, grid, bounds, over_ranks(per_box).tolist())
 
-    def tried(listed: Iterable[Grid]) -> Iterator[Boxes]:
+    def tried(listed: Iterable[Grid]) -> Iterator[Cut]:
         possible = (grid for grid in listed if ranks.divisible or sum(g > 1 for g in grid) <= 1)
-        return (boxes(grid) for grid in islice(possible, TRIED))
+        return (cut(grid) for grid in islice(possible, TRIED))
 
     plain = _until_even(tried(grids(ranks.size, shape, modes, False)))
     if plain and plain[0].imbalance <= UNEVEN:
         return plain[0]
     pieced = tried(grid for grid in grids(ranks.size, shape, modes, True) if grid[-1] > 1)
-    return min([*plain, *pieced], key=lambda b: b.imbalance)
+    return min([*plain, *pieced], key=lambda c: c.imbalance)
 
 
-def _until_even(tried: Iterable[Boxes]) -> list[Boxes]:
-    """The first that are even enough, or the most even of all; none of none."""
-    found: list[Boxes] = []
-    for boxes in tried:
-        if boxes.imbalance <= EVEN:
-            return [boxes]
-        found.append(boxes)
-    return sorted(found, key=lambda b: b.imbalance)[:1]
+def _until_even(tried: Iterable[Cut]) -> list[Cut]:
+    """The first cut that is even enough, or the most even one; empty of no cuts."""
+    uneven: list[Cut] = []
+    for cut in tried:
+        if cut.imbalance <= EVEN:
+            return [cut]
+        uneven.append(cut)
+    return sorted(uneven, key=lambda c: c.imbalance)[:1]
 
 
 def box_of(coords: torch.Tensor, bounds: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -145,11 +123,18 @@ def box_of(coords: torch.Tensor, bounds: Sequence[Sequence[int]]) -> torch.Tenso
     return box
 
 
-def cut_of(boxes: Boxes, shape: Sequence[int]) -> Cut:
-    """The cut by which rank n has the n-th box, or, of boxes in pieces, the n-th piece; pieces are fastest."""
-    places, pieces = tuple(product(*map(range, boxes.grid))), boxes.grid[-1]
-    nnz = [n * (k + 1) // pieces - n * k // pieces for n in boxes.counts for k in range(pieces)]
-    return Cut(tuple(shape), boxes.bounds, places, tuple(nnz))
+def cut_of(shape: Sequence[int], grid: Grid, bounds: tuple[tuple[int, ...], ...], counts: Sequence[int]) -> Cut:
+    """The cut by which rank n has the n-th box, or, of boxes in pieces, the n-th piece; pieces are fastest.
+
+    Args:
+        shape: sizes of all modes.
+        grid: ranges along each mode; last, pieces.
+        bounds: where they begin and end.
+        counts: nonzeros of each box, the last mode's ranges fastest.
+    """
+    pieces = grid[-1]
+    nnz = [n * (k + 1) // pieces - n * k // pieces for n in counts for k in range(pieces)]
+    return Cut(tuple(shape), bounds, tuple(product(*map(range, grid))), tuple(nnz))
 
 
 def _factorings(n: int, parts: int) -> list[Grid]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.cp import NAME, PreparedRun, Wanted, run, start
+from sparsetc.decomposition.cp import NAME, Wanted, run, start
 from sparsetc.decomposition.initial import is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES
 from sparsetc.decomposition.loop import undisturbed
@@ -97,16 +97,24 @@ def cp_als(
     if not (isinstance(init, str) and isinstance(random_state, int)):
         factors = [ranks.first(f) for f in factors]
     flat = replace(x, local=x.local.expand_dense()) if x.local.dense_order else x
-    equations = prepared(flat, factors, wanted.free, NAME, **settings)
+    equations, own, gather = prepared(flat, factors, wanted.free, NAME, **settings)
     if callback is not None:
         wanted = replace(
             wanted, callback=lambda model, error: agreed(ranks, "callback", lambda: callback(model, error))
         )
     # Of sweeps with collectives in them only NCCL's become CUDA graphs (`benchmarks/results/distributed_2.json`).
     capture = ranks.size == 1 or "nccl" in ranks.backend
-    watch = {"capture": capture, "together": lambda why: _together(why, x), "silent": ranks.rank > 0}
-    own = PreparedRun(equations, equations.own, HALS if nonnegative else LEAST_SQUARES, equations.whole, watch)
-    return run(own, wanted, is_model(init))
+    return run(
+        equations,
+        own,
+        HALS if nonnegative else LEAST_SQUARES,
+        wanted,
+        is_model(init),
+        gather,
+        capture=capture,
+        together=lambda why: _together(why, x),
+        silent=ranks.rank > 0,
+    )
 
 
 def _without_nonzeros(x: Sharded) -> SparseTensor:

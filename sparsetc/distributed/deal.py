@@ -1,6 +1,6 @@
 """Nonzeros brought to the ranks that a cut deals them to.
 
-In: nonzeros, the same on every rank or others on each, and boxes. Out: this rank's own, counted from where its box
+In: nonzeros, the same on every rank or others on each, and a cut. Out: this rank's own, counted from where its box
 begins. Pieces of a box are equal ranges of its nonzeros in the order in which ranks have them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparsetc.distributed.choose import Boxes, box_of
+from sparsetc.distributed.choose import box_of
 from sparsetc.distributed.cut import Cut
 from sparsetc.distributed.ranks import Ranks
 
@@ -18,18 +18,18 @@ Nonzeros = tuple[torch.Tensor, torch.Tensor]
 """(sparse order, n) coordinates and (n, *dense sizes) values."""
 
 
-def owners(coords: torch.Tensor, boxes: Boxes, before: torch.Tensor | None = None) -> torch.Tensor:
+def owners(coords: torch.Tensor, cut: Cut, before: torch.Tensor | None = None) -> torch.Tensor:
     """(n,) int64 the rank of each nonzero.
 
     Args:
         coords: (sparse order, n) of the whole tensor.
-        boxes: what they are cut by.
+        cut: what they are cut by.
         before: (boxes,) int64 how many nonzeros of each box earlier ranks have.
     """
-    box, pieces = box_of(coords, boxes.bounds), boxes.grid[-1]
+    box, pieces = box_of(coords, cut.bounds), cut.grid[-1]
     if pieces == 1:
         return box
-    counts = torch.tensor(boxes.counts, device=coords.device)
+    counts = torch.tensor(cut.nnz, device=coords.device).view(-1, pieces).sum(1)
     order = torch.argsort(box, stable=True)
     sizes = torch.bincount(box, minlength=counts.shape[0])
     first = sizes.cumsum(0) - sizes
@@ -42,21 +42,21 @@ def owners(coords: torch.Tensor, boxes: Boxes, before: torch.Tensor | None = Non
     return box * pieces + piece
 
 
-def taken(whole: Nonzeros, boxes: Boxes, rank: int) -> Nonzeros:
+def taken(whole: Nonzeros, cut: Cut, rank: int) -> Nonzeros:
     """A rank's own of nonzeros that every rank has, in their order."""
     coords, values = whole
-    own = torch.nonzero(owners(coords, boxes) == rank).flatten()
+    own = torch.nonzero(owners(coords, cut) == rank).flatten()
     return coords.index_select(1, own), values.index_select(0, own)
 
 
-def exchanged(mine: Nonzeros, boxes: Boxes, ranks: Ranks) -> Nonzeros:
+def exchanged(mine: Nonzeros, cut: Cut, ranks: Ranks) -> Nonzeros:
     """A rank's own of nonzeros of which every rank has others, by all-to-all; in order of the ranks that had them."""
     coords, values = mine
     before = None
-    if boxes.grid[-1] > 1:
-        per_box = torch.bincount(box_of(coords, boxes.bounds), minlength=len(boxes.counts))
+    if cut.grid[-1] > 1:
+        per_box = torch.bincount(box_of(coords, cut.bounds), minlength=cut.size // cut.grid[-1])
         before = ranks.gathered(per_box[None])[: ranks.rank].sum(0)
-    rank = owners(coords, boxes, before)
+    rank = owners(coords, cut, before)
     sent = torch.bincount(rank, minlength=ranks.size)
     counts = ranks.gathered(sent[None]).tolist()
     order = torch.argsort(rank, stable=True)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.decomposition.als import WholeEquations
+from sparsetc.decomposition.als import Equations
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.combine import DenseResult
 from sparsetc.distributed.ranks import Ranks
@@ -91,103 +90,45 @@ class FactorRows:
         return block.narrow(0, self.share * self.sharing.rank, self.share).clone()
 
 
-class Boxed(WholeEquations):
-    """The equations of a whole tensor, of which this rank has a box.
-
-    B comes from an MTTKRP of the box, by a reduce-scatter over the ranks of its range, and updated rows go back to
-    these by an all-gather, beside which the Gram matrix is made. Gram matrices and inner products are sums over all
-    ranks.
-
-    Attributes:
-        own: this rank's rows of each factor, changed in place.
-    """
-
-    def __init__(
-        self,
-        x: Sharded,
-        rows: Sequence[FactorRows],
-        factors: Sequence[torch.Tensor],
-        free: Sequence[int],
-        **settings: Any,
-    ) -> None:
-        self._rows, self._ranks, self._waiting = rows, x.ranks, list[Callable[[], None]]()
-        self._blocks = [r.block(f) for r, f in zip(rows, factors, strict=True)]
-        self.own = [r.own(b) for r, b in zip(rows, self._blocks, strict=True)]
-        super().__init__(_padded(x.local, rows), self.own, free, **settings)
-
-    def joined(self) -> Boxed:
-        """These equations, once all ranks have theirs: what was made of one rank's rows becomes that of all."""
-        self.norm = self._ranks.sum_(self.norm.square()).sqrt()
-        self._ranks.sum_(self.grams)
-        return self
-
-    def updated(self, mode: int) -> None:
-        """Begin to send updated rows to the ranks that share them.
-
-        Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
-        reads blocks.
-        """
-        self._send(mode)
-        super().updated(mode)
-        self._ranks.sum_(self.grams[mode])
-
-    def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
-        """Begin to send updated rows; make the Gram matrix and the inner product of this rank's rows those of all."""
-        self._send(mode)
-        self._ranks.sum_(self.grams[mode])
-        if inner is not None:
-            self._ranks.sum_(inner)
-
-    def scalable(self, free: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
-        """Rows of this rank, and blocks; once they have arrived."""
-        self._arrived()
-        blocks = [(mode, self._blocks[mode]) for mode in free if self._blocks[mode] is not self.own[mode]]
-        return super().scalable(free) + blocks
-
-    def scaled(self, scales: torch.Tensor) -> None:
-        """Scale Gram matrices, and blocks, as this rank's rows were."""
-        super().scaled(scales)
-        self._arrived()
-        for block, own, scale in zip(self._blocks, self.own, scales, strict=True):
-            if block is not own:
-                block.mul_(scale)
-
-    def norms(self) -> torch.Tensor:
-        """From the Gram matrices, which are those of all rows; columns are scaled next."""
-        self._arrived()
-        return super().norms()
-
-    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
-        """The inner product over all rows; a start is scaled next."""
-        self._arrived()
-        return self._ranks.sum_(super().inner(mode, rhs))
-
-    def rhs(self, mode: int) -> torch.Tensor:
-        """B of this rank's rows, summed over the ranks that share them."""
-        self._arrived()
-        return self._rows[mode].sharing.scattered_sum(self._kernels[mode](self._blocks))
-
-    def whole(self) -> list[torch.Tensor]:
-        """The factors, gathered from the ranks that own their rows; collective."""
-        self._arrived()
-        return [gathered(own, rows, self._ranks) for own, rows in zip(self.own, self._rows, strict=True)]
-
-    def _send(self, mode: int) -> None:
-        self._waiting.append(self._rows[mode].sharing.gather_into(self._blocks[mode], self.own[mode]))
-
-    def _arrived(self) -> None:
-        while self._waiting:
-            self._waiting.pop()()
-
-
-def prepared(x: Sharded, factors: Sequence[torch.Tensor], free: Sequence[int], what: str, **settings: Any) -> Boxed:
+def prepared(
+    x: Sharded, factors: Sequence[torch.Tensor], free: Sequence[int], what: str, **settings: Any
+) -> tuple[Equations, list[torch.Tensor], Callable[[], list[torch.Tensor]]]:
     """The equations, compiled on every rank; collective.
+
+    B comes from an MTTKRP of this rank's box, by a reduce-scatter over the ranks of its range, and updated rows go back
+    to these by an all-gather.
+
+    Returns:
+        The equations; this rank's rows of each factor, which are changed in place; and what gathers the factors from
+        the ranks that own their rows, collectively.
 
     Raises:
         DistributedError: a rank could not.
     """
     rows = [FactorRows.of(x, mode) for mode in range(x.order)]
-    return compiled(x.ranks, what, partial(Boxed, x, rows, factors, free), settings).joined()
+
+    def make(**settings: Any) -> tuple[Equations, list[torch.Tensor]]:
+        blocks = [r.block(f) for r, f in zip(rows, factors, strict=True)]
+        own = [r.own(b) for r, b in zip(rows, blocks, strict=True)]
+        return Equations(
+            _padded(x.local, rows),
+            own,
+            free,
+            blocks,
+            x.ranks.sum_,
+            lambda mode, rhs: rows[mode].sharing.scattered_sum(rhs),
+            lambda mode: rows[mode].sharing.gather_into(blocks[mode], own[mode]),
+            **settings,
+        ), own
+
+    equations, own = compiled(x.ranks, what, make, settings)
+    equations.join()
+
+    def gather() -> list[torch.Tensor]:
+        equations.arrived()
+        return [gathered(part, r, x.ranks) for part, r in zip(own, rows, strict=True)]
+
+    return equations, own, gather
 
 
 def gathered(own: torch.Tensor, rows: FactorRows, ranks: Ranks) -> torch.Tensor:

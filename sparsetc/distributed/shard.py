@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.distributed.agree import agreed
-from sparsetc.distributed.choose import chosen, cut_of
+from sparsetc.distributed.choose import chosen
 from sparsetc.distributed.cut import Cut, Range
 from sparsetc.distributed.deal import Nonzeros, exchanged, moved, taken
 from sparsetc.distributed.ranks import Ranks
@@ -157,14 +157,13 @@ def shard(
 
     source, modes = agreed(ranks, what, opened, given)
     mine = agreed(ranks, what, source.read, source.said)
-    boxes = chosen(mine[0], source.shape, modes, ranks, source.scattered)
-    cut = cut_of(boxes, source.shape)
+    cut = chosen(mine[0], source.shape, modes, ranks, source.scattered)
     if source.scattered:
-        own = exchanged(mine, boxes, ranks)
+        own = exchanged(mine, cut, ranks)
         share = agreed(ranks, what, lambda: _share(own, cut, ranks.rank, False))
         cut = replace(cut, nnz=tuple(ranks.objects(share.nnz)))
     else:
-        share = agreed(ranks, what, lambda: _share(taken(mine, boxes, ranks.rank), cut, ranks.rank, True))
+        share = agreed(ranks, what, lambda: _share(taken(mine, cut, ranks.rank), cut, ranks.rank, True))
     return Sharded(cut, share, ranks)
 
 

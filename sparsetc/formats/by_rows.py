@@ -15,11 +15,11 @@ import torch
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
-from sparsetc.formats.fiber import LONG_ROW, fibers, rows
+from sparsetc.formats.fiber import fibers, rows
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
-from sparsetc.planner.candidate import FUSE_BELOW, Candidate, blocked, items_of
+from sparsetc.planner.candidate import Candidate, blocked, items_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 
@@ -27,41 +27,38 @@ Longs = Callable[[Problem, Counts], Iterable[Candidate]]
 """The plans of long rows."""
 
 
-def _considered(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterable[Candidate]:
-    """A hybrid for each candidate of the other method."""
-    return _hybrids(name, longs, problem, counts) if problem.kept and problem.rest else ()
-
-
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
     """The first of the hybrids, or what an einsum and a tensor lack of which there is none."""
     for hybrid in _hybrids(name, longs, problem, counts):
         return hybrid
-    few, _ = counts.short_share(problem.kept, LONG_ROW)
+    threshold = problem.rules["long_row"]
+    few, _ = counts.short_share(problem.kept, threshold)
     if 0 < few < counts.nnz:
         lacking = f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
     else:
-        kinds = f"output rows both of {LONG_ROW} nonzeros or more and of fewer"
+        kinds = f"output rows both of {threshold} nonzeros or more and of fewer"
         lacking = f'{kinds}; those of "{problem.equation}" on this tensor are all of one kind'
     raise PlanError(f"plan {name!r} needs {lacking}")
 
 
 def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """Hybrids where there are long rows and short ones."""
-    few, short_rows = counts.short_share(problem.kept, LONG_ROW)
-    if not few or few == counts.nnz:
+    threshold = problem.rules["long_row"]
+    few, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
+    if not 0 < few < counts.nnz:
         return
     short = rows(problem, counts).plan.parts[0]
-    short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {LONG_ROW}")
+    short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {threshold}")
     side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
-    side = replace(side, chain=LONG_ROW // short.schedule.unroll)  # the longest of the short rows
+    side = replace(side, chain=threshold // short.schedule.unroll)  # the longest of the short rows
     long_rows = counts.distinct(problem.kept) - short_rows
     for long in longs(problem, counts):
-        first = replace(long.plan.parts[0], label=f"rows of {LONG_ROW} nonzeros or more")
+        first = replace(long.plan.parts[0], label=f"rows of {threshold} nonzeros or more")
         beside = _of_long_rows(long, problem, counts.nnz - few, long_rows)
         # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
-        fused = beside.nnz + side.nnz < FUSE_BELOW
+        fused = beside.nnz + side.nnz < problem.rules["fuse_below"]
         second = _with_warps(short, first.schedule.warps) if fused else short
-        yield Candidate(Plan(name, (first, second), fused, "run_length", (("threshold", LONG_ROW),)), (beside, side))
+        yield Candidate(Plan(name, (first, second), fused, "run_length", (("threshold", threshold),)), (beside, side))
 
 
 def _with_warps(short: Part, warps: int) -> Part:
@@ -101,4 +98,4 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
 
 
 for _name, _longs in (("coo+rows", lambda problem, counts: (coo(problem, counts),)), ("fiber+rows", fibers)):
-    add_plans(Method(_name, partial(_considered, _name, _longs), partial(_first, _name, _longs), kernels=True))
+    add_plans(Method(_name, partial(_hybrids, _name, _longs), partial(_first, _name, _longs), kernels=True))

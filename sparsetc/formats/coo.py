@@ -21,13 +21,12 @@ from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype
-from sparsetc.packing.words import Nonzeros, Taken
+from sparsetc.packing.base import Packed, cut_runs, pointers
+from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
-from sparsetc.tensor import coords as crd
 
 
 @register_format
@@ -52,33 +51,24 @@ class Coo:
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
-        if not storage.item:
-            first = torch.arange(0, nnz, min(storage.max_item_nnz or UNLIMITED, max(nnz, 1)), device=coords.device)
-            arrays, items = words.encode(coords, view.levels[2], narrow=storage.narrow), first.numel()
-            return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items, (first, None), items > 1)
-        nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.leaf))
-        item_sizes, positions = [shape[m] for m in storage.item], nonzeros.positions
-        rows = crd.starts_of_runs(crd.sort_keys(nonzeros.rows(storage.item), item_sizes))
-        starts, _, split = cut_runs(rows, storage.max_item_nnz)
-        first, leaves = nonzeros.numbers(starts), coords if positions is None else Taken(coords, positions)
+        order = (*storage.item, *storage.leaf) if storage.item else tuple(range(len(shape)))
+        nonzeros = Nonzeros.sorted(coords, shape, order)
+        starts, _, split = cut_runs(nonzeros.starts(storage.item), storage.max_item_nnz)
+        first = nonzeros.at(starts)
         arrays = {
-            "item_ptr": torch.cat([starts, starts.new_full((1,), nnz)]).to(index_dtype(nnz)),
-            **words.encode(Taken(coords, first), view.levels[0]),
-            **words.encode(leaves, view.levels[2], narrow=storage.narrow),
+            **dict.fromkeys(view.items.arrays, pointers(starts, nnz, nnz)),
+            **words.encode(first, view.levels[0]),
+            **words.encode(nonzeros, view.levels[2], narrow=storage.narrow),
         }
-        items = first.numel()
-        return Packed(self.name, storage, shape, nnz, view, arrays, positions, nnz, items, (first, None), split)
-
-
-LONG_RUN = 32
-"""Nonzeros a run must have on average to be dealt to work items by one more mode than the output's."""
+        about = (self.name, storage, shape, nnz, view, arrays, nonzeros.numbers, nnz, starts.numel())
+        return Packed(*about, (first.numbers, None), split)
 
 
 def by_rows_and_more(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
     yield coo(problem, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
-        if counts.nnz >= LONG_RUN * counts.distinct((*problem.kept, mode)):
+        if counts.nnz >= problem.rules["long_run"] * counts.distinct((*problem.kept, mode)):
             yield coo(problem, counts, (mode,))
 
 

@@ -20,7 +20,7 @@ from math import prod
 
 import torch
 
-from sparsetc.device.profile import DeviceProfile, of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
@@ -31,9 +31,9 @@ from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
-from sparsetc.packing.tiles import refuse_duplicates
+from sparsetc.packing.tiles import placed
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import describe, seconds_of
+from sparsetc.planner.pricing import ROUNDING, describe, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.support.lru import cached_property
@@ -63,24 +63,18 @@ class Dense:
         """
         if prod(shape) > MOST:
             raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        position = Position("nonzero")
-        read = [
-            Computed(m, parsed(f"{{p}} // {stride} % {max(1, shape[m])}", position))
-            for m, stride in _strides(shape, storage).items()
-        ]
-        return runs(leaf=tuple(sorted(read, key=lambda c: c.mode)))
+        position, strides = Position("nonzero"), _strides(shape, storage)
+        texts = [f"{{p}} // {strides[m]} % {max(1, n)}" for m, n in enumerate(shape)]
+        return runs(leaf=tuple([Computed(m, parsed(text, position)) for m, text in enumerate(texts)]))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Find the nonzero of each position, -1 for none; raises `FormatError` where two have the same position."""
         view, nnz = self.view(shape, storage), coords.shape[1]
         stored = prod(shape) if nnz else 0
-        place, numbers = coords.new_zeros(nnz), torch.arange(nnz, device=coords.device)
+        place = coords.new_zeros(nnz)
         for mode, stride in _strides(shape, storage).items():
             place.add_(coords[mode], alpha=stride)
-        positions = coords.new_full((stored,), -1)
-        positions[place] = numbers
-        if not torch.equal(positions[place], numbers):
-            refuse_duplicates()
+        positions = placed(place, stored)
         ends = [0, stored] if nnz else [0]
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
         about = (self.name, storage, shape, nnz, view, arrays, positions, stored)
@@ -141,7 +135,7 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
         made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
         choices.insert(0, (*made, Product(total, (x,), (made[-1].out if made else dense[0],))))
-    return min(choices, key=lambda own: sum(prod([sizes[c] for c in _letters(s)]) for s in own))
+    return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
 
 
 def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
@@ -155,22 +149,9 @@ def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
     return tuple(products)
 
 
-def _letters(s: Product) -> Letters:
-    return (*s.out.axes, *s.summed)
-
-
 # -- what that costs --------------------------------------------------------------------------------------------------
-ALIGNED = 16
-"""Bytes at whose multiples rows begin that torch's matrix products read fastest."""
 RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
-SIDES = {"ieee": 32}
-SIDE = 64
-"""Rows, and columns, of the result that a multiprocessor computes at once, by the precision of dots; in all others."""
-WARPS = 4
-"""Warp schedulers of a multiprocessor."""
-ROUNDING = 4 + 2
-"""Bytes that are read and written of an element that is rounded to 16 bits."""
 
 
 class ProductCost(Cost):
@@ -194,7 +175,7 @@ class ProductCost(Cost):
         of_values = [last] if last.right else products
         self.once = 2 * STORED if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
-        self.flops = sum([2 * program.elements(_letters(s)) for s in of_values])
+        self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
         self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
         self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
         self.gathers, self.rounded, self.split = [], (), ()
@@ -246,9 +227,10 @@ class ProductCost(Cost):
         unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (precision, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
         share = {"tf32": law["product_tf32"], "bf16": law["product_bf16"]}.get(unit, 0.0) if itemsize < 8 else 0.0
-        if share and any(n * width % ALIGNED for n in self.lengths):
+        if share and any(n * width % profile.rules["aligned"] for n in self.lengths):
             share = law["product_unaligned"]
-        side, processors = SIDES.get(unit, SIDE), max(1, profile.warps // WARPS)
+        side = by_precision(profile.rules["product_side"], unit)
+        processors = max(1, profile.warps // profile.rules["issued"])
         blocks = max(1, prod(-(-n // side) for n in (self.p.rows, self.p.width)))
         busy = blocks / (processors * -(-blocks // processors))  # the last round leaves some without a block
         return max(usual, share * profile.matrix(unit)) * busy
@@ -308,18 +290,14 @@ def _einsum(called: str, s: Product) -> str:
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
-SPARSEST = 8
-"""Most positions for each nonzero at which ``"auto"`` considers a dense tensor of more than `FEW` positions."""
-FEWEST, FEW = 2**12, 2**22
-"""Fewest positions at which ``"auto"`` considers it, since all plans of less take the time of a call; and positions up
-to which it does however few are filled: 16 MB in float32."""
 PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
 
 
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The dense tensor, where enough of it is filled or there is little to fill."""
-    if FEWEST <= prod(problem.shape) <= max(FEW, SPARSEST * counts.nnz):
+    rules = problem.rules
+    if rules["fewest"] <= prod(problem.shape) <= max(rules["few"], rules["sparsest"] * counts.nnz):
         with suppress(PlanError):
             yield dense(problem, counts)
 

@@ -35,12 +35,12 @@ from sparsetc.ir.nest.nest import blocks as blocks_nest
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype, runs
-from sparsetc.packing.words import Nonzeros, Taken
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate, blocked, max_item_nnz_of, repeats, single
+from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
+from sparsetc.packing.words import Nonzeros
+from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import ROW_WARPS, schedule_of
+from sparsetc.planner.schedule import schedule_of
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
@@ -49,30 +49,34 @@ windows results of near fibers are not written together, which took 1.4 times as
 late, 1.2 times (H200, TTV; `benchmarks/results/rows_stored.json` and `ttv.json`)."""
 
 
-def _blocks(
-    nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool]:
-    """Put fibers side by side, `lanes` to a block; with several lanes, fibers of each `WINDOW` by falling length.
+def _side_by_side(
+    start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor, lanes: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Put fibers side by side, `lanes` to a block of one row, those of each `WINDOW` by falling length.
+
+    Args:
+        start: (pieces,) the place of the first nonzero of each piece of a fiber.
+        length: (pieces,) how many nonzeros it has.
+        rows: (pieces,) bool: True at the first piece of each row.
+        lanes: two or more.
 
     Returns:
-        (blocks + 1,) the first stored entry of each block, padding included; (blocks,) the number of the row of each,
-        since blocks never mix rows; (blocks * lanes,) the place of each lane's first nonzero, -1 for an unused lane,
-        and (blocks * lanes,) int32 how many nonzeros it has; whether any fiber is cut, so that it has several lanes.
+        (blocks * lanes,) `start`, -1 for an unused lane, and `length`; (blocks,) bool: True at a row's first block.
     """
-    start, length, row, split = _pieces(nonzeros, shape, storage)
-    lanes, device = storage.lanes, row.device
-    if lanes > 1 and row.numel():
-        place, row = _side_by_side(row, lanes)
-        size = row.numel() * lanes
-        start = torch.full((size,), -1, dtype=start.dtype, device=device).scatter_(0, place, start)
-        length = torch.zeros(size, dtype=length.dtype, device=device).scatter_(0, place, length)
-        del place
-    length = length.int()
-    steps = length.view(-1, lanes).amax(1) if lanes > 1 else length
-    stored = int(steps.sum(dtype=torch.long)) * lanes
-    ptr = torch.zeros(steps.numel() + 1, dtype=index_dtype(stored), device=device)
-    torch.cumsum(steps, 0, out=ptr[1:])
-    return ptr.mul_(lanes), row, start, length, split
+    longest, window = int(length.max()), torch.repeat_interleave(cut_runs(rows, WINDOW)[1])
+    key = (window.long() * (longest + 1)).add_(longest).sub_(length)
+    if (int(window[-1]) + 1) * (longest + 1) < 2**31:
+        key = key.int()
+    del window
+    order = torch.sort(key, stable=True).indices
+    del key
+    first, pieces, _ = cut_runs(rows, lanes)  # of each block
+    place = torch.repeat_interleave(torch.arange(first.numel(), device=rows.device) * lanes - first, pieces)
+    place += torch.arange(place.numel(), device=rows.device)
+    size = first.numel() * lanes
+    start = start.new_full((size,), -1).scatter_(0, place, start.index_select(0, order))
+    length = length.new_zeros(size).scatter_(0, place, length.index_select(0, order))
+    return start, length, rows.index_select(0, first)
 
 
 def _sources(ptr: torch.Tensor, lane_start: torch.Tensor, lane_len: torch.Tensor, lanes: int) -> torch.Tensor:
@@ -91,63 +95,6 @@ def _sources(ptr: torch.Tensor, lane_start: torch.Tensor, lane_len: torch.Tensor
     step = step.div_(lanes, rounding_mode="floor")
     idle = step >= lane_len.index_select(0, lane)
     return step.add_(lane_start.index_select(0, lane)).masked_fill_(idle, -1)
-
-
-def _pieces(
-    nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
-    """Cut fibers into pieces and put these in the order in which they are stored.
-
-    Returns:
-        (pieces,) the place of each piece's first nonzero, its length, and the number of its row; whether any fiber is
-        cut.
-    """
-    start, length, split = cut_runs(_fibers(nonzeros, shape, storage), storage.max_fiber_len)
-    row = torch.zeros_like(start)
-    if storage.item and start.numel():
-        fresh = crd.starts_of_runs(crd.sort_keys(nonzeros.rows(storage.item, start), [shape[m] for m in storage.item]))
-        row = torch.cumsum(fresh, 0, dtype=start.dtype).sub_(1)
-    if storage.lanes > 1 and start.numel():
-        longest, window = int(length.max()), _windows(row)
-        key = (window.long() * (longest + 1)).add_(longest).sub_(length)
-        if (int(window[-1]) + 1) * (longest + 1) < 2**31:
-            key = key.int()
-        del window
-        order = torch.sort(key, stable=True).indices
-        del key
-        start, length, row = (array.index_select(0, order) for array in (start, length, row))
-    return start, length, row, split
-
-
-def _windows(row: torch.Tensor) -> torch.Tensor:
-    """Return the window of each piece, given nondecreasing rows; `row` itself where no row is longer than a window."""
-    count = torch.bincount(row)
-    windows = (count + WINDOW - 1) // WINDOW
-    if windows.numel() == int(windows.sum()):
-        return row
-    first, place = torch.cumsum(count, 0) - count, torch.arange(row.numel(), device=row.device)
-    place.sub_(first.index_select(0, row)).div_(WINDOW, rounding_mode="floor")
-    return place.add_((torch.cumsum(windows, 0) - windows).index_select(0, row))
-
-
-def _fibers(nonzeros: Nonzeros, shape: tuple[int, ...], storage: Storage) -> torch.Tensor:
-    """(nnz,) bool: True at the first nonzero of each fiber."""
-    nnz, shared = nonzeros.coords.shape[1], (*storage.item, *storage.lane)
-    if shared and nnz:
-        return crd.starts_of_runs(crd.sort_keys(nonzeros.rows(shared), [shape[m] for m in shared]))
-    flags = torch.zeros(nnz, dtype=torch.bool, device=nonzeros.coords.device)
-    flags[:1] = True
-    return flags
-
-
-def _side_by_side(row: torch.Tensor, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int64 place of each piece among all lanes, row of each block), given the rows of pieces, which rise."""
-    count = torch.bincount(row)
-    blocks = (count + lanes - 1) // lanes
-    unused = (torch.cumsum(blocks, 0) - blocks) * lanes - (torch.cumsum(count, 0) - count)
-    place = torch.arange(row.numel(), device=row.device).add_(unused.index_select(0, row))
-    numbers = torch.arange(count.numel(), dtype=row.dtype, device=row.device)
-    return place, torch.repeat_interleave(numbers, blocks)
 
 
 @register_format
@@ -171,52 +118,48 @@ class Fiber:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
-        nnz = coords.shape[1]
+        nnz, view, lanes = coords.shape[1], self.view(shape, storage), storage.lanes
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
-        ptr, row, lane_start, lane_len, split = _blocks(nonzeros, shape, storage)
-        item_ptr, rows = _items(ptr, row, storage.max_item_nnz)
-        view, lanes = self.view(shape, storage), storage.lanes
-        first = nonzeros.numbers(lane_start.index_select(0, item_ptr[:-1] * lanes))
-        lane = nonzeros.numbers(lane_start)
-        unused = bool((lane < 0).any())
+        starts, length, split = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
+        rows = nonzeros.at(starts).starts(storage.item)
+        if lanes > 1 and nnz:
+            starts, length, rows = _side_by_side(starts, length, rows, lanes)
+        length = length.int()
+        steps = length.view(-1, lanes).amax(1)
+        stored = int(steps.sum(dtype=torch.long)) * lanes
+        ptr = torch.zeros(steps.numel() + 1, dtype=index_dtype(stored), device=coords.device)
+        torch.cumsum(steps, 0, out=ptr[1:])
+        of_items = _items(ptr.mul_(lanes), rows, storage.max_item_nnz)
+        first, lane = nonzeros.at(starts.index_select(0, of_items * lanes)), nonzeros.at(starts)
+        split_rows = of_items.numel() > int(torch.count_nonzero(rows))
         # In 16 bits, where they fit and only kernels read them.
-        short = storage.narrow and lane_len.numel() and int(lane_len.max()) < 1 << 15
-        items = dict.fromkeys(view.items.arrays, item_ptr.to(index_dtype(lane.numel())))
+        short = storage.narrow and length.numel() and int(length.max()) < 1 << 15
         arrays = {
-            **items,
+            **dict.fromkeys(view.items.arrays, pointers(of_items, steps.numel(), length.numel())),
             "block_ptr": ptr,
-            "block_full": lane_len.view(-1, lanes).amin(1) if lanes > 1 else lane_len,
-            "lane_len": lane_len.short() if short else lane_len.clone(),
-            **words.encode(Taken(coords, first), view.levels[0]),
-            **words.encode(Taken(coords, lane), view.levels[1]),
+            "block_full": length.view(-1, lanes).amin(1),
+            "lane_len": length.short() if short else length,
+            **words.encode(first, view.levels[0]),
+            **words.encode(lane, view.levels[1]),
         }
-        at = nonzeros.numbers(_sources(ptr, lane_start, lane_len, lanes))
-        del row, lane_start, lane_len, nonzeros
-        arrays |= words.encode(Taken(coords, at), view.levels[2], narrow=storage.narrow)
-        stored, split_rows = at.numel(), first.numel() > rows
-        about = (self.name, storage, shape, nnz, view, arrays, at, stored, first.numel())
-        return Packed(*about, (first, lane), split_rows, split, stored != nnz or unused)
+        unused = bool((starts < 0).any())
+        entries = nonzeros.at(_sources(ptr, starts, length, lanes))
+        del rows, steps, starts, length, nonzeros
+        arrays |= words.encode(entries, view.levels[2], narrow=storage.narrow)
+        about = (self.name, storage, shape, nnz, view, arrays, entries.numbers, stored, of_items.numel())
+        return Packed(*about, (first.numbers, lane.numbers), split_rows, split, stored != nnz or unused)
 
 
-def _items(ptr: torch.Tensor, row: torch.Tensor, most: int) -> tuple[torch.Tensor, int]:
-    """Return (items + 1,) the first block of each work item, and the number of rows: no item mixes rows.
+def _items(ptr: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
+    """(items,) the first block of each work item, given True at the first block of each row.
 
     A row is cut at the first block past each multiple of `most` stored entries; 0 cuts none.
     """
-    flags = crd.starts_of_runs([row])
-    rows = torch.nonzero(flags).flatten()
     if 0 < most < int(ptr[-1]):
-        number = ptr[:-1] - ptr.index_select(0, rows).index_select(0, row)
-        number = number.div_(most, rounding_mode="floor")
-        flags[1:] |= number[1:] != number[:-1]
-    return runs(flags), rows.numel()
-
-
-MAX_FIBER_LEN = 32
-"""Longest fiber of a block on a GPU."""
-LONG_FIBER = 4
-"""Mean nonzeros of a fiber from which tf32x3 is used where tf32 was asked for: by a better layout of Triton's it takes
-0.89 to 1.01 of tf32's time there, 1.09 to 1.17 on shorter fibers (H200, TTMc; `benchmarks/results/switches.json`)."""
+        row = torch.cumsum(rows, 0).sub_(1)
+        before = ptr[:-1] - ptr[:-1][rows].index_select(0, row)
+        rows = crd.starts_of_runs([row, before.div_(most, rounding_mode="floor")])
+    return torch.nonzero(rows).flatten()
 
 
 def fibers(problem: Problem, counts: Counts) -> Iterator[Candidate]:
@@ -244,9 +187,9 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
     schedule = schedule_of(problem, blocks=True)
     split = problem.backend == "triton" and not (problem.deterministic and not shared)
     most = max_item_nnz_of(problem, counts.nnz, schedule)
-    narrow, longest = problem.backend == "triton", MAX_FIBER_LEN if split else 0
+    narrow, longest = problem.backend == "triton", problem.rules["fiber_nnz"] if split else 0
     storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
-    long = counts.nnz >= LONG_FIBER * counts.distinct((*shared, *between))
+    long = counts.nnz >= problem.rules["long_fiber"] * counts.distinct((*shared, *between))
     if schedule.dot and problem.precision in ("tf32", "bf16") and long:
         schedule = replace(schedule, precision="tf32x3")
     return single("fiber", storage, schedule, expected_fibers(problem, counts, storage, schedule))
@@ -261,20 +204,13 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 
 
 # -- a row a lane -----------------------------------------------------------------------------------------------------
-LONG_ROW = 64
-"""Nonzeros from which a row is given work items of its own (H200: rows of 15 lost 1.6x by it, of 2,300 won 1.4x)."""
-
-FEW_PROGRAMS = 8192
-"""Programs, at most, that need not all be under way at once."""
-SHORT_ROW = 4
-"""Nonzeros, on average, of rows so short that a program is over when it has begun."""
 
 
 def short_rows(problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """One row a lane, where rows are short: on a GPU a long one would keep its neighbours' lanes waiting."""
     if not problem.rest or not problem.kept:
         return
-    if problem.backend == "torch" or counts.nnz <= 4 * LONG_ROW * counts.distinct(problem.kept):
+    if problem.backend == "torch" or counts.nnz <= 4 * problem.rules["long_row"] * counts.distinct(problem.kept):
         yield rows(problem, counts)
 
 
@@ -285,8 +221,8 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
         why = f'"{problem.equation}" keeps {which} of them'
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
     schedule = _for_rows(problem, counts, schedule_of(problem, blocks=True, rows=True))
-    longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * LONG_ROW
-    most = schedule.lanes if problem.backend == "triton" else CPU_ITEM_NNZ
+    longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * problem.rules["long_row"]
+    most = schedule.lanes if problem.backend == "triton" else problem.rules["item_nnz"][1]
     narrow = problem.backend == "triton"
     storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
@@ -312,8 +248,8 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.bound.einsum
     gathered = sum(any(c in e.sparse_indices for c in e.inputs[p]) for p in e.dense)
-    if not schedule.blocks or (steps <= SHORT_ROW and gathered <= 1):
-        schedule = replace(schedule, warps=ROW_WARPS // 2)
+    if not schedule.blocks or (steps <= problem.rules["short_row"] and gathered <= 1):
+        schedule = replace(schedule, warps=problem.rules["row_warps"] // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
     schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.unroll, steps))
     return replace(schedule, registers=_registers(problem, counts, schedule, steps, gathered))
@@ -327,14 +263,14 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
     TTM of rank 16 of rows of 1.6 and of 219 nonzeros 802 and 250, by 32 and 40 registers 718 and 213;
     `benchmarks/results/registers.json`). What takes several blocks of columns is left to it.
     """
-    e = problem.bound.einsum
+    e, long_row = problem.bound.einsum, problem.rules["long_row"]
     split = any(problem.bound.by_index[c] > schedule.block(c) for c in e.output if c in dict(schedule.blocks))
     if not schedule.blocks or split or problem.itemsize > 4:
         return 0
     if gathered > 1:
-        return 64 if steps > LONG_ROW // 4 else 40
-    programs = max(counts.distinct(problem.kept), counts.nnz // (4 * LONG_ROW)) // schedule.lanes
-    return 32 if steps <= SHORT_ROW else 64 if programs <= FEW_PROGRAMS else 40
+        return 64 if steps > long_row // 4 else 40
+    programs = max(counts.distinct(problem.kept), counts.nnz // (4 * long_row)) // schedule.lanes
+    return 32 if steps <= problem.rules["short_row"] else 64 if programs <= problem.rules["few_programs"] else 40
 
 
 add_plans(

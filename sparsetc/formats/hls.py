@@ -24,13 +24,15 @@ count of the bits before its word, and in its word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 from math import prod
+from typing import ClassVar
 
 import torch
 
+from sparsetc.device.profile import by_precision
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
@@ -42,7 +44,7 @@ from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, FUSE_BELOW, Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
@@ -50,10 +52,13 @@ from sparsetc.planner.schedule import dot_axes, fit, padded_axes
 
 
 @register_format
-class DenseTile:
-    """Dense tiles."""
+@dataclass(eq=False)
+class TileFormat:
+    """Tiles of which every position is stored; or a bit of each, and the nonzeros, sorted by position."""
 
-    name, even, bitmap = "dense_tile", True, False
+    name: str = "dense_tile"
+    bitmap: bool = False
+    even: ClassVar[bool] = True
 
     def parameters(self, order: int) -> tuple[str, ...]:
         """The side of a tile along each mode."""
@@ -68,34 +73,7 @@ class DenseTile:
         return packed_tiles(self.name, coords, shape, storage, self.view(shape, storage))
 
 
-@register_format
-class BitmapTile(DenseTile):
-    """Tiles of which the nonzeros are stored, sorted by position."""
-
-    name, bitmap = "bitmap_tile", True
-
-
-# Measurements behind these numbers: benchmarks/results/tile_schedules.json.
-
-TILES_AN_ITEM = 8
-"""Most tiles one work item takes."""
-CHAINED_TILES = 32
-"""Most tiles where an item ends by adding a matrix for each kept position (`benchmarks/results/ttmc_tiles.json`)."""
-LEAST_ITEMS = 500
-"""Work items that a part is dealt to, if it has the tiles."""
-MANY_ITEMS = 1000
-"""Work items before one takes more than half of the most tiles: fewer would leave the GPU's last wave half empty."""
-RANKS = 128
-"""Most elements of a dense axis that a program takes."""
-MATRIX = 8192
-"""Elements of the matrix a program accumulates in registers: ranks times columns."""
-ELEMENTWISE_BYTES = 8192
-"""Bytes of sums of a program of one warp that multiplies without dots: 64 registers a thread. The assembler takes
-minutes over 16 times as many."""
-SAMPLED_RANKS, SAMPLED_WARPS = 64, 4
-"""Most elements of a dense axis that a sampled product contracts, and the warps of its program; not measured."""
-FUSED_RANKS, FUSED_MATRIX = 64, {"tf32x3": 1024}
-"""`RANKS` and `MATRIX` in a fused launch (4,096 elsewhere): registers it takes are lost to the scalar programs too."""
+register_format(partial(TileFormat, "bitmap_tile", bitmap=True))
 
 
 def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
@@ -119,13 +97,14 @@ def tiles_part(
 ) -> tuple[Part, Statistics]:
     """A part of tiles, and what packing it is expected to give."""
     sides = sides_of(counts.shape)
-    groups = groups_of(problem.bound, sides, problem.floating)
-    most = CHAINED_TILES if groups.second else TILES_AN_ITEM
-    each = min(most, 1 << max(tiles // LEAST_ITEMS, 1).bit_length() - 1)
-    if tiles < MANY_ITEMS * each:
+    groups, rules = groups_of(problem.bound, sides, problem.floating), problem.rules
+    most = rules["chained_tiles" if groups.second else "item_tiles"]
+    each = min(most, 1 << max(tiles // rules["least_items"], 1).bit_length() - 1)
+    if tiles < rules["many_items"] * each:
         each = min(each, most // 2)
     # Tiles of one block of output rows together; positions stored as the dots take them.
-    storage = groups.storage(problem.letters, each * prod(sides) if problem.backend == "triton" else CPU_ITEM_NNZ)
+    item_nnz = each * prod(sides) if problem.backend == "triton" else rules["item_nnz"][1]
+    storage = groups.storage(problem.letters, item_nnz)
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, storage, schedule, nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
@@ -142,9 +121,8 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
     ranks = max([problem.bound.by_index[c] for c in problem.bound.einsum.axes], default=1)
-    if problem.precision == "tf32x3":
-        return ranks <= 32 and nnz < FUSE_BELOW
-    return ranks <= 32 or nnz < FUSE_BELOW
+    short, few = ranks <= 32, nnz < problem.rules["fuse_below"]
+    return short and few if problem.precision == "tf32x3" else short or few
 
 
 def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
@@ -153,20 +131,21 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     On an H200 (`benchmarks/results/tile_schedules.json`) tf32 was fastest by few warps, which take the instructions of
     one warp; of tf32x3, which needs three, a group of four warps was.
     """
-    padded = padded_axes(problem)
+    padded, rules = padded_axes(problem), problem.rules
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
     operands = named_operands(problem.bound)[1]
     if any(groups.sampled):  # a dot of dense rows, as long as a side's matrix has room for, times what is stored
         wide = max(prod(side[c] for o in operands if o.name in names for c in o.rows) for names in groups.sampled)
-        most = max(MIN_DOT, min(SAMPLED_RANKS, MATRIX // wide))
+        most = max(MIN_DOT, min(rules["sampled_ranks"], rules["matrix"] // wide))
         blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
-        return Schedule(SAMPLED_WARPS, tuple(blocks.items()), True, problem.precision, stages=2)
+        return Schedule(rules["sampled_warps"], tuple(blocks.items()), True, problem.precision, stages=2)
     if not groups.first:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
         positions = prod(side[c] for c in (*groups.columns, *groups.second))
-        limit = max(1, ELEMENTWISE_BYTES // (positions * (4 if problem.floating and problem.itemsize <= 4 else 8)))
-        blocks = fit({c: min(n, RANKS) for c, n in padded.items()}, list(padded), limit)
+        width = 4 if problem.floating and problem.itemsize <= 4 else 8
+        limit = max(1, rules["elementwise_bytes"] // (positions * width))
+        blocks = fit({c: min(n, rules["ranks"]) for c, n in padded.items()}, list(padded), limit)
         return Schedule(1, tuple(blocks.items()), False, problem.precision, stages=2)
     sides = []  # the dense axes of what each dot contracts with, in their order, and the positions that it contracts
     for letters in filter(None, (groups.first, groups.second)):
@@ -174,15 +153,15 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
         sides.append((axes, max(MIN_DOT, prod([side[c] for c in letters]))))
     if groups.second:
         return _chained(problem, sides, padded)
-    most = FUSED_RANKS if fused or problem.precision == "tf32" else RANKS
+    most = rules["fused_ranks" if fused or problem.precision == "tf32" else "ranks"]
     (rows, deep), *_ = sides
     beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     most_rows = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
     blocks |= fit({c: blocks[c] for c in rows}, list(rows), most_rows, [rows])
     ranks = prod([blocks[c] for c in rows])
-    blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, MATRIX // (MIN_DOT * ranks)))
-    matrix = FUSED_MATRIX.get(problem.precision, 4096) if fused else MATRIX
+    blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, rules["matrix"] // (MIN_DOT * ranks)))
+    matrix = by_precision(rules["fused_matrix"], problem.precision) if fused else rules["matrix"]
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
     warps = 1 if fused else 4 if ranks >= 64 and problem.precision != "tf32" else 2
     return Schedule(warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
@@ -194,9 +173,9 @@ def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], pad
     On an H200 (`benchmarks/results/ttmc_tiles.json`, rank 32 x 32) 8 positions by 4 warps were fastest in bfloat16, by
     2 in tf32; in tf32x3 4 positions by 2.
     """
-    matrix = MATRIX // 2 if problem.precision == "tf32x3" or problem.itemsize > 4 else MATRIX
+    matrix = problem.rules["matrix"] // (2 if problem.precision == "tf32x3" or problem.itemsize > 4 else 1)
     warps = 4 if problem.precision == "bf16" else 2
-    blocks = {c: max(MIN_DOT, min(n, FUSED_RANKS)) for c, n in padded.items()}
+    blocks = {c: max(MIN_DOT, min(n, problem.rules["fused_ranks"])) for c, n in padded.items()}
     for axes, deep in sides:  # several operands of a side are multiplied together, position by position
         most_rows = max(MIN_DOT, _most_elements(problem, warps) // deep)
         blocks |= fit({c: blocks[c] for c in axes}, list(axes), most_rows, [axes])

@@ -19,25 +19,16 @@ from itertools import product
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.formats.fiber import MAX_FIBER_LEN, expected_fibers
+from sparsetc.formats.fiber import expected_fibers
 from sparsetc.ir.plan import Part, Plan, Storage
 from sparsetc.packing.deal import register_partition
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
-from sparsetc.planner.schedule import DOT_LANES, schedule_of
+from sparsetc.planner.schedule import schedule_of
 from sparsetc.tensor.coords import narrow_ranks
 
 NAME, PARTITION = "mm-csf", "mixed_mode"
-ITEM_NNZ = 128
-"""Most nonzeros of a forest that one work item takes on a GPU (H200, MTTKRP of all modes at rank 32, with 512 and with
-128: Uber 326 and 190 us, guanine_TEvv_3d 231 and 186, clustered 658 and 593; `benchmarks/results/one_copy.json`)."""
-ALONE = 0.95
-"""Share of the nonzeros from which a mode's forest takes all of them. A few fibers fewer would cost a part for each
-mode (H200, guanine_TEvv_3d: parts of 1.9 % took a kernel from 31 to 54 us, `benchmarks/results/one_copy.json`)."""
-ROOT_BLOCKS = 4
-"""Blocks of fibers that a slice must fill on average for slices to be apart. The last block of each is half empty: with
-so many a tenth is padding at most, with fewer a forest without a root takes less memory (like nell-2, by a third)."""
 
 
 def _considered(problem: Problem, counts: Counts) -> tuple[Candidate, ...]:
@@ -48,38 +39,37 @@ def _considered(problem: Problem, counts: Counts) -> tuple[Candidate, ...]:
 def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
     """A forest for each mode, of the nonzeros that the partition deals to it; one of all, where it has most of them."""
     if problem.order < 2:
-        why = "a vector has no fibers to choose from"
-        raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": {why}')
+        raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": a vector has no fibers to choose from')
     schedule, parts, expected = schedule_of(problem, blocks=True), [], []
     if not schedule.dot:  # blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles
-        schedule = replace(schedule, warps=max(schedule.warps, DOT_LANES // schedule.lanes))
+        schedule = replace(schedule, warps=max(schedule.warps, problem.rules["dot_lanes"] // schedule.lanes))
     shares = dict(enumerate(counts.shares(PARTITION)))
     most = max(shares, key=lambda mode: shares[mode].nnz)
-    alone = shares[most].nnz >= ALONE * counts.nnz
+    alone = shares[most].nnz >= problem.rules["forest_alone"] * counts.nnz
     for along, share in ({most: counts} if alone else shares).items():
-        storage = forest(along, share, problem.backend == "triton")
+        storage = forest(problem, share, along)
         parts.append(Part("fiber", storage, schedule, share.nnz, label=f"fibers along mode {along}"))
         expected.append(expected_fibers(problem, share, storage, schedule))
     return Candidate(Plan(NAME, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
 
 
-def forest(along: int, share: Counts, on_gpu: bool) -> Storage:
+def forest(problem: Problem, share: Counts, along: int) -> Storage:
     """Fibers along a mode, those of a slice together; the slices are of the mode that has fewest of them.
 
     On a GPU there are no slices where they would fill too few blocks of fibers: each fiber then has all of its own
     coordinates, and fibers of one length are together, wherever they lie.
     """
-    others = [m for m in range(len(share.shape)) if m != along]
+    on_gpu, rules = problem.backend == "triton", problem.rules
+    others = [m for m in range(problem.order) if m != along]
     root = min(others, key=lambda m: share.distinct((m,)))
     apart = len(others) > 1
     if apart and on_gpu:
-        pieces = share.distinct(tuple(others)) + share.nnz // MAX_FIBER_LEN
-        apart = pieces >= ROOT_BLOCKS * DOT_LANES * share.distinct((root,))
+        pieces = share.distinct(tuple(others)) + share.nnz // rules["fiber_nnz"]
+        apart = pieces >= rules["root_blocks"] * rules["dot_lanes"] * share.distinct((root,))
     item = (root,) if apart else ()
     middle = tuple(m for m in others if m not in item)
-    if on_gpu:
-        return Storage(item, middle, (along,), DOT_LANES, MAX_FIBER_LEN, ITEM_NNZ, narrow=True)
-    return Storage(item, middle, (along,), max_item_nnz=CPU_ITEM_NNZ)
+    lanes, longest = (rules["dot_lanes"], rules["fiber_nnz"]) if on_gpu else (1, 0)
+    return Storage(item, middle, (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
 
 
 @register_partition("mixed_mode")

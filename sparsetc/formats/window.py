@@ -36,83 +36,65 @@ from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_t
 from sparsetc.ir.program.cost import ZERO, Statistics
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype
+from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.deal import register_partition
-from sparsetc.packing.tiles import items_of, refuse_duplicates
-from sparsetc.planner.candidate import CPU_ITEM_NNZ, Candidate
+from sparsetc.packing.tiles import items_of, placed
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit, padded_axes
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support.lru import Lru
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.coords import narrow_ranks, narrow_runs
+from sparsetc.tensor.coords import narrow_ranks, narrow_runs, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
 """What a storage of windows may name, and a partition that deals by them."""
 
 
-@dataclass(frozen=True)
-class Windowing:
-    """Which modes make rows and columns, the sides of a tile, and how rows are grouped.
+def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
+    """Return height, width, tau and strip of a storage of windows, whose item modes are rows and lane modes columns.
 
-    Attributes:
-        tau: the similarity of a group's rows, in percent; 0 leaves rows where they are.
-        strip: columns of a strip; rows are compared by the strips that they touch.
+    Raises:
+        FormatError: the storage is none of windows.
     """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    height: int
-    width: int
-    tau: int = 0
-    strip: int = 1
-
-    @classmethod
-    def of(cls, storage: Storage) -> Windowing:
-        """What a storage says; `FormatError` where it is none of windows."""
-        if not storage.item or not storage.lane or storage.leaf:
-            raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
-        params = dict(storage.params)
-        sides = params.get("height", 0), params.get("width", 0)
-        if min(sides) < 1:
-            raise FormatError(f"windows need a height and a width of 1 or more; found {params}")
-        tau, strip = params.get("tau", 0), params.get("strip", sides[1])
-        if not 0 <= tau <= 100 or strip < 1:
-            raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {params}")
-        return cls(storage.item, storage.lane, *sides, tau, strip)
-
-    def sides(self, order: int) -> tuple[int, ...]:
-        """The sides of a tile, by mode; the other modes of rows, and of columns, are listed along them."""
-        return tuple({self.rows[0]: self.height, self.columns[-1]: self.width}.get(m, 1) for m in range(order))
+    if not storage.item or not storage.lane or storage.leaf:
+        raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
+    params = dict(storage.params)
+    height, width = params.get("height", 0), params.get("width", 0)
+    if min(height, width) < 1:
+        raise FormatError(f"windows need a height and a width of 1 or more; found {params}")
+    tau, strip = params.get("tau", 0), params.get("strip", width)
+    if not 0 <= tau <= 100 or strip < 1:
+        raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {params}")
+    return height, width, tau, strip
 
 
 def ranked_rows(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None = None
+    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> tuple[torch.Tensor, int]:
     """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
 
     Rows are in the order of their coordinates, or group by group. What whole windows leave of the groups comes after
     them, so that no window but those has rows of several groups.
     """
-    row, count = _ranks(coords, shape, s.rows)
-    if not s.tau:
+    (row, count), (height, _, tau, strip) = _ranks(coords, shape, storage.item), sizes_of(storage)
+    if not tau:
         return row, count
 
     def similar() -> Groups:
-        columns, width = coords[s.columns[-1]], shape[s.columns[-1]]
-        if len(s.columns) > 1:
-            columns, width = _ranks(coords, shape, s.columns)
-        return group_rows(row.long(), columns.long(), count, width, width=s.strip, tau=s.tau / 100)
+        columns, width = coords[storage.lane[-1]], shape[storage.lane[-1]]
+        if len(storage.lane) > 1:
+            columns, width = _ranks(coords, shape, storage.lane)
+        return group_rows(row.long(), columns.long(), count, width, width=strip, tau=tau / 100)
 
     # The groups depend on these beside coordinates and shape, whatever the tiles.
-    key = ("similar", s.rows, s.columns, s.strip, s.tau)
+    key = ("similar", storage.item, storage.lane, strip, tau)
     groups = similar() if cache is None else cache.once(key, similar)
     size = groups.heights
     group = torch.repeat_interleave(size)
     place = torch.arange(count, device=group.device) - groups.ptr[:-1][group]
-    left = place >= (size - size % s.height)[group]
+    left = place >= (size - size % height)[group]
     order = groups.order[torch.sort(left, stable=True).indices]
     places = torch.arange(count, dtype=row.dtype, device=order.device)
     rank = torch.empty_like(places).scatter_(0, order, places)
@@ -125,10 +107,16 @@ def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...])
 
 
 @register_format
+@dataclass(eq=False)
 class Window:
-    """Tiles over the columns that any row of a group has, compacted."""
+    """Tiles over the columns that any row of a group has.
 
-    name, compacted = "window", True
+    Attributes:
+        compacted: whether a tile has the next columns, or a strip of consecutive ones (1-SA): variable block rows.
+    """
+
+    name: str = "window"
+    compacted: bool = True
 
     def parameters(self, order: int) -> tuple[str, ...]:
         """The sides of a tile, and how rows are grouped."""
@@ -136,53 +124,43 @@ class Window:
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
-        s = Windowing.of(storage)
-        sides = s.sides(len(shape))
+        (height, width, *_), rows, columns = sizes_of(storage), storage.item, storage.lane
+        sides = tuple([{rows[0]: height, columns[-1]: width}.get(m, 1) for m in range(len(shape))])
         if self.compacted:
-            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", s.columns, s.width)
+            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
         else:
-            lane = words.fields(s.columns, tiles_along(shape, sides), "tile_word")
-        item = _listed("rows", s.rows, s.height)
-        sequence = (*s.rows[1:], *s.columns[:-1], s.rows[0], s.columns[-1])
+            lane = words.fields(columns, tiles_along(shape, sides), "tile_word")
+        item = _listed("rows", rows, height)
+        sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
         return tiles(item, lane, Whole(sides, sequence))
 
     def pack(
         self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
     ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
-        s, view, nnz = Windowing.of(storage), self.view(shape, storage), coords.shape[1]
-        rank, rows = ranked_rows(coords, shape, s, cache)
-        tile, along, group, first = tiled(coords, shape, s, rank // s.height, self.compacted)
-        positions = torch.full((first.numel() * view.values.volume,), -1, dtype=torch.long, device=coords.device)
-        place = tile.long().mul_(s.height).add_(rank % s.height).mul_(s.width).add_(along)
-        nonzeros = torch.arange(nnz, device=coords.device)
-        positions.scatter_(0, place, nonzeros)
-        if not torch.equal(positions.index_select(0, place), nonzeros):
-            refuse_duplicates()
-        del place, nonzeros
-        of_items, split = items_of(crd.starts_of_runs([group]), storage, view)
-        tiles_end = of_items.new_full((1,), first.numel())
-        arrays = {"item_ptr": torch.cat([of_items, tiles_end]).to(index_dtype(first.numel()))}
-        for array, mode in _arrays("rows", s.rows):  # the last window is filled up
-            lists = _filled(-(-rows // s.height) * s.height, rank, coords[mode], shape[mode])
-            arrays[array] = lists.view(-1, s.height).index_select(0, group.index_select(0, of_items)).flatten()
+        (height, width, *_), view, nnz = sizes_of(storage), self.view(shape, storage), coords.shape[1]
+        rank, rows = ranked_rows(coords, shape, storage, cache)
+        tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
+        place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
+        positions = placed(place, first.numel() * view.values.volume)
+        del place
+        of_items, split = items_of(starts_of_runs([group]), storage, view)
+        arrays = {"item_ptr": pointers(of_items, first.numel(), first.numel())}
+        for array, mode in _arrays("rows", storage.item):  # the last window is filled up
+            lists = _filled(-(-rows // height) * height, rank, coords[mode], shape[mode])
+            arrays[array] = lists.view(-1, height).index_select(0, group.index_select(0, of_items)).flatten()
         if self.compacted:
-            at = tile.long().mul_(s.width).add_(along)
-            for array, mode in _arrays("columns", s.columns):
-                arrays[array] = _filled(first.numel() * s.width, at, coords[mode], shape[mode])
+            at = tile.long().mul_(width).add_(along)
+            for array, mode in _arrays("columns", storage.lane):
+                arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
         else:
-            strips = {m: coords[m].index_select(0, first) // view.values.sides[m] for m in s.columns}
-            arrays |= words.encode(strips, view.levels[1])
+            arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
         stored, shared = positions.numel(), (first.index_select(0, of_items), first)
         about = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
         return Packed(*about, padded=stored != nnz)
 
 
-@register_format
-class Vbr(Window):
-    """Tiles over strips of consecutive columns (1-SA): variable block rows of a fixed width."""
-
-    name, compacted = "vbr", False
+register_format(partial(Window, "vbr", compacted=False))
 
 
 def _filled(size: int, places: torch.Tensor, coordinates: torch.Tensor, none: int) -> torch.Tensor:
@@ -206,7 +184,7 @@ def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
 
 
 def tiled(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, group: torch.Tensor, compacted: bool
+    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, group: torch.Tensor, compacted: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Number the tiles of each group: of its next columns, or of the strips that it touches.
 
@@ -214,14 +192,14 @@ def tiled(
         (nnz,) the tile of each nonzero, and (nnz,) its place along the tile's columns; (tiles,) the group of each tile,
         in order, and (tiles,) a nonzero of it.
     """
-    *outer, last = s.columns
-    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // s.width for _ in "c"))
-    sizes = [max(1, coords.shape[1]), *(shape[m] for m in s.columns)]
+    (*outer, last), (_, width, *_) = storage.lane, sizes_of(storage)
+    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // width for _ in "c"))
+    sizes = [max(1, coords.shape[1]), *(shape[m] for m in storage.lane)]
     # The different columns of each group, or its strips, and the first nonzero of each.
     number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
     if not compacted:
-        return number, coords[last] % s.width, group.index_select(0, first), first
-    start, length, _ = cut_runs(crd.starts_of_runs([group.index_select(0, first)]), s.width)
+        return number, coords[last] % width, group.index_select(0, first), first
+    start, length, _ = cut_runs(starts_of_runs([group.index_select(0, first)]), width)
     tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
     tile = torch.repeat_interleave(tiles, length).index_select(0, number)
     first = first.index_select(0, start)
@@ -229,11 +207,11 @@ def tiled(
 
 
 def populations(
-    coords: torch.Tensor, shape: tuple[int, ...], s: Windowing, cache: Lru[Any, Any] | None
+    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many tiles, each window has."""
-    group = ranked_rows(coords, shape, s, cache)[0] // s.height
-    of_tiles = tiled(coords, shape, s, group, compacted=True)[2]
+    group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
+    of_tiles = tiled(coords, shape, storage, group, compacted=True)[2]
     return group, torch.bincount(group), torch.bincount(of_tiles)
 
 
@@ -266,41 +244,10 @@ def by_row_similarity(
     others = tuple(m for m in range(len(shape)) if m not in kept)
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
-    s = Windowing.of(Storage(item=kept, lane=others, params=tuple(params.items())))
-    group, nonzeros, tiles = populations(coords, shape, s, cache)
+    storage = Storage(item=kept, lane=others, params=tuple(params.items()))
+    group, nonzeros, tiles = populations(coords, shape, storage, cache)
     filled = (nonzeros // tiles >= threshold)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
-
-
-# Measurements behind these numbers: benchmarks/results/windows.json.
-
-
-TILES = {
-    "tf32x3": ((16, 32, 128, 2), (16, 64, 128, 2), (64, 32, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
-    "tf32": ((16, 32, 128, 2), (16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 2), (128, 64, 64, 2)),
-    "bf16": ((16, 64, 128, 2), (32, 64, 128, 2), (64, 64, 128, 4), (64, 128, 64, 4), (128, 64, 128, 4)),
-    "ieee": ((16, 16, 64, 4), (32, 16, 64, 4)),
-    F16X3: ((16, 32, 64, 2), (16, 64, 64, 2), (32, 64, 64, 4), (64, 64, 64, 4), (128, 64, 64, 4)),
-}
-"""Height, width, columns and warps that are considered, by the precision of dots: together within 0.2 % (tf32x3), 4 %
-(tf32) and 3 % (bf16) of the fastest of 105 shapes with either operand left, by geometric mean of 9, 9 and 24 cases;
-22 % at worst (H200, `benchmarks/results/windows.json`). Of tf32, four warps or more take the instruction that wants the
-dense operand in the other order, and up to six times as long. Those in halves are together within 0.3 % of the fastest
-of 23, by geometric mean of 21 cases (`benchmarks/results/windows_halves.json`)."""
-TAUS, STRIP = (20, 40, 60, 80), 64
-"""Similarity that rows of a group have at least, in percent, and the columns of strips by which they are compared."""
-USUAL, MOST_GROUPED, MANY = (40, 60), 8_000_000, 1 << 16
-"""Similarities that ``"auto"`` considers; the nonzeros whose rows it groups, at most, in all, since that takes longest
-of planning (`benchmarks/results/grouping.json`); and those from which it considers more than the first similarity."""
-LEAST_FILL, MOST_STORED, MOST_BYTES = 3, 32, 1 << 30
-"""Percent of a tile's positions that may hold nonzeros, at least, where ``"auto"`` looks at windows; values that it
-stores a nonzero, and bytes of values in all, at most."""
-FILLS = (0, 2, 4, 8, 16, 32)
-"""Percent of a tile's positions that hold nonzeros, at least, where a group's rows are not left to runs."""
-PROGRAMS = 2048
-"""Programs that a part is cut into, if it has the tiles."""
-LEAST_TILES = 8
-"""Tiles of a work item that is cut, at least."""
 
 
 def _nbytes(problem: Problem, candidate: Candidate) -> int:
@@ -308,42 +255,33 @@ def _nbytes(problem: Problem, candidate: Candidate) -> int:
     return candidate.expected[0].stored * problem.itemsize
 
 
-def considered(name: str, taus: Iterable[int], problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def considered(name: str, problem: Problem, counts: Counts) -> Iterator[Candidate]:
     """The best split for each shape of tile and similarity, where tiles make matrix products."""
-    if (
-        not (problem.floating and problem.coalesced)
-        or not counts.nnz
-        or not problem.kept
-        or not problem.rest
-        or _products_of_rows(problem)
-    ):
+    applies = problem.floating and problem.coalesced and counts.nnz and problem.kept and problem.rest
+    if not applies or _products_of_rows(problem):
         return
-    columns, grouped = counts.distinct(problem.rest), MOST_GROUPED // counts.nnz if problem.order == 2 else 0
-    grouped = grouped if counts.nnz >= MANY else min(grouped, 1)
-    taus = [tau for n, tau in enumerate(taus) if n < grouped or not tau]
-    most = min(MOST_BYTES, problem.memory)
+    rules, columns = problem.rules, counts.distinct(problem.rest)
+    grouped = rules["most_grouped"] // counts.nnz if problem.order == 2 else 0
+    grouped = grouped if counts.nnz >= rules["grouped_again"] else min(grouped, 1)
+    taus = [tau for n, tau in enumerate(rules["usual_taus"][name]) if n < grouped or not tau]
+    most = min(rules["window_bytes"], problem.memory)
     for part in tilings(problem, taus, {}):
         # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
-        if 100 * counts.nnz >= LEAST_FILL * part.storage.param("height") * columns:
-            candidates = [
-                split
-                for split in splits(problem, counts, name, part)
-                if split.expected[0].stored <= MOST_STORED * split.expected[0].nnz and _nbytes(problem, split) <= most
-            ]
+        if 100 * counts.nnz >= rules["least_fill"] * part.storage.param("height") * columns:
+            every = splits(problem, counts, name, part)
+            usable = [c for c in every if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]
+            candidates = [c for c in usable if _nbytes(problem, c) <= most]
             if candidates:
                 yield cheapest(candidates, problem, in_order)
 
 
-def _requested(name: str, taus: tuple[int, ...], problem: Problem, counts: Counts, **named: Any) -> Candidate:
+def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
     """What a request says, and the best of what it leaves open, among what the memory limit has room for."""
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
-    candidates = [
-        split
-        for part in tilings(problem, taus, named)
-        for split in splits(problem, counts, name, part, named.get("threshold"))
-    ]
+    parts, threshold = tilings(problem, problem.rules["taus"][name], named), named.get("threshold")
+    candidates = [split for part in parts for split in splits(problem, counts, name, part, threshold)]
     if not candidates:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
     if fitting := [split for split in candidates if _nbytes(problem, split) <= problem.memory]:
@@ -366,11 +304,11 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
         ways[F16X3] = F16X3
     for tau in (named["tau"],) if "tau" in named else taus:
         for way, precision in ways.items():
-            tiles = TILES[way]
+            tiles = problem.rules["window_tiles"][way]
             if "height" in named:
                 nearest = min(tiles, key=lambda tile: abs(tile[0] - named["height"]))
-                tiles = ((named["height"], *nearest[1:]),)
-            similar = (("strip", named.get("strip", STRIP)), ("tau", tau)) if tau else ()
+                tiles = [(named["height"], *nearest[1:])]
+            similar = (("strip", named.get("strip", problem.rules["strip"])), ("tau", tau)) if tau else ()
             for height, width, columns, warps in tiles:
                 params = (("height", height), *similar, ("width", named.get("width", width)))
                 storage = Storage(item=problem.kept, lane=problem.rest, params=params)
@@ -383,14 +321,13 @@ def splits(
     """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
     if problem.backend == "triton" and not _multiplies(problem, part):
         return
-    windowing = Windowing.of(part.storage)
 
     def count() -> tuple[torch.Tensor, ...]:
-        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, windowing, counts.cache)[1:]])
+        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, part.storage, counts.cache)[1:]])
 
-    nonzeros, tiles = counts.once(("windows", windowing), count)
-    volume = windowing.height * windowing.width
-    tried = dict.fromkeys(volume * fill // 100 for fill in FILLS) if threshold is None else [threshold]
+    nonzeros, tiles = counts.once(("windows", part.storage), count)
+    volume = part.storage.param("height") * part.storage.param("width")
+    tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
     for least in tried:
         filled = nonzeros // tiles >= least
         if bool(filled.any()) or threshold is not None or not counts.nnz:  # what is named may leave all to runs
@@ -433,9 +370,9 @@ def _parts(
     programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = max(LEAST_TILES, -(-count * programs // PROGRAMS))
+    most = max(problem.rules["least_tiles"], -(-count * programs // problem.rules["window_programs"]))
     if problem.backend != "triton":
-        most = max(1, CPU_ITEM_NNZ // volume)
+        most = max(1, problem.rules["item_nnz"][1] // volume)
     cuts = longest > most and not problem.deterministic
     for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
         items = int((-(-tiles // each)).sum()) if each else tiles.numel()
@@ -523,8 +460,6 @@ def check_windows(named: Mapping[str, object]) -> None:
             raise PlanError(f"{name} must be from 1 to {most:,}{' percent' if name == 'tau' else ''}, found {size!r}")
 
 
-OPTIONS = ("height", "width", "threshold", "halves")
-"""What a request for windows may say; for groups of similar rows, ``tau`` and ``strip`` too."""
-for _name, _usual, _taus, _more in (("window", (0,), (0,), ()), ("1-sa", USUAL, TAUS, ("tau", "strip"))):
-    _considered, _by_name = partial(considered, _name, _usual), partial(_requested, _name, _taus)
-    add_plans(Method(_name, _considered, _by_name, (*OPTIONS, *_more), kernels=True))
+for _name, _options in (("window", ()), ("1-sa", ("tau", "strip"))):
+    _options = ("height", "width", "threshold", "halves", *_options)
+    add_plans(Method(_name, partial(considered, _name), partial(_requested, _name), _options, kernels=True))

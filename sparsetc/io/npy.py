@@ -13,7 +13,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +106,34 @@ class Archive:
         made = made.astype(made.dtype.newbyteorder("="), copy=False)
         return made.reshape(header.shape, order=header.order)  # type: ignore[call-overload,no-any-return]
 
-    def stream(self, name: str, first: int) -> ArrayStream:
-        """The elements of an array from number ``first`` on, as the file orders them, to be taken some at a time."""
-        header = self.header(name)
-        return ArrayStream(header, first, self._zip.open(header.info))
+    def stream(self, name: str, first: int) -> Callable[[int], np.ndarray]:
+        """What gives the next so many elements of an array from number ``first`` on, as the file orders them.
+
+        The array is unpacked from its beginning, no further than it is asked for; zipfile compares the checksum at its
+        end. Elements are in the machine's byte order.
+        """
+        header, left = self.header(name), self.header(name).count - first
+        member = self._zip.open(header.info)
+
+        def read(nbytes: int) -> bytes:
+            data = member.read(nbytes)
+            if len(data) < nbytes:
+                raise EOFError("an array ends early")
+            return data
+
+        def take(count: int) -> np.ndarray:
+            nonlocal left
+            data = read(count * header.dtype.itemsize)
+            left -= count
+            if not left and member.read(1):
+                raise ValueError("an array is longer than its header says")
+            elements = np.frombuffer(data, header.dtype)
+            return elements.astype(elements.dtype.newbyteorder("="))
+
+        before = header.start + first * header.dtype.itemsize
+        for at in range(0, before, _PASSED):
+            read(min(_PASSED, before - at))
+        return take
 
     def _read_header(self, name: str, info: zipfile.ZipInfo) -> ArrayHeader:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -125,37 +149,6 @@ class Archive:
                 f"{info.file_size - header.start:,}"
             )
         return header
-
-
-class ArrayStream:
-    """Elements of an array that is unpacked no further than it is asked for; zipfile compares the checksum at its end.
-
-    Every stream of an array unpacks it from its beginning.
-    """
-
-    def __init__(self, header: ArrayHeader, first: int, member: IO[bytes]) -> None:
-        self._header, self._member = header, member
-        self._left = header.count - first
-        self._pass(header.start + first * header.dtype.itemsize)
-
-    def take(self, count: int) -> np.ndarray:
-        """The next ``count`` elements, in the machine's byte order."""
-        data = self._read(count * self._header.dtype.itemsize)
-        self._left -= count
-        if not self._left and self._member.read(1):
-            raise ValueError("an array is longer than its header says")
-        found = np.frombuffer(data, self._header.dtype)
-        return found.astype(found.dtype.newbyteorder("="))
-
-    def _pass(self, nbytes: int) -> None:
-        while nbytes:
-            nbytes -= len(self._read(min(nbytes, _PASSED)))
-
-    def _read(self, nbytes: int) -> bytes:
-        data = self._member.read(nbytes)
-        if len(data) < nbytes:
-            raise EOFError("an array ends early")
-        return data
 
 
 def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> ArrayHeader:

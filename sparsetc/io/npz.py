@@ -10,7 +10,6 @@ scipy.sparse and of pydata/sparse write. No pickles.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,26 +39,25 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         raise DtypeError(f"{path}: values cannot be read as {dtype}")
     footprint = "its arrays are larger than that"
     with memory.named(path, lambda: footprint), npy.opened(path) as archive:
-        found = contents(archive)
-        footprint = f"a tensor of {found.nbytes:,} bytes, and up to three times that meanwhile"
-        memory.check(path, "the tensor", found.nbytes)
-        coords, values = _entries(archive, found)
+        form, shape, nbytes = contents(archive)
+        footprint = f"a tensor of {nbytes:,} bytes, and up to three times that meanwhile"
+        memory.check(path, "the tensor", nbytes)
+        coords, values = _entries(archive, form, shape)
         given = stored(values, dtype)
-        made = SparseTensor.from_blocks if given.ndim > len(found.shape) else SparseTensor
-        return made(coords, given if dtype is None else numbers.cast(given, dtype), found.shape)
+        made = SparseTensor.from_blocks if given.ndim > len(shape) else SparseTensor
+        return made(coords, given if dtype is None else numbers.cast(given, dtype), shape)
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What an archive holds, by its headers and its smallest arrays."""
+def contents(archive: npy.Archive) -> tuple[str | None, tuple[int, ...], int]:
+    """What the archive holds, by its headers and its smallest arrays.
 
-    form: str | None  # of save_npz of scipy or pydata/sparse; None for the arrays that `write` writes
-    shape: tuple[int, ...]
-    nbytes: int  # of the tensor, or of the arrays as they are stored if that is more
+    Returns:
+        The form that `save_npz` of scipy or pydata/sparse names, or None for the arrays that `write` writes; the shape;
+        and bytes of the tensor, or of the arrays as they are stored if that is more.
 
-
-def contents(archive: npy.Archive) -> Contents:
-    """What the archive holds; ValueError or IOFormatError where its arrays are not those of a tensor."""
+    Raises:
+        ValueError, IOFormatError: its arrays are not those of a tensor.
+    """
     form = _form(archive)
     wanted = _OURS if form is None else ("data", "shape")
     missing = [name for name in wanted if name not in archive.names]
@@ -75,7 +73,7 @@ def contents(archive: npy.Archive) -> Contents:
     # a nonzero has 8 bytes a coordinate; dense modes have none
     coordinates = archive.header("coords").count if form is None else values.count * shape.count
     nbytes = max(8 * coordinates + values.nbytes, sum(header.nbytes for header in stored) - shape.nbytes)
-    return Contents(form, checked_shape(archive.array("shape").tolist()), nbytes)
+    return form, checked_shape(archive.array("shape").tolist()), nbytes
 
 
 def _form(archive: npy.Archive) -> str | None:
@@ -96,17 +94,19 @@ def _word(archive: npy.Archive, name: str) -> str:
     return word.decode("latin-1") if isinstance(word, bytes) else str(word)
 
 
-def _entries(archive: npy.Archive, found: Contents) -> tuple[np.ndarray, np.ndarray | torch.Tensor]:
-    if found.form is not None:
-        return foreign.entries(archive, found.form, found.shape)
+def _entries(
+    archive: npy.Archive, form: str | None, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray | torch.Tensor]:
+    if form is not None:
+        return foreign.entries(archive, form, shape)
     coords, values = (archive.header(name).shape for name in ("coords", "values"))
     if len(coords) != 2 or not values:
         raise ValueError(f"coords must be 2-D and values at least 1-D, found shapes {coords} and {values}")
     if coords[1] != values[0]:
         raise ValueError(f"coords have {coords[1]} columns, but there are {values[0]} values")
-    if len(values) - 1 not in (len(found.shape) - coords[0], len(found.shape)):  # of blocks, which have all modes
+    if len(values) - 1 not in (len(shape) - coords[0], len(shape)):  # of blocks, which have all modes
         raise ValueError(
-            f"shape has {len(found.shape)} modes, but coords have {coords[0]} and values {len(values) - 1} dense ones"
+            f"shape has {len(shape)} modes, but coords have {coords[0]} and values {len(values) - 1} dense ones"
         )
     return archive.array("coords"), of_bits(archive.array("values"), in_bfloat16(archive))
 

@@ -23,7 +23,7 @@ import torch
 from sparsetc.errors import DtypeError, IOFormatError
 from sparsetc.io import memory, numbers
 from sparsetc.io.atomic import replacing
-from sparsetc.io.stc_layout import BLOCK, PAGE, Array, FileLayout, PackedHeader, parsed
+from sparsetc.io.stc_layout import BLOCK, PAGE, Array, FileLayout, parsed
 from sparsetc.io.stc_writer import PackedWriter
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
@@ -53,8 +53,8 @@ class PackedFile:
             raise IOFormatError(f"{path}: a packed file is mapped, so it must be a file on disk")
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
         try:
-            self._header = self._read_header()
-            self._checks = self._read_checks()
+            self._layout, table_crc, self._crc = self._read_header()
+            self._checks = self._read_checks(table_crc)
         except BaseException:
             self._file.close()
             raise
@@ -87,7 +87,7 @@ class PackedFile:
     @property
     def crc(self) -> int:
         """The header's checksum, which depends on every byte of the file."""
-        return self._header.crc
+        return self._crc
 
     def __repr__(self) -> str:
         return f"PackedFile({str(self.path)!r}, shape={self.shape}, nnz={self.nnz}, dtype={self.dtype})"
@@ -162,24 +162,20 @@ class PackedFile:
 
     # ---- bytes ------------------------------------------------------------------------------------------------
 
-    @property
-    def _layout(self) -> FileLayout:
-        return self._header.layout
-
     def _fault(self, reason: str) -> IOFormatError:
         return IOFormatError(f"{self.path}: {reason}")
 
-    def _read_header(self) -> PackedHeader:
+    def _read_header(self) -> tuple[FileLayout, int, int]:
         try:
             return parsed(self._file.read(PAGE), os.fstat(self._file.fileno()).st_size)
         except ValueError as error:
             raise self._fault(str(error)) from None
 
-    def _read_checks(self) -> np.ndarray:
+    def _read_checks(self, crc: int) -> np.ndarray:
         place = self._layout.checks
         memory.check(self.path, "its checksums", place.nbytes)
         data = self._copied(place.offset, place.end, place.name)
-        if zlib.crc32(data) != self._header.table_crc:
+        if zlib.crc32(data) != crc:
             raise self._fault("checksums: the table of checksums is damaged")
         return np.frombuffer(data, place.dtype).reshape(len(self._layout.arrays), self._layout.blocks)
 

@@ -135,22 +135,15 @@ class FileLayout:
         return page + _CHECK.pack(zlib.crc32(page))
 
 
-@dataclass(frozen=True)
-class PackedHeader:
-    """A header that was read.
+def parsed(page: bytes, size: int) -> tuple[FileLayout, int, int]:
+    """What the first bytes of a file of ``size`` bytes say.
 
-    Attributes:
-        table_crc: CRC32 of the table of checksums.
-        crc: CRC32 of the header itself.
+    Returns:
+        The layout; the checksum of the table of checksums; that of the header itself.
+
+    Raises:
+        ValueError: they are no header, or of another file.
     """
-
-    layout: FileLayout
-    table_crc: int
-    crc: int
-
-
-def parsed(page: bytes, size: int) -> PackedHeader:
-    """What the first bytes of a file of ``size`` bytes say; ValueError where they are no header, or of another file."""
     if page[: len(MAGIC)] != MAGIC:
         raise ValueError("header: not a packed file; it does not begin with the eight bytes of one")
     if len(page) < PAGE:
@@ -176,7 +169,7 @@ def parsed(page: bytes, size: int) -> PackedHeader:
         layout, page
     ):
         raise ValueError("header: offsets or widths that do not follow from its shape, nonzeros and dtype")
-    return PackedHeader(layout, table_crc, crc)
+    return layout, table_crc, crc
 
 
 def _same_fixed(layout: FileLayout, page: bytes) -> bool:

@@ -192,9 +192,9 @@ def index_dtype(largest: int) -> torch.dtype:
     return torch.int32 if largest + 4096 <= INT32_MAX else torch.int64
 
 
-def runs(flags: torch.Tensor) -> torch.Tensor:
-    """Starts of runs, given True at each start, with the total appended: (runs + 1,) int64."""
-    return torch.cat([torch.nonzero(flags).flatten(), torch.tensor([flags.numel()], device=flags.device)])
+def pointers(starts: torch.Tensor, end: int, largest: int) -> torch.Tensor:
+    """(n + 1,) where each of n ranges begins, and the last one ends, of the type that holds `largest`."""
+    return torch.cat([starts, starts.new_full((1,), end)]).to(index_dtype(largest))
 
 
 def cut_runs(flags: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, bool]:

@@ -219,37 +219,33 @@ def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.T
 # -- parts as they are stored -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Dealing:
-    """What the shares of a pattern's nonzeros depend on; they are kept with the pattern under it.
+def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Hashable:
+    """Return what the shares by a named rule depend on, for an output that keeps these modes."""
+    return "shares", partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ()
 
-    Attributes:
-        kept: modes that the output keeps; empty where the rule does not deal by rows.
-    """
 
-    partition: str
-    options: tuple[tuple[str, Any], ...]
-    kept: tuple[int, ...]
-
-    @classmethod
-    def of(cls, partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Dealing:
-        """The dealing by a named rule, for an output that keeps these modes."""
-        return cls(partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ())
-
-    def shares(self, coords: torch.Tensor, shape: tuple[int, ...], cache: Lru[Any, Any]) -> list[torch.Tensor | None]:
-        """The nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
-        dealt: list[torch.Tensor | None] | None = cache.get(self)
-        if dealt is None:
-            dealt = deal(self.partition, coords, shape, self.kept, dict(self.options), cache)
-            if len(dealt) > 1:
-                dealt = cache.put(self, dealt)
-        return dealt
+def shares(
+    partition: str,
+    options: Iterable[tuple[str, Any]],
+    kept: tuple[int, ...],
+    coords: torch.Tensor,
+    shape: tuple[int, ...],
+    cache: Lru[Any, Any],
+) -> list[torch.Tensor | None]:
+    """Return the nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
+    key = dealing(partition, options, kept)
+    dealt: list[torch.Tensor | None] | None = cache.get(key)
+    if dealt is None:
+        dealt = deal(partition, coords, shape, kept, dict(options), cache)
+        if len(dealt) > 1:
+            dealt = cache.put(key, dealt)
+    return dealt
 
 
 def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
     """What the arrays of each part depend on: parts of one key are packed once, whatever plans they are of."""
-    dealing, shares = Dealing.of(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
-    return [("storage", dealing, n, p.format, p.storage) for n, p in zip(shares, plan.parts, strict=True)]
+    key, numbers = dealing(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
+    return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 
 
 def stored_parts(
@@ -268,12 +264,12 @@ def stored_parts(
         PlanError: the partition breaks its promises, or deals nonzeros to a share that the plan has no part for.
         FormatError: a format does not take its part, or packs it wrongly.
     """
-    dealing = Dealing.of(plan.partition, plan.options, kept)
     parts: list[Packed] = []
     for number, key in enumerate(storage_keys(plan, kept)):
         part, packed = plan.parts[number], cache.get(key)
         if packed is None:
-            numbers = taken(plan, dealing.shares(coords, shape, cache))[number]
+            dealt = shares(plan.partition, plan.options, kept, coords, shape, cache)
+            numbers = taken(plan, dealt)[number]
             numbers = None if numbers is None or numbers.numel() == coords.shape[1] else numbers  # all of none, too
             held = coords if numbers is None else coords[:, numbers]
             packed = pack(held, shape, part.format, part.storage, cache if numbers is None else None).of(numbers)

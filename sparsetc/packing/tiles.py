@@ -18,9 +18,8 @@ from sparsetc.ir.nest.nest import ITEM, Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed
+from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
+from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed, starts_of_runs
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -74,31 +73,26 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
     Raises:
         FormatError: two nonzeros have the same place.
     """
-    order, sides, volume = (*storage.item, *storage.lane, *storage.leaf), view.values.sides, view.values.volume
-    nnz, grid = coords.shape[1], view.stored_shape(shape)
-    rows = chain((coords[m] // sides[m] for m in order), (_places(coords, view) for _ in "p"))
-    key, spread = linear_key(rows, [*(grid[m] for m in order), volume])
+    order, volume = (*storage.item, *storage.lane, *storage.leaf), view.values.volume
+    nnz, blocks = coords.shape[1], words.Nonzeros(coords, view.stored_shape(shape), sides=view.values.sides)
+    rows = chain((blocks[m] for m in order), (_places(coords, view) for _ in "p"))
+    key, spread = linear_key(rows, [*(blocks.shape[m] for m in order), volume])
     key = narrowed(key, spread)
     key, by_tile = torch.sort(key, stable=True)
     if bool((key[1:] == key[:-1]).any()):
         refuse_duplicates()
     place = key % volume
-    starts = crd.starts_of_runs([key.sub_(place)])
+    starts = starts_of_runs([key.sub_(place)])
     del key
     tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
     tiles = first.numel()
 
-    def of_tiles(modes: Sequence[int], nonzeros: torch.Tensor) -> dict[int, torch.Tensor]:
-        return {m: coords[m].index_select(0, nonzeros) // sides[m] for m in modes}
-
-    item_keys = crd.sort_keys(of_tiles(storage.item, first).values(), [grid[m] for m in storage.item])
-    fresh = crd.starts_of_runs(item_keys) if item_keys else torch.arange(tiles, device=coords.device) == 0
-    of_items, split = items_of(fresh, storage, view)
+    of_items, split = items_of(blocks.at(first).starts(storage.item), storage, view)
     first_of_items = first.index_select(0, of_items)
     arrays = {
-        "item_ptr": torch.cat([of_items, of_items.new_full((1,), tiles)]).to(index_dtype(tiles)),
-        **words.encode(of_tiles(storage.item, first_of_items), view.levels[0]),
-        **words.encode(of_tiles((*storage.lane, *storage.leaf), first), view.levels[1]),
+        "item_ptr": pointers(of_items, tiles, tiles),
+        **words.encode(blocks.at(first_of_items), view.levels[0]),
+        **words.encode(blocks.at(first), view.levels[1]),
     }
     if view.values.bitmap:
         value_ptr = torch.zeros(tiles + 1, dtype=torch.long, device=coords.device)
@@ -129,6 +123,15 @@ def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Te
     """
     start, _, split = cut_runs(rows, max(1, storage.max_item_nnz // view.values.volume) if storage.max_item_nnz else 0)
     return start, split
+
+
+def placed(places: torch.Tensor, size: int) -> torch.Tensor:
+    """(size,) the nonzero at each place, -1 for none, given the int64 place of each; `FormatError` for two at one."""
+    positions, numbers = places.new_full((size,), -1), torch.arange(places.numel(), device=places.device)
+    positions.scatter_(0, places, numbers)
+    if not torch.equal(positions.index_select(0, places), numbers):
+        refuse_duplicates()
+    return positions
 
 
 def refuse_duplicates() -> NoReturn:

@@ -8,58 +8,59 @@ has the highest bits, so words sort as coordinates do; modes that need more than
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from sparsetc.ir.nest.coordinates import Field, ModeCoordinate, word_bits
-from sparsetc.tensor.coords import lexsort
+from sparsetc.tensor import coords as crd
 
 
 @dataclass(frozen=True)
 class Nonzeros:
-    """Nonzeros in the order in which they are stored.
+    """Nonzeros in an order; under each mode (n,) their coordinates, which are taken when they are asked for.
 
     Attributes:
-        positions: (nnz,) which nonzero each is; None in the order given.
+        coords: (order, nnz) of all nonzeros of a part, in lexicographic order.
+        shape: sizes of the modes; where there are sides, how many tiles there are along each.
+        numbers: (n,) which nonzero each is, -1 for none, whose coordinates are 0; None for all in the order given.
+        sides: sides of the tiles whose coordinates are asked for; empty for the nonzeros' own.
     """
 
     coords: torch.Tensor
-    positions: torch.Tensor | None
+    shape: Sequence[int]
+    numbers: torch.Tensor | None = None
+    sides: tuple[int, ...] = ()
 
     @classmethod
     def sorted(cls, coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:
-        """Nonzeros that are given in lexicographic order, sorted by their modes in another order."""
+        """Return all nonzeros, sorted by their modes in another order."""
         if modes == tuple(range(len(shape))):
-            return cls(coords, None)
-        return cls(coords, lexsort((coords[m] for m in modes), [shape[m] for m in modes]))
-
-    def rows(self, modes: Sequence[int], places: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """(n,) for each of these modes, the coordinates of the nonzeros at some places of the order, or at all."""
-        numbers = self.positions if places is None else places if self.positions is None else self.positions[places]
-        return [self.coords[m] if numbers is None else self.coords[m].index_select(0, numbers) for m in modes]
-
-    def numbers(self, places: torch.Tensor) -> torch.Tensor:
-        """Places of the order -> which nonzeros these are, int64; -1 stays."""
-        if self.positions is None or not self.positions.numel():
-            return places.long()
-        return self.positions.index_select(0, places.clamp(min=0)).masked_fill_(places < 0, -1)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Coordinates by mode of some nonzeros, each mode taken when it is asked for; 0 for a nonzero -1."""
-
-    coords: torch.Tensor
-    nonzeros: torch.Tensor
+            return cls(coords, shape)
+        return cls(coords, shape, crd.lexsort((coords[m] for m in modes), [shape[m] for m in modes]))
 
     def __getitem__(self, mode: int) -> torch.Tensor:
-        if not self.coords.shape[1]:
-            return torch.zeros_like(self.nonzeros)
-        row = self.coords[mode].index_select(0, self.nonzeros.clamp(min=0))
-        return row.masked_fill_(self.nonzeros < 0, 0)
+        row = self.coords[mode]
+        if self.numbers is not None:
+            if not row.numel():
+                return torch.zeros_like(self.numbers)
+            row = row.index_select(0, self.numbers.clamp(min=0)).masked_fill_(self.numbers < 0, 0)
+        return row // self.sides[mode] if self.sides else row
+
+    def at(self, places: torch.Tensor) -> Nonzeros:
+        """Return the nonzeros at some places of this order; at a place -1 there is none."""
+        if self.numbers is None or not self.numbers.numel():
+            return replace(self, numbers=places.long())
+        numbers = self.numbers.index_select(0, places.clamp(min=0)).masked_fill_(places < 0, -1)
+        return replace(self, numbers=numbers)
+
+    def starts(self, modes: Sequence[int]) -> torch.Tensor:
+        """(n,) bool: True where the coordinates in these modes are not the nonzero's before, and at the first."""
+        n = self.coords.shape[1] if self.numbers is None else self.numbers.numel()
+        keys = crd.sort_keys((self[m] for m in modes), [self.shape[m] for m in modes])
+        return crd.starts_of_runs(keys or [self.coords.new_zeros(1).expand(n)])
 
 
 WORD_BITS = 63
@@ -71,13 +72,9 @@ def bits_of(size: int) -> int:
     return max(size - 1, 0).bit_length()
 
 
-def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field, ...]:
-    """Where each mode's bits lie in words called `name`, `name_1`, …"""
-    return _fields(tuple(modes), tuple(shape), name)
-
-
 @lru_cache(maxsize=1024)
-def _fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[Field, ...]:
+def fields(modes: Sequence[int], shape: tuple[int, ...], name: str) -> tuple[Field, ...]:
+    """Where each mode's bits lie in words called `name`, `name_1`, …; `modes` can be hashed."""
     groups: list[list[int]] = [[]]
     for mode in modes:
         if sum([bits_of(shape[m]) for m in groups[-1]]) + bits_of(shape[mode]) > WORD_BITS:
@@ -101,7 +98,7 @@ def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:
 
 
 def encode(
-    coords: torch.Tensor | Taken | Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
+    coords: torch.Tensor | Nonzeros | Sequence[torch.Tensor],
     coordinates: Sequence[ModeCoordinate],
     narrow: bool = False,
 ) -> dict[str, torch.Tensor]:

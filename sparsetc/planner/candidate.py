@@ -14,12 +14,6 @@ from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.lru import cached_property
 
-APART = 1.05
-"""How many times another's a scalar plan's time must be for the cost model to tell them apart; of nearer ones that of
-fewest parts is taken (H200, SpMM of pubmed, 32 columns: `coo+rows`, priced 4 % below `coo`, took 2.3 times as long),
-and it rather than tiles (192 SpMMs, `benchmarks/results/spmm.json`: 19 in place of 26 took 1.05 times as long as the
-fastest plan, or more)."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -29,7 +23,8 @@ class Candidate:
         expected: what packing each part is expected to give.
         name: the plan, for a reader: its name, and what tells it from others of that name.
         seconds: seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel.
-        scalar: True where the cost model tells the plan from others of its kind by `APART` only.
+        apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
+            by that alone; 0 where it always does.
         costs: costs of the parts' programs, once they are priced.
     """
 
@@ -37,7 +32,7 @@ class Candidate:
     expected: tuple[Statistics, ...] = ()
     name: str = ""
     seconds: tuple[float, ...] | None = None
-    scalar: bool = False
+    apart: float = 0.0
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
@@ -70,7 +65,7 @@ class Choice:
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates, the cheapest first, those that do not fit last; of plans that are not told apart the simplest."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    near = [c for c in order if c.scalar and c.total is not None and c.total <= APART * (order[0].total or 0.0)]
+    near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
     if near:
         simplest = min(near, key=lambda c: len(c.plan.parts))
         order = [simplest, *(c for c in order if c is not simplest)]
@@ -86,23 +81,10 @@ def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate
     return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
 
 
-PROGRAMS = 1 << 16
-"""Programs a large tensor is dealt to; a work item takes as many nonzeros as make that many, within bounds."""
-ITEM_NNZ = (128, 512)
-"""Fewest and most nonzeros an item takes (H200: 128 won on 1 to 10 M nonzeros, 512 on 77 M)."""
-DOT_ITEM_NNZ = (512, 2048)
-"""Fewest and most where an item ends by adding a matrix (H200, TTMc of rank 32 x 32: 2,048 beat 512 and 8,192)."""
-CPU_ITEM_NNZ = 1 << 16
-FUSE_BELOW = 4_000_000
-"""Nonzeros below which the parts of a plan share one launch."""
-
-
 def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
     """Most nonzeros that a work item takes, of a tensor of so many."""
-    if problem.backend == "torch":
-        return CPU_ITEM_NNZ
-    least, most = DOT_ITEM_NNZ if schedule.dot else ITEM_NNZ
-    return max(least, min(most, 1 << max(nnz // PROGRAMS, 1).bit_length() - 1))
+    least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
+    return max(least, min(most, 1 << max(nnz // problem.rules["programs"], 1).bit_length() - 1))
 
 
 def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:
@@ -134,6 +116,5 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
     """A plan of one part, as ``coo`` or as fibers."""
-    stored_as = "coo" if name == "coo" else "fiber"
-    part = Part(stored_as, storage, schedule, expected.nnz)
+    part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
     return Candidate(Plan(name, (part,)), (expected,))

@@ -23,7 +23,7 @@ from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
-from sparsetc.planner.candidate import APART, Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 
 
@@ -144,10 +144,6 @@ def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
-MOST_COPIES = 128
-"""Copies of the output, at most."""
-Option = Callable[[Schedule, Problem], Schedule]
-"""One decision of how programs run: return the schedule with it."""
 
 
 def priced(candidate: Candidate, problem: Problem) -> Candidate:
@@ -158,8 +154,8 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
         best = tried(_in_copies, best, problem)
     parts = zip(best.plan.parts, best.costs, strict=True)  # with the trees that were lowered
     plan = replace(best.plan, parts=tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts]))
-    scalar = not any(cost.p.view.values.sides for cost in best.costs)
-    return replace(best, plan=plan, name=describe(plan, problem), scalar=scalar)
+    apart = 0.0 if any(cost.p.view.values.sides for cost in best.costs) else problem.rules["apart"]
+    return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -167,7 +163,7 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
     return tried(_in_slabs, price(candidate, problem), problem, by_part=True)
 
 
-def tried(option: Option, without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
+def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
     parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in without.plan.parts])
     if parts == without.plan.parts:
@@ -194,7 +190,7 @@ def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
     """Add to copies of the output, to more where it has fewer rows, so that additions wait less for one another."""
     crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
-    return replace(own, copies=max(own.copies, min(MOST_COPIES, 1 << crowd.bit_length() - 1)))
+    return replace(own, copies=max(own.copies, min(problem.rules["most_copies"], 1 << crowd.bit_length() - 1)))
 
 
 def suited(plan: Plan, problem: Problem) -> Plan:
@@ -254,7 +250,7 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
         others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
         times = {name: seconds(other) for name, other in others.items()}
         name = min(left, key=lambda name: times[name])
-        if APART * times[name] > least:
+        if problem.rules["apart"] * times[name] > least:
             break
         best, least = others[name], times[name]
         left.remove(name)

@@ -7,18 +7,18 @@ are made when they are first asked for, and kept with the pattern.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.profile import has_halves, machine_of, portable
+from sparsetc.device.profile import has_halves, machine_of, of_backend, portable
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS
 from sparsetc.options import Options
-from sparsetc.packing.deal import Dealing, row_numbers
+from sparsetc.packing.deal import dealing, row_numbers, shares
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.memory import available_memory
@@ -151,15 +151,14 @@ class Counts:
         Raises:
             PlanError: the rule is not known, or breaks its promises.
         """
-        dealing = Dealing.of(partition, options.items(), kept)
 
         def dealt() -> list[torch.Tensor | None]:
-            return dealing.shares(self.coords, self.shape, self.cache)
+            return shares(partition, options.items(), kept, self.coords, self.shape, self.cache)
 
         def count() -> list[tuple[int, dict[Any, Any]]]:
             return [(self.nnz if numbers is None else numbers.numel(), {}) for numbers in dealt()]
 
-        held = self.once(dealing, count)
+        held = self.once(dealing(partition, options.items(), kept), count)
         return tuple(
             Counts(self.coords, self.shape, memory, share=(nnz, lambda n=n: dealt()[n]))  # type: ignore[misc]
             for n, (nnz, memory) in enumerate(held)
@@ -220,6 +219,11 @@ class Problem:
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
         limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
         return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output)
+
+    @cached_property
+    def rules(self) -> Mapping[str, Any]:
+        """The numbers that schedules and formats go by, of the device that runs the plan."""
+        return of_backend(self.backend).rules
 
     @cached_property
     def precision(self) -> str:

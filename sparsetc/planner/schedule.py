@@ -15,26 +15,6 @@ from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.planner.problem import Problem
 
-# Measurements behind these numbers: benchmarks/results/schedule_sweep.json, mttkrp_plans.json, ops.json.
-WARP_ELEMENTS = 256
-"""Elements of a gathered tile a warp holds: 8 a thread, two 16-byte loads (H200: 8 lanes of rank 32 beat 16 and 32)."""
-LANES_PER_WARP = 16
-"""Most lanes a warp takes of a two-dimensional tile: Triton reads a word per thread, instead of passing them through
-shared memory, only while there are more threads than lanes (rank 5: 32 lanes a warp lost 1.2x)."""
-ROW_WARPS = 4
-"""Warps of a block of short rows, half as many elements each (H200: 16 rows over 4 warps beat 7 other shapes)."""
-DOT_LANES = 16
-"""Lanes a dot contracts at once; twice as many, one step at a time, where runs are contracted in tf32x3 (H200,
-`benchmarks/results/ttmc_stages.json`: 4.24 ms against 4.48)."""
-DOT_TILE = 1024
-"""Accumulator elements a warp (H200, TTMc of rank 32 x 32: 16 lanes and one warp beat 32 lanes and 2 or 4 by 1.3x)."""
-BLOCK_SIDE, BLOCK_DEEP, MOST_DEEP = 64, 32, 128
-"""For a product of the blocks of dense modes that two entries have: elements of a side of its result, positions that it
-sums at once, lanes included, and the most summed positions of a block."""
-LEAST_PIECE, MOST_PIECES = 8, 3
-"""Elements of the smallest piece of a dense axis, and how many pieces a program has of it (H200, MTTKRP of
-guanine_TEvv_3d, `benchmarks/results/ranks.json`)."""
-
 
 def padded_axes(problem: Problem) -> dict[str, int]:
     """Return the dense axes with their sizes, each rounded up to a power of two."""
@@ -43,13 +23,13 @@ def padded_axes(problem: Problem) -> dict[str, int]:
 
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
     """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have."""
-    bound, padded = problem.bound, padded_axes(problem)
+    bound, padded, rules = problem.bound, padded_axes(problem), problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
     products = problem.floating and not rows and bool(problem.rest) and len(output) > 1
-    if products and (deep := _blocks_meet(bound, sizes)):
+    if products and (deep := _blocks_meet(bound, sizes, rules["most_deep"])):
         return _of_blocks(problem, padded, deep)
     if products and dot_axes(bound):
         block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
@@ -57,24 +37,25 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
         for shrink in (output, list(block)):  # an axis that is summed, and split, is added by atomics
             block = fit(block, shrink, 4096, apart)
-        warps = max(1, min(8, prod(block.values()) // DOT_TILE))
+        warps = max(1, min(8, prod(block.values()) // rules["dot_tile"]))
         stages = 1 if problem.precision in ("tf32", "bf16") else 3
-        lanes, unroll = (DOT_LANES, 2) if blocks or problem.precision != "tf32x3" else (2 * DOT_LANES, 1)
+        lanes, unroll = rules["dot_lanes"], 2
+        if not blocks and problem.precision == "tf32x3":
+            lanes, unroll = 2 * lanes, 1
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = fit(block, list(block), 512)
-    pieces = _pieces(sizes, {c: block[c] for c in output})
+    pieces = _pieces(problem, {c: block[c] for c in output})
     width = prod((block | {c: sum(own) for c, own in pieces}).values())
     unroll = 8 if width == 1 else 4 if width <= 64 else 2
-    warps = ROW_WARPS if rows else 1
-    lanes = max(
-        4, min(LANES_PER_WARP * warps if width > 1 else 128, warps * WARP_ELEMENTS // (2 if rows else 1) // width)
-    )
+    warps = rules["row_warps"] if rows else 1
+    most = rules["warp_lanes"] * warps if width > 1 else 128
+    lanes = max(4, min(most, warps * rules["warp_elements"] // (2 if rows else 1) // width))
     lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 
 
-def _blocks_meet(bound: Bound, sizes: dict[str, int]) -> tuple[str, ...]:
+def _blocks_meet(bound: Bound, sizes: dict[str, int], most_deep: int) -> tuple[str, ...]:
     """The summed dense axes that two operands have in common, where each has enough of the output's axes for a dot.
 
     A product of the blocks that two entries hold is a matrix product for each pair that meets.
@@ -88,32 +69,33 @@ def _blocks_meet(bound: Bound, sizes: dict[str, int]) -> tuple[str, ...]:
     if not shared or shared & set(e.output) or free[0] & free[1]:
         return ()
     wide = all(2 * prod(sizes[c] for c in a) >= MIN_DOT for a in free)
-    return tuple(sorted(shared)) if wide and prod(sizes[c] for c in shared) <= MOST_DEEP else ()
+    return tuple(sorted(shared)) if wide and prod(sizes[c] for c in shared) <= most_deep else ()
 
 
 def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
     """The schedule of a matrix product for each few nonzeros, over the lanes and what their blocks have in common."""
-    e = problem.bound.einsum
+    e, rules = problem.bound.einsum, problem.rules
     output = [c for c in e.output if c in padded]
     sides = [[c for c in output if c in e.inputs[p]] for p in e.dense]
     block = {c: padded[c] for c in deep}
     for side in filter(None, sides):
-        fitted = fit({c: padded[c] for c in side}, side, BLOCK_SIDE, [side])
+        fitted = fit({c: padded[c] for c in side}, side, rules["block_side"], [side])
         short = max(1, MIN_DOT // prod(fitted.values()))  # padded to what a dot needs
         block |= fitted | {side[-1]: fitted[side[-1]] * short}
-    lanes = max(2, BLOCK_DEEP // prod(block[c] for c in deep))
-    warps = max(1, min(8, prod(block[c] for c in output) // DOT_TILE))
+    lanes = max(2, rules["block_deep"] // prod(block[c] for c in deep))
+    warps = max(1, min(8, prod(block[c] for c in output) // rules["dot_tile"]))
     return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
 
 
-def _pieces(sizes: dict[str, int], block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The pieces of the axis that is most padded by its block, by a fifth or more; none elsewhere."""
-    by_axis = {}
+    by_axis, least = {}, problem.rules["least_piece"]
     for c, most in block.items():
-        programs = max(1, -(-sizes[c] // most))
-        padded = LEAST_PIECE * -(-sizes[c] // (programs * LEAST_PIECE))
+        size = problem.bound.by_index[c]
+        programs = max(1, -(-size // most))
+        padded = least * -(-size // (programs * least))
         pieces = tuple([1 << n for n in reversed(range(padded.bit_length())) if padded >> n & 1])
-        if 1 < len(pieces) <= MOST_PIECES and 5 * most >= 6 * padded:
+        if 1 < len(pieces) <= problem.rules["most_pieces"] and 5 * most >= 6 * padded:
             by_axis[c] = pieces
     return tuple(sorted(by_axis.items(), key=lambda axis: -block[axis[0]] / sum(axis[1]))[:1])
 

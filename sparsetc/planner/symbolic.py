@@ -123,11 +123,23 @@ def symbolic_cost(
         backend: which runs them.
         profile: the device they are priced for.
     """
-    traced = _Symbols()
-    one = len(programs) == 1
+    import sympy  # which takes a while to import
+
+    values: dict[Any, float] = {}
+
+    def traced(name: str, value: float) -> Traced:
+        symbol = sympy.Symbol(name, positive=True)
+        values[symbol] = value
+        return Traced(value, symbol)
+
+    def expression(number: Any) -> Any:
+        """Return what a number was made of, rounded up where that is how it was."""
+        whole, up = sympy.sympify(_expression(number)), sympy.ceiling
+        return whole.replace(sympy.floor, lambda of: -up(-of) if of.could_extract_minus_sign() else sympy.floor(of))
+
     sizes = {c: traced(c, size) for c, size in bound.sizes if size}
     costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
-    stored = [_counted(part, traced, "" if one else f"_{n}") for n, part in enumerate(statistics)]
+    stored = [_counted(part, traced, "" if len(programs) == 1 else f"_{n}") for n, part in enumerate(statistics)]
     laws = {name: _rate(name, value, traced) for name, value in profile.laws.items()}
     rates = replace(profile, laws=laws, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
     each = [*zip(costs, stored, strict=True)]
@@ -138,30 +150,9 @@ def symbolic_cost(
         "products": sum(cost.work(part, rates)[2] for cost, part in each),
         "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
     }
-    expressions = {name: traced.expression(number) for name, number in numbers.items()}
-    used = {symbol for expression in expressions.values() for symbol in expression.free_symbols}
-    return SymbolicCost(expressions, {symbol: value for symbol, value in traced.values.items() if symbol in used})
-
-
-class _Symbols:
-    """The symbols of one cost, by the values that they have."""
-
-    def __init__(self) -> None:
-        import sympy  # which takes a while to import
-
-        self.sympy = sympy
-        self.values: dict[Any, float] = {}
-
-    def __call__(self, name: str, value: float) -> Traced:
-        symbol = self.sympy.Symbol(name, positive=True)
-        self.values[symbol] = value
-        return Traced(value, symbol)
-
-    def expression(self, number: Any) -> Any:
-        """What a number was made of, rounded up where that is how it was."""
-        floor, ceiling = self.sympy.floor, self.sympy.ceiling
-        whole = self.sympy.sympify(_expression(number))
-        return whole.replace(floor, lambda of: -ceiling(-of) if of.could_extract_minus_sign() else floor(of))
+    expressions = {name: expression(number) for name, number in numbers.items()}
+    used = set().union(*[cost.free_symbols for cost in expressions.values()])
+    return SymbolicCost(expressions, {symbol: value for symbol, value in values.items() if symbol in used})
 
 
 def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> TileProgram:
@@ -187,17 +178,15 @@ def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> T
     return replace(traced, rows=rows) if rows == program.rows else traced  # those of a sparse result are its entries
 
 
-def _counted(statistics: Statistics, traced: _Symbols, number: str) -> Statistics:
+def _counted(statistics: Statistics, traced: Callable[[str, float], Traced], number: str) -> Statistics:
     """The statistics with traced numbers."""
-    named: dict[str, Any] = {
-        field: traced(name + number, getattr(statistics, field)) for field, name in COUNTED.items()
-    }
+    named: dict[str, Any] = {f: traced(name + number, getattr(statistics, f)) for f, name in COUNTED.items()}
     named["itemsize"] = traced("itemsize", statistics.itemsize)
     named["runs"] = tuple((c, traced(f"runs_{c}{number}", count)) for c, count in statistics.runs)
     return replace(statistics, **named)
 
 
-def _rate(name: str, value: Any, traced: _Symbols) -> Any:
+def _rate(name: str, value: Any, traced: Callable[[str, float], Traced]) -> Any:
     """A number of a profile, or a table of them, traced."""
     if isinstance(value, Mapping):
         return {key: traced(f"{name}_{key}", v) for key, v in value.items()}

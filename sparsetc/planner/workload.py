@@ -117,12 +117,9 @@ def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
     """The first, the shared ones, the smallest, and of the others the fastest."""
     shared = [o for o in options if is_shared(o.candidate.plan.name)]
     others = [o for o in options if o not in shared]
-    first = [*others[:1], *shared, min(options, key=lambda o: (o.nbytes, o.seconds))][:most]
-    worth: list[Option] = []
-    for option in (*first, *others):
-        if option not in worth and len(worth) < most:
-            worth.append(option)
-    return worth
+    smallest = min(options, key=lambda o: (o.nbytes, o.seconds))
+    worth = {id(o): o for o in (*others[:1], *shared, smallest, *others)}  # each once, in this order
+    return list(worth.values())[:most]
 
 
 def copied(chosen: Sequence[Option]) -> int:

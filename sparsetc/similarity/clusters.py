@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding_bag
 
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.coords import markable, numbered
+from sparsetc.tensor.coords import markable, numbered, sorted_runs
 
 HASHES = 24
 """Hashes of a signature; each takes 24 bits, which float32 holds."""
@@ -104,7 +103,7 @@ def _signatures(ptr: torch.Tensor, strips: torch.Tensor, strip_count: int) -> to
 def _equal_rows(of_row: torch.Tensor, strips: torch.Tensor, ptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """((rows,) the number of each row's pattern; (patterns,) a row that has each)."""
     hashes = torch.zeros_like(ptr[1:]).index_add_(0, of_row, mixed(strips, 0))
-    by_hash, fresh = crd.sorted_runs([hashes])
+    by_hash, fresh = sorted_runs([hashes])
     run = torch.empty_like(by_hash).scatter_(0, by_hash, torch.cumsum(fresh, 0) - 1)
     first = by_hash[fresh]
     # A row's hash may be that of another pattern: then the row is compressed with none.

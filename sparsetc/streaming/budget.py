@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from sparsetc.codegen.launch import accumulator
 from sparsetc.contraction.output import Output
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.support.memory import as_bytes
-from sparsetc.tensor.sums import INTEGERS
+from sparsetc.tensor.sums import INTEGERS, accumulator
 
 if TYPE_CHECKING:
     from sparsetc.streaming.compiler import Compiler

@@ -1,6 +1,6 @@
 """An einsum of a tensor that comes in chunks -> packed chunks, and the few programs that run all of them.
 
-In: a `Bound` einsum, options, and the nonzeros of a chunk. Out: `PackedChunk`. An einsum is linear in its sparse
+In: a `Bound` einsum, options, and the nonzeros of a chunk. Out: packed chunks. An einsum is linear in its sparse
 operand, so a chunk is a tensor of its own. It goes the way of any other, through the same planner, formats and
 lowering, but its programs always add, since other chunks add to the same rows. Chunks of one plan therefore have one
 program, whatever they hold.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import Programs, accumulator, stored_dtype
+from sparsetc.codegen.launch import Programs, stored_dtype
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.errors import FormatError, PlanError
@@ -28,6 +28,7 @@ from sparsetc.runtime.executable import copies
 from sparsetc.streaming.store import PackedPart
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,6 @@ class Variant:
     def copies(self) -> int:
         """How many copies of the result the programs add to."""
         return max(map(copies, self.programs))
-
-
-@dataclass(frozen=True, eq=False)
-class PackedChunk:
-    """The nonzeros of a chunk, packed, and what runs them.
-
-    Attributes:
-        rows: (kept modes, rows) the coordinates of its rows of the result, rising; None where rows are known by them.
-    """
-
-    variant: Variant
-    parts: tuple[PackedPart, ...]
-    rows: torch.Tensor | None
 
 
 class Compiler:
@@ -127,12 +115,18 @@ class Compiler:
         found.problem = replace(found.problem, adding=True)
         return found
 
-    def pack(self, coords: torch.Tensor, values: torch.Tensor) -> PackedChunk | None:
+    def pack(
+        self, coords: torch.Tensor, values: torch.Tensor
+    ) -> tuple[Variant, tuple[PackedPart, ...], torch.Tensor | None] | None:
         """A chunk, packed by the plan of the first one; None where none of its nonzeros takes part.
 
         Args:
             coords: (order, n) int64, in lexicographic order without duplicates.
             values: (n,).
+
+        Returns:
+            The programs; the parts; and (kept modes, rows) the coordinates of the chunk's rows of the result, rising,
+            or None where rows are known by their coordinates.
 
         Raises:
             PlanError, FormatError: the plan does not apply.
@@ -146,7 +140,7 @@ class Compiler:
             variant = self._variant(chosen, filled, bound, made.output.sparse and made.output.slot is None)
             parts = tuple(self._packed_part(made, p, values) for p in bound)
         rows = None if made.output.pattern is None else made.output.pattern.coords
-        return PackedChunk(variant, parts, rows)
+        return variant, parts, rows
 
     def _bound(self, made: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
         """The plan of a chunk, its parts that hold nonzeros by number, and these packed and lowered.
@@ -214,7 +208,7 @@ class Compiler:
         taking_part = made.taking_part(values)
         wide = taking_part.to(accumulator(self.dtype)) if self.backend == "torch" else taking_part
         stored = part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend))
-        return PackedPart(part.arrays, stored)
+        return part.arrays, stored
 
     # -- programs ---------------------------------------------------------------------------------------------------
     def lowered(self, parts: Sequence[Part], ordered: Sequence[bool], wide: Sequence[bool]) -> tuple[TileProgram, ...]:

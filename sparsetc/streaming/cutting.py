@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -64,26 +64,6 @@ class StreamCut:
         return max((c.rows for c in self.chunks), default=0)
 
 
-@dataclass
-class _RowNumbers:
-    """The rows of the result so far. A chunk's first may be the last one of the chunk before."""
-
-    count: int = 0
-    coords: list[torch.Tensor] = field(default_factory=list)
-
-    def first(self, found: torch.Tensor | None) -> int:
-        """The number of the first of these rows, which are counted."""
-        if found is None:
-            return 0
-        found = found.to("cpu")
-        shared = bool(self.coords) and bool((self.coords[-1][:, -1] == found[:, 0]).all())
-        first = self.count - shared
-        self.count = first + found.shape[1]
-        if found.shape[1] > shared:
-            self.coords.append(found[:, int(shared) :].contiguous())
-        return first
-
-
 def cut(
     source: Source,
     compiler: Compiler,
@@ -108,7 +88,8 @@ def cut(
     """
     chunks: list[Chunk] = []
     variants: dict[Variant, int] = {}
-    rows, ends = _RowNumbers(), getattr(source, "ends", None)
+    coords: list[torch.Tensor] = []  # of the rows of all chunks
+    ends = getattr(source, "ends", None)
     count = budget.chunk * FULL / (4 * len(source.shape) + source.dtype.itemsize)
     compiler.samples = partial(samples, source, max(1, int(count)))
     start = 0
@@ -116,23 +97,37 @@ def cut(
         stop = min(start + max(1, int(count)), source.nnz, _next(ends, start))
         packed = compiler.pack(*(t.to(where) for t in source.take(start, stop)))
         if packed is not None:
-            parts, nbytes = placed(packed.parts)
-            own = 0 if packed.rows is None else packed.rows.shape[1]
-            share = max(nbytes / budget.chunk, own / budget.rows if budget.rows else 0.0)
+            programs, packed_parts, rows = packed
+            parts, nbytes = placed(packed_parts)
+            numbered = 0 if rows is None else rows.shape[1]
+            share = max(nbytes / budget.chunk, numbered / budget.rows if budget.rows else 0.0)
             count = (stop - start) / share * FULL
             if share > 1:
                 count = _fewer(stop - start, count, nbytes, budget)
                 continue
             buffer = sink.buffer(nbytes)
-            fill(buffer, parts, packed.parts)
+            fill(buffer, parts, packed_parts)
             sink.put(buffer)
-            variant = variants.setdefault(packed.variant, len(variants))
-            chunks.append(Chunk(stop - start, nbytes, rows.first(packed.rows), own, variant, parts))
+            variant = variants.setdefault(programs, len(variants))
+            first = 0 if rows is None else _end(chunks) - _keep(rows.to("cpu"), coords)
+            chunks.append(Chunk(stop - start, nbytes, first, numbered, variant, parts))
         start = stop
         at(start)
     compiler.samples = tuple  # the nonzeros are no longer needed
-    coords = torch.cat(rows.coords, 1) if rows.coords else None
-    return StreamCut(tuple(chunks), tuple(variants), rows.count, coords)
+    return StreamCut(tuple(chunks), tuple(variants), _end(chunks), torch.cat(coords, 1) if coords else None)
+
+
+def _end(chunks: Sequence[Chunk]) -> int:
+    """Return the number of rows of the result so far."""
+    return chunks[-1].first + chunks[-1].rows if chunks else 0
+
+
+def _keep(rows: torch.Tensor, coords: list[torch.Tensor]) -> bool:
+    """Keep the coordinates of rows that are new; return whether the first of them is the last of the chunk before."""
+    shared = bool(coords) and bool((coords[-1][:, -1] == rows[:, 0]).all())
+    if rows.shape[1] > shared:
+        coords.append(rows[:, int(shared) :].contiguous())
+    return shared
 
 
 def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

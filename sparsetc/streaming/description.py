@@ -26,7 +26,7 @@ from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.file import ChunkFile, ChunkWriter
-from sparsetc.streaming.store import ArrayPlace, Chunk, PackedPart, PartPlaces, host_bytes, placed
+from sparsetc.streaming.store import ArrayPlace, Chunk, PartPlaces, host_bytes, placed
 from sparsetc.support.pickles import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.inputs import NAMED, dtype_name
@@ -145,9 +145,7 @@ def chunk(known: list[Any], variants: Sequence[Variant], compiler: Compiler) -> 
         raise ValueError("a chunk's programs are not there")
     if not all(map(partial(_read_by, compiler), variants[found.variant].programs, found.parts)):
         raise ValueError("a chunk's arrays are not those that its programs read")
-    empty = [
-        PackedPart(PartArrays(tuple(map(_empty, p.index)), p.items, p.stored), _empty(p.values)) for p in found.parts
-    ]
+    empty = [(PartArrays(tuple(map(_empty, p.index)), p.items, p.stored), _empty(p.values)) for p in found.parts]
     if len(empty) != len(variants[found.variant].programs) or placed(empty) != (found.parts, found.nbytes):
         raise ValueError("a chunk's arrays do not lie one after the other")
     return found

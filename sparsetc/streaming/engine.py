@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.launch import Call, Programs
-from sparsetc.streaming.file import Ahead, ChunkFile
-from sparsetc.streaming.store import Chunk, ChunkMemory, KeptChunks
+from sparsetc.streaming.file import ChunkFile
+from sparsetc.streaming.store import Chunk, ChunkMemory, Feed
 from sparsetc.support.notices import At, unseen
 
 
@@ -140,7 +140,7 @@ class Engine:
                 self._watch(at)
                 for lane in self.lanes:
                     here.wait_stream(lane.stream)
-                if target.host is not None or feed.passing:
+                if target.host is not None or store.passing:
                     here.synchronize()
             except BaseException:
                 for lane in self.lanes:  # what they read and write is about to be freed
@@ -148,14 +148,12 @@ class Engine:
                 raise
 
     # -- GPU --------------------------------------------------------------------------------------------------------
-    def _enqueue(
-        self, feed: KeptChunks | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, here: Any
-    ) -> None:
+    def _enqueue(self, feed: Feed, tables: Sequence[torch.Tensor], target: ResultTarget, here: Any) -> None:
         for lane in self.lanes:
             lane.stream.wait_stream(here)
-        copied = None
+        (get, release), copied = feed, None
         for position, number in enumerate(self.order):
-            lane, chunk, held = self.lanes[position % len(self.lanes)], self.chunks[number], feed.get(position)
+            lane, chunk, held = self.lanes[position % len(self.lanes)], self.chunks[number], get(position)
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(4 if target.whole is None else 3)]
             assert lane.staging is not None
             with torch.cuda.stream(lane.stream):
@@ -165,7 +163,7 @@ class Engine:
                 lane.staging[: chunk.nbytes].copy_(held[: chunk.nbytes], non_blocking=True)
                 marks[1].record()
                 copied = marks[1]
-                feed.release(position, copied.synchronize)
+                release(position, copied.synchronize)
                 call, values = self._call(position, lane.staging, held)
                 out = self._out(chunk, lane, target)
                 call(values, tables, out)
@@ -186,11 +184,11 @@ class Engine:
             at(done)
 
     # -- CPU --------------------------------------------------------------------------------------------------------
-    def _on_cpu(self, feed: KeptChunks | Ahead, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
-        done = 0
+    def _on_cpu(self, feed: Feed, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
+        (get, release), done = feed, 0
         for position, number in enumerate(self.order):
             chunk, times = self.chunks[number], [time.perf_counter()]
-            held = feed.get(position)
+            held = get(position)
             times.append(time.perf_counter())
             call, values = self._call(position, held, held)
             out = self._out(chunk, self.lanes[0], target)
@@ -199,7 +197,7 @@ class Engine:
             if target.whole is None:
                 self._back(position, chunk, out, target)
                 times.append(time.perf_counter())
-            feed.release(position, lambda: None)
+            release(position, lambda: None)
             self._marks.append(times)
             done += chunk.nbytes
             at(done)

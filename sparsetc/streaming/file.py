@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError
-from sparsetc.streaming.store import Chunk, Release, host_bytes
+from sparsetc.streaming.store import Chunk, Feed, Release, host_bytes
 
 MAGIC = b"\x89STCS\r\n\x1a"
 VERSION = 1
@@ -97,7 +97,10 @@ class ChunkFile:
 
     Attributes:
         check: raises `FormatError` for the bytes of a chunk of which programs would read what is not there.
+        passing: True, as the memory that chunks are in is read into again.
     """
+
+    passing = True
 
     def __init__(self, path: str | os.PathLike[str], pinned: bool = False) -> None:
         """Open a file and read its description.
@@ -193,14 +196,15 @@ class ChunkFile:
             raise self.fault(f"chunk {number}: damaged, a checksum is another")
 
     @contextmanager
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Ahead]:
+    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Feed]:
         """Chunks, read ahead by threads into a ring of buffers."""
         largest, ring = max((c.nbytes for c in chunks), default=0), min(len(order), streams + 2)
         if len(self._ring) < ring:  # kept, since programs are bound to them, and pinned memory is slow to get
             self._ring = [host_bytes(largest, self.pinned) for _ in range(ring)]
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="sparsetc-read")
         try:
-            yield Ahead(self, order, self._ring[:ring], pool)
+            ahead = Ahead(self, order, self._ring[:ring], pool)
+            yield ahead.get, ahead.release
         finally:
             pool.shutdown(wait=True, cancel_futures=True)  # none may write to a buffer that is freed
 
@@ -216,8 +220,6 @@ def nothing(number: int, buffer: torch.Tensor) -> None:
 
 class Ahead:
     """Chunks of a file, a ring of buffers ahead of the one that is asked for."""
-
-    passing = True
 
     def __init__(
         self, file: ChunkFile, order: Sequence[int], buffers: Sequence[torch.Tensor], pool: ThreadPoolExecutor

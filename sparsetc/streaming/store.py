@@ -1,9 +1,9 @@
 """Where packed chunks are kept on the host, and how they come from there in the order in which they are streamed.
 
 In: buffers that were filled. Out: `ChunkMemory` here, pinned where a GPU copies from it, or an open file
-(`file.ChunkFile`). Both have a lock, which the stream that is called holds, and a ``feed``: the bytes of one chunk
-after the other (`get`), in memory from which the device copies, and which may be overwritten once a wait is over
-(`release`).
+(`file.ChunkFile`). Both have a lock, which the stream that is called holds, and a ``feed``, whose two functions take a
+chunk's position in the order of the run: ``get(position)`` gives its bytes, in memory from which the device copies;
+``release(position, wait)`` lets them be overwritten once the wait is over.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
+from typing import TypeAlias
 
 import torch
 
@@ -78,12 +79,8 @@ class Chunk:
         return arrays, [own.values.of(buffer) for own in self.parts]
 
 
-@dataclass(frozen=True)
-class PackedPart:
-    """The tensors of a part of a chunk, wherever they lie."""
-
-    arrays: PartArrays
-    values: torch.Tensor
+PackedPart: TypeAlias = tuple[PartArrays, torch.Tensor]
+"""The arrays and the values of a part of a chunk, wherever they lie."""
 
 
 def host_bytes(nbytes: int, pinned: bool = False) -> torch.Tensor:
@@ -102,7 +99,8 @@ def placed(parts: Sequence[PackedPart]) -> tuple[tuple[PartPlaces, ...], int]:
         return found
 
     places = tuple(
-        PartPlaces(tuple(map(place, p.arrays.index)), place(p.values), p.arrays.items, p.arrays.stored) for p in parts
+        PartPlaces(tuple(map(place, arrays.index)), place(values), arrays.items, arrays.stored)
+        for arrays, values in parts
     )
     return places, at
 
@@ -110,20 +108,28 @@ def placed(parts: Sequence[PackedPart]) -> tuple[tuple[PartPlaces, ...], int]:
 def fill(buffer: torch.Tensor, places: Sequence[PartPlaces], parts: Sequence[PackedPart]) -> None:
     """Copy the tensors of parts to their places; the bytes between them become 0."""
     end = 0
-    for own, part in zip(places, parts, strict=True):
-        for place, array in zip((*own.index, own.values), (*part.arrays.index, part.values), strict=True):
+    for own, (arrays, values) in zip(places, parts, strict=True):
+        for place, array in zip((*own.index, own.values), (*arrays.index, values), strict=True):
             buffer[end : place.offset].zero_()
             place.of(buffer).copy_(array)
             end = place.end
     buffer[end:].zero_()
 
 
-Release = Callable[[], None]
+Release: TypeAlias = Callable[[], None]
 """Waits until a buffer has been read."""
+Feed: TypeAlias = tuple[Callable[[int], torch.Tensor], Callable[[int, Release], None]]
+"""What gives a chunk's bytes, and what is told where they are read once a wait is over."""
 
 
 class ChunkMemory:
-    """Chunks in memory, pinned where a GPU copies from it. It is the sink of `cut`, too."""
+    """Chunks in memory, pinned where a GPU copies from it. It is the sink of `cut`, too.
+
+    Attributes:
+        passing: True if the memory that chunks are in goes when a feed ends.
+    """
+
+    passing = False
 
     def __init__(self, pinned: bool) -> None:
         self.pinned = pinned
@@ -139,34 +145,15 @@ class ChunkMemory:
         self.buffers.append(buffer)
 
     @contextmanager
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[KeptChunks]:
+    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Feed]:
         """The chunks, which nothing need be waited for."""
-        yield KeptChunks([self.buffers[n] for n in order])
+        buffers = [self.buffers[n] for n in order]
+        yield buffers.__getitem__, lambda position, wait: None
 
     def close(self) -> None:
         """Free the memory."""
         self.closed = True
         self.buffers.clear()
-
-
-class KeptChunks:
-    """Chunks that are there, by their position in the order in which they are run.
-
-    Attributes:
-        passing: True if the memory that chunks are in goes when the feed ends.
-    """
-
-    passing = False
-
-    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
-        self._buffers = buffers
-
-    def get(self, position: int) -> torch.Tensor:
-        """The chunk."""
-        return self._buffers[position]
-
-    def release(self, position: int, wait: Release) -> None:
-        """Called where the chunk's bytes are read once `wait` returns; nothing overwrites them here."""
 
 
 def release_pinned() -> None:

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from sparsetc.codegen.launch import accumulator
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.guard import finite
@@ -34,7 +33,7 @@ from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, in_order, summed_dtype
+from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 ORDERS = ("size", "given")
 
@@ -357,10 +356,10 @@ class Stream:
             with replacing(path) as file:
                 writer = ChunkWriter(file)
                 numbers = range(self.chunks)
-                with self._store.feed(self.cut.chunks, numbers, 1) as feed:
+                with self._store.feed(self.cut.chunks, numbers, 1) as (get, release):
                     for number in numbers:
-                        writer.put(feed.get(number)[: self.cut.chunks[number].nbytes])
-                        feed.release(number, lambda: None)
+                        writer.put(get(number)[: self.cut.chunks[number].nbytes])
+                        release(number, lambda: None)
                 finish(writer, self.recipe, self.compiler, self.cut)
 
     def close(self) -> None:

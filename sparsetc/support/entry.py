@@ -26,7 +26,6 @@ OPAQUE = "sparsetc plans by what a sparse operand holds, so it runs outside comp
 
 # Importing Dynamo takes a second, so it is asked only where it runs: to leave alone whatever the function calls.
 _unseen = cache(torch.compiler.disable)
-_modules = sys.modules
 
 
 def entry_point(function: Callable[P, R]) -> Callable[P, R]:
@@ -36,7 +35,7 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
         # Dynamo cannot break a graph within try, so it leaves this frame as it is.
         try:
-            if "torch._dynamo" in _modules:
+            if "torch._dynamo" in sys.modules:
                 return _unseen(function)(*args, **kwargs)
             return function(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:

@@ -40,10 +40,9 @@ def default_directory() -> Path | None:
 def cache_folder(directory: Path | None) -> Path | None:
     """The absolute path of a folder that was given, or of the default one; None where it needs a home and has none."""
     directory = directory or default_directory()
-    try:
+    with suppress(RuntimeError):  # ~ of nobody
         return directory.expanduser().absolute() if directory else None
-    except RuntimeError:  # ~ of nobody
-        return None
+    return None
 
 
 def _standard() -> Path | None:
@@ -51,10 +50,9 @@ def _standard() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
     if base and os.path.isabs(base):
         return Path(base) / "sparsetc"
-    try:
+    with suppress(RuntimeError):  # neither HOME nor an entry in passwd
         return Path.home() / ".cache" / "sparsetc"
-    except RuntimeError:  # neither HOME nor an entry in passwd
-        return None
+    return None
 
 
 # -- what is private ---------------------------------------------------------------------------------------------------

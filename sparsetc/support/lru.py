@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import os
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+_at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: None)  # Windows has no forks
 
 
 class Lock:
@@ -32,8 +35,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
+        _at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
         self.own = threading.RLock()
@@ -41,19 +43,14 @@ class Lock:
 
 def _finish_imports() -> None:
     importing: Any = vars(importlib)["_bootstrap"]
-
-    def names() -> list[str]:
-        return [name for name in importing._module_locks.copy() if name.startswith("sparsetc")]
-
-    before, modules = None, names()
-    while modules != before:  # an import of the thread that forks does not end here
-        for name in modules:
+    ended: set[str] = set()  # or the forking thread's own imports, which do not end here
+    while names := {name for name in importing._module_locks.copy() if name.startswith("sparsetc")} - ended:
+        for name in names:
             importing._lock_unlock_module(name)  # as an import of a module waits for another thread's import of it
-        before, modules = modules, names()
+        ended |= names
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_finish_imports)
+_at_fork(before=_finish_imports)
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
@@ -74,38 +71,31 @@ V = TypeVar("V")
 # One lock for all, since a weak reference may call back while another cache is being written to. It can be taken again
 # by the thread that holds it, for that same reason.
 _lock = Lock()
-_clock = itertools.count()
-
-
-@dataclass
-class _Kept(Generic[V]):
-    """A value, and when it was used last.
-
-    Attributes:
-        needs: references whose callbacks drop the value; they die with it.
-    """
-
-    value: V
-    used: int
-    needs: tuple[weakref.ref[object], ...]
 
 
 class Lru(Generic[K, V]):
-    """At most `most` values; the least recently used goes first."""
+    """At most `most` values; the least recently used goes first.
+
+    Attributes:
+        _items: the least recently used first; with each value, references whose callbacks drop it, which die with it.
+    """
 
     __slots__ = ("__weakref__", "_items", "most")
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._items: dict[K, _Kept[V]] = {}
+        self._items: OrderedDict[K, tuple[V, tuple[weakref.ref[object], ...]]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
         """The value kept under a key, now the most recently used; None where there is none."""
         kept = self._items.get(key)
         if kept is None:
             return None
-        kept.used = next(_clock)
-        return kept.value
+        if not torch.compiler.is_compiling():  # Dynamo knows no locks, and would write the order into its graph
+            with _lock.own:
+                if key in self._items:
+                    self._items.move_to_end(key)
+        return kept[0]
 
     def put(self, key: K, value: V, needs: Sequence[object] = ()) -> V:
         """Keep a value while everything in `needs` lives; returns what is kept: another thread's, if that came first.
@@ -115,14 +105,19 @@ class Lru(Generic[K, V]):
             value: likewise.
             needs: objects that can be referred to weakly; one that dies takes the value with it.
         """
-        new = _Kept(value, next(_clock), tuple(weakref.ref(n, self._forgetting(key)) for n in needs))
-        gone: list[_Kept[V] | None] = []  # dropped when the lock is free again
+        pop = weakref.WeakMethod(self.pop)
+
+        def forget(_: object) -> None:
+            if (living := pop()) is not None:
+                living(key)
+
+        new = value, tuple(weakref.ref(n, forget) for n in needs)
+        gone = []  # dropped when the lock is free again
         with _lock.own:
             kept = self._items.setdefault(key, new)
             while len(self._items) > self.most:
-                items = self._items.copy()
-                gone.append(self._items.pop(min(items, key=lambda k: items[k].used), None))
-        return kept.value
+                gone.append(self._items.popitem(last=False))
+        return kept[0]
 
     def once(self, key: K, make: Callable[[], V]) -> V:
         """The value kept under a key, made where there is none."""
@@ -138,25 +133,16 @@ class Lru(Generic[K, V]):
     def clear(self) -> None:
         """Forget everything."""
         with _lock.own:
-            gone, self._items = self._items, {}
+            gone, self._items = self._items, OrderedDict()
         del gone
 
     def values(self) -> list[V]:
         """The values that are kept now."""
-        return [kept.value for kept in list(self._items.values())]
+        with _lock.own:
+            return [value for value, _ in self._items.values()]
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def _forgetting(self, key: K) -> Callable[[object], None]:
-        cache = weakref.ref(self)
-
-        def forget(_: object) -> None:
-            living = cache()
-            if living is not None:
-                living.pop(key)
-
-        return forget
 
 
 def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,11 +29,9 @@ def as_bytes(limit: Any) -> int:
     if match and (match[2] or not match[3]):
         number, scale = match[1].replace("_", ""), (1024 if match[3] else 1000) ** UNITS[match[2].lower()]
         return int(float(number) * scale) if "." in number else int(number) * scale
-    try:
+    with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(limit, bool | str) and limit >= 0 and int(limit) == limit:
             return int(limit)
-    except (TypeError, ValueError, OverflowError):
-        pass
     raise PlanError(
         f'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
     )

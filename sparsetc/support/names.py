@@ -48,6 +48,7 @@ _LETTERED = re.compile(
 )
 _NUMBER = re.compile(r"\d*(_\d+)*$")
 _IDENTIFIER = re.compile(rf"[A-Za-z_]\w{{0,{LONGEST - 1}}}", re.ASCII)
+_LABEL = re.compile(rf"(?! )[^\"'\\]{{1,{LONGEST}}}(?<! )")
 
 
 def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str:
@@ -55,23 +56,17 @@ def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or iskeyword(name):
         raise error(
             f"the name of {kind} is printed into generated programs, so it must be letters, digits and underscores, no "
-            f"word of Python's own and at most {LONGEST} characters; found {shown(name)}"
+            f"word of Python's own and at most {LONGEST} characters; found {name!r:.80}"
         )
     return name
 
 
 def check_label(name: object, kind: str, error: type[SparsetcError]) -> str:
     """The name; `error` unless it is one line of printable characters without quotes, backslashes or outer spaces."""
-    if (
-        not isinstance(name, str)
-        or not name.isprintable()
-        or name != name.strip()
-        or not 0 < len(name) <= LONGEST
-        or set(name) & set("\"'\\")
-    ):
+    if not isinstance(name, str) or not name.isprintable() or not _LABEL.fullmatch(name):
         raise error(
             f"the name of {kind} must be one line of 1 to {LONGEST} printable characters without quotes and "
-            f"backslashes; found {shown(name)}"
+            f"backslashes; found {name!r:.80}"
         )
     return name
 
@@ -116,10 +111,6 @@ def check_free(
 def _is_own(thing: object) -> bool:
     """Whether something comes with the package."""
     return f"{getattr(thing, '__module__', None) or ''}.".startswith("sparsetc.")
-
-
-def shown(name: object) -> str:
-    return repr(name)[:LONGEST] if isinstance(name, str) else type(name).__name__
 
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)

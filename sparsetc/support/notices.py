@@ -26,14 +26,10 @@ _said: set[str] = set()
 
 def warn(message: str) -> None:
     """Warn, in the name of the package, at the line of the user's that led here."""
-    frame = sys._getframe(1)  # and outwards to the outermost of all, where a thread has none of a user's
+    frame, level = sys._getframe(1), 2  # and outwards to the outermost of all, where a thread has none of a user's
     while str(frame.f_globals.get("__name__")).partition(".")[0] in PASSED_OVER and frame.f_back is not None:
-        frame = frame.f_back
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    module = frame.f_globals.get("__name__", "<unknown>")
-    warnings.warn_explicit(
-        f"sparsetc: {message}", UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry
-    )
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"sparsetc: {message}", UserWarning, stacklevel=level)
 
 
 def warn_once(message: str) -> None:
@@ -54,17 +50,14 @@ def unseen(position: int, title: str | None = None, /) -> None:
 @contextmanager
 def bar(total: int, title: str, wanted: bool | None = None, unit: str = "bytes") -> Iterator[At]:
     """Yields ``at(position)``. ``wanted``: None draws for long files on a terminal, True always, False never."""
-    asked = wanted
-    if wanted is None:
-        wanted = total > LONG and sys.stderr.isatty()
-    if not wanted:
+    if not (total > LONG and sys.stderr.isatty() if wanted is None else wanted):
         yield unseen
         return
     try:
         from rich import progress
         from rich.console import Console
     except ImportError:
-        if asked:
+        if wanted:
             warn_once("there is no progress bar without rich: pip install 'sparsetc[progress]'")
         yield unseen
         return

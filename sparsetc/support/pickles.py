@@ -9,7 +9,7 @@ are looked at: a ``dict[str, Any]`` need only be a dict. Users' plans, and strea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import lru_cache, wraps
 from inspect import signature
 from types import UnionType
@@ -36,8 +36,7 @@ class Record:
     @property
     def state(self) -> dict[str, Any]:
         """Its fields by name; not its dictionary, to which another thread may be adding a cached property."""
-        own: Any = self
-        return {f.name: getattr(own, f.name) for f in fields(own)}
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return globals()["record"], (type(self).__name__, self.state)
@@ -45,21 +44,19 @@ class Record:
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
     """A `Record` of the fields that a file has; `FormatError` unless all are known, and what they are to be."""
-    kind: Any = record
-    needed = {f.name: f.default is MISSING for f in fields(kind)}
-    if set(state) - set(needed) or any(needed[name] for name in set(needed) - set(state)):
-        raise FormatError(
-            f"a saved {record.__name__} has fields {', '.join(needed)}, found {quoted(state)}; it is damaged"
-        )
     try:
+        signature(record).bind(**state)
         fault = "" if plain(state.values()) else "it holds more than numbers and texts"
+    except TypeError:
+        fault = f"it has fields {', '.join(signature(record).parameters)}, found {quoted(state)}"
     except RecursionError:
         fault = "it is nested too deep"
-    restored = None if fault else record(**state)
-    if fault := fault or misfit(restored, (tuple, list)):
-        raise FormatError(f"a saved {record.__name__}: {fault}; it is damaged")
-    assert restored is not None
-    return restored
+    if not fault:
+        restored = record(**state)
+        fault = misfit(restored, (tuple, list))
+        if not fault:
+            return restored
+    raise FormatError(f"a saved {record.__name__}: {fault}; it is damaged")
 
 
 def plain(values: Iterable[object]) -> bool:
@@ -112,19 +109,17 @@ def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
         record: an instance of a dataclass whose fields are annotated with classes, tuples, unions and `Any`.
         sequences: the classes that may stand for a tuple.
     """
-    kind_of_record: Any = type(record)
-    for name, (written, kind) in _kinds(kind_of_record).items():
-        value = getattr(record, name)
-        if not fits(value, kind, sequences):
-            return f"{kind_of_record.__name__}.{name} must be {written}, found {quoted(value)}"
+    kind: Any = type(record)
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if not fits(value, _hints(kind)[field.name], sequences):
+            return f"{kind.__name__}.{field.name} must be {field.type}, found {quoted(value)}"
     return ""
 
 
 @lru_cache(maxsize=16)
-def _kinds(record: Any) -> dict[str, tuple[Any, Any]]:
-    """The annotation of each field, as it is written and as it is meant."""
-    meant = get_type_hints(record)
-    return {field.name: (field.type, meant[field.name]) for field in fields(record)}
+def _hints(record: Any) -> dict[str, Any]:
+    return get_type_hints(record)
 
 
 def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bool:

@@ -40,6 +40,13 @@ def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torc
     return out.index_add_(0, row, values)
 
 
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
+    if dtype.is_complex or dtype == torch.float64:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int64
+
+
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a plain sum: int64 of integers, as torch's is; that of the terms otherwise."""
     return torch.int64 if dtype in INTEGERS else dtype

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sparsetc.testing.worker import Errand, Progress, work
+from sparsetc.testing.worker import Errand, work
 
 KINDS = ("einsums", "gradients", "contractions", "readers")
 TURN_SECONDS = 120.0
@@ -138,18 +138,17 @@ def _listen(worker: Worker, tally: Tally, say: Callable[[str], None]) -> None:
     kind = worker.errand.kind
     try:
         while worker.pipe.poll():
-            message = worker.pipe.recv()
-            if isinstance(message, int):
-                worker.seed, worker.since = message, time.time()
-            elif isinstance(message, Progress):
-                tally.cases[kind] += message.cases
-                tally.refused[kind] += message.refused
-                tally.failures[kind] += sum(message.failures.values())
-                tally.known[kind] |= set(message.failures)
-                worker.next_seed = message.seed
-            else:
-                key, text = message
-                _note(tally, kind, key, text, say)
+            match worker.pipe.recv():
+                case "begins", seed:
+                    worker.seed, worker.since = seed, time.time()
+                case "ran", cases, refused, failures, seed:
+                    tally.cases[kind] += cases
+                    tally.refused[kind] += refused
+                    tally.failures[kind] += sum(failures.values())
+                    tally.known[kind] |= set(failures)
+                    worker.next_seed = seed
+                case "found", key, text:
+                    _note(tally, kind, key, text, say)
     except (EOFError, OSError):
         worker.seed = -1
 

@@ -1,7 +1,11 @@
 """What one process of a long run does: draws cases one after the other, and says what it finds.
 
-In: an `Errand`. Out: messages on a pipe: the seed that begins, now and then how many cases were run, and findings. A
-process that dies, or hangs where no signal reaches it, leaves the seed behind.
+In: an `Errand`. Out: messages on a pipe. A process that dies, or hangs where no signal reaches it, leaves the seed of
+its case behind. The messages are ::
+
+    ("begins", seed)                             of the next case; -1 before what takes its time
+    ("ran", cases, refused, failures, seed)      since the last report, the failures by rough key, and the next seed
+    ("found", key, text)                         a finding
 """
 
 from __future__ import annotations
@@ -44,16 +48,6 @@ class Errand:
     shrink_seconds: float = 30.0
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Cases run since the last report, the failures among them by rough key, and the next seed."""
-
-    cases: int
-    refused: int
-    failures: dict[str, int]
-    seed: int
-
-
 def work(errand: Errand, pipe: Connection) -> None:
     """Run an errand; the entry of a process."""
     with tempfile.TemporaryDirectory(prefix="sparsetc-fuzz-", ignore_cleanup_errors=True) as folder:
@@ -69,11 +63,11 @@ def _read(errand: Errand, pipe: Connection) -> None:
     from sparsetc.testing.readers import fuzz_readers  # type: ignore[import-not-found, unused-ignore]
 
     def report(message: str) -> None:
-        pipe.send((re.sub(r"\d+|'.*'", "", message.strip().split("\n")[0]), message))
+        pipe.send(("found", re.sub(r"\d+|'.*'", "", message.strip().split("\n")[0]), message))
 
     left = max(0.0, errand.deadline - time.time())
     cases = fuzz_readers(time.monotonic() + left, errand.seed, report)
-    pipe.send(Progress(cases, 0, {}, errand.seed + errand.step))
+    pipe.send(("ran", cases, 0, {}, errand.seed + errand.step))
 
 
 def _draw(errand: Errand, pipe: Connection) -> None:
@@ -89,14 +83,14 @@ def _draw(errand: Errand, pipe: Connection) -> None:
     seed, count = errand.seed, 0
 
     def tell(following: int) -> None:
-        pipe.send(Progress(state["cases"], state["refused"], dict(tally), following))
+        pipe.send(("ran", state["cases"], state["refused"], dict(tally), following))
         tally.clear()
         state.update(cases=0, refused=0, reported=time.time())
 
     while time.time() < errand.deadline and not (errand.most and count >= errand.most):
         if time.time() - state["reported"] > REPORT_SECONDS:
             tell(seed)
-        pipe.send(seed)
+        pipe.send(("begins", seed))
         case = draw(errand.kind, seed, errand.backend, errand.device)
         kind, message = outcome(case, errand.limit)
         state["cases"] += 1
@@ -106,8 +100,8 @@ def _draw(errand: Errand, pipe: Connection) -> None:
             tally[rough] += 1
             if shrunk[rough] < SHRUNK:
                 shrunk[rough] += 1
-                pipe.send(-1)  # what follows takes its time
+                pipe.send(("begins", -1))
                 finding = found(case, kind, message, errand.shrink_seconds)
-                pipe.send((finding.key, str(finding)))
+                pipe.send(("found", finding.key, str(finding)))
         seed, count = seed + errand.step, count + 1
     tell(seed)

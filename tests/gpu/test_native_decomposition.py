@@ -10,7 +10,7 @@ from decomposition_cases import random_factors, random_tensor
 
 import sparsetc as stc
 from sparsetc.decomposition import CP, cp_als, cp_apr, fused, loop, tucker
-from sparsetc.decomposition.als import Sweep, WholeEquations
+from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.linear import LEAST_SQUARES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -23,14 +23,14 @@ SHAPE = (60, 50, 40)
 def graphs_made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each capture succeeded."""
     made: list[bool] = []
-    capture = loop.Captured._capture
+    capture = loop._capture
 
-    def noted(self: loop.Captured) -> Any:
-        graph = capture(self)
+    def noted(*arguments: Any) -> Any:
+        graph = capture(*arguments)
         made.append(graph is not None)
         return graph
 
-    monkeypatch.setattr(loop.Captured, "_capture", noted)
+    monkeypatch.setattr(loop, "_capture", noted)
     return made
 
 
@@ -61,7 +61,7 @@ def test_a_sweep_in_few_launches_is_that_of_torch(rank: int, free: tuple[int, ..
 
     def swept(few: bool) -> list[torch.Tensor]:
         factors = [f.cuda() for f in start]
-        equations = WholeEquations(x, factors, free, deterministic=True)
+        equations = Equations(x, factors, free, deterministic=True)
         made = fused.sweep_of if few else Sweep
         sweep = made(equations, factors, free, LEAST_SQUARES, 0.1)
         assert isinstance(sweep, fused.FusedSweep) == few
@@ -82,9 +82,9 @@ def test_a_step_that_cannot_be_captured_goes_on_as_it_was(graphs_made: list[bool
         counted.add_(1)
         counted.item()  # waits, which a capture does not allow
 
-    captured = loop.Captured(step, counted.device)
+    call = loop.captured(step, counted.device)
     for _ in range(5):
-        captured()
+        call()
     assert graphs_made == [False]
     assert int(counted) == 5
     assert torch.cuda.current_stream() == stream

@@ -12,7 +12,7 @@ from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structur
 
 import sparsetc as stc
 from sparsetc.codegen.split_float16 import TilePositions, split
-from sparsetc.pair import tasks as task_lists
+from sparsetc.join import tasks as task_lists
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 PATHS = ("auto", "scalar", "dense", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))

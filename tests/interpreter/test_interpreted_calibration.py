@@ -26,11 +26,11 @@ CPU = torch.device("cpu")
 
 
 def _probes() -> dict[str, Probe]:
-    return {p.rate: p for p in probes(CPU, TINY, "cpu")}
+    return {probe[0]: probe for probe in probes(CPU, TINY, "cpu")}
 
 
 def launches(probe: Probe) -> list[ProbeLaunch]:
-    return [one for one in probe.launches if isinstance(one, ProbeLaunch)]
+    return [one for one in probe[2] if isinstance(one, ProbeLaunch)]
 
 
 def _result(launch: ProbeLaunch) -> torch.Tensor:
@@ -48,7 +48,7 @@ def test_every_element_is_read_once() -> None:
 def test_as_many_rows_are_gathered_as_are_counted(rate: str) -> None:
     probe = _probes()[rate]
     for one in launches(probe):
-        assert float(_result(one).sum()) * 4 == probe.work
+        assert float(_result(one).sum()) * 4 == probe[1]
 
 
 def test_as_many_rows_are_added_as_are_counted() -> None:
@@ -57,7 +57,7 @@ def test_as_many_rows_are_added_as_are_counted() -> None:
         table = one.arguments[-1]
         assert isinstance(table, torch.Tensor)
         table.zero_()
-        assert float(_result(one).sum()) * 4 == probe.work
+        assert float(_result(one).sum()) * 4 == probe[1]
         counts = torch.bincount(one.arguments[0][:256].long(), minlength=16)  # type: ignore[union-attr,index]
         assert torch.equal(table, counts[:, None].expand(16, ROW).float())
 
@@ -78,7 +78,7 @@ def test_as_many_tasks_are_summed_as_are_counted() -> None:
     (one,) = launches(probe)
     words, places, values, sums = (a for a in one.arguments if isinstance(a, torch.Tensor))
     sums.zero_()
-    assert float(_result(one).sum()) * KEPT_TASK == probe.work
+    assert float(_result(one).sum()) * KEPT_TASK == probe[1]
     assert torch.equal(sums, torch.bincount(places.long(), minlength=256).float())
     assert words.element_size() + places.element_size() + 2 * values.element_size() == KEPT_TASK
 
@@ -93,28 +93,28 @@ def test_pairs_of_blocks_are_multiplied_and_added_up(name: str) -> None:
     assert int(numbers.max()) < TINY.blocks
     products = 3 if name == "f16x3" else 1
     assert _result(one).unique().tolist() == [products * BLOCK * INNER * PAIRS]
-    assert probe.work == 2 * BLOCK * BLOCK * INNER * one.grid * PAIRS
+    assert probe[1] == 2 * BLOCK * BLOCK * INNER * one.grid * PAIRS
     assert out.dtype == (torch.float64 if name == "float64" else torch.float32)
 
 
 def test_torch_is_asked_for_what_is_counted() -> None:
-    found = {p.rate: p for p in torch_probes(CPU, TINY)}
+    found = {probe[0]: probe for probe in torch_probes(CPU, TINY)}
     assert list(found) == ["product highest", "product high", "product medium", "product float64", "moved", "call"]
     before = torch.get_float32_matmul_precision()
     for name in ("highest", "high", "medium", "float64"):
-        (one,) = found[f"product {name}"].launches
+        _, _, (one,) = found[f"product {name}"]
         result = one()
         assert isinstance(result, torch.Tensor)
         assert torch.equal(result, torch.full((3, 5), 4.0, dtype=result.dtype))
         assert (result.dtype == torch.float64) == (name == "float64")
     assert torch.get_float32_matmul_precision() == before
-    (gathered,), (calls,) = found["moved"].launches, found["call"].launches
+    (_, _, (gathered,)), (_, count, (calls,)) = found["moved"], found["call"]
     values = gathered()
     assert isinstance(values, torch.Tensor)
     assert torch.equal(values, torch.ones(512 // SPARSE))
     with torch.profiler.profile() as profiled:
         calls()
-    assert sum(e.count for e in profiled.key_averages() if e.key in CALLS) == found["call"].work
+    assert sum(e.count for e in profiled.key_averages() if e.key in CALLS) == count
 
 
 def test_programs_find_no_work() -> None:

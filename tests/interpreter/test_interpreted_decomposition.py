@@ -10,7 +10,7 @@ from decomposition_cases import random_factors, random_tensor
 
 import sparsetc as stc
 from sparsetc.decomposition import cp_als, fused, linear
-from sparsetc.decomposition.als import Sweep, WholeEquations
+from sparsetc.decomposition.als import Equations, Sweep
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -130,7 +130,7 @@ def test_a_model_is_measured_and_balanced_as_by_torch(rank: int, free: tuple[int
     x, factors = random_tensor((4, 6, 5)), random_factors((4, 6, 5), rank)
     if case in ("zero", "nan"):
         factors[1][:, rank // 2] = 0 if case == "zero" else torch.nan
-    equations = WholeEquations(x, factors, free, backend="torch")
+    equations = Equations(x, factors, free, backend="torch")
     if case == "empty":
         equations.norm.zero_()
     sweep = Sweep(equations, factors, free, linear.LEAST_SQUARES, 0.0)

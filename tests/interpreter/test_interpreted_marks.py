@@ -14,8 +14,8 @@ from pair_cases import EQUATIONS, operands, pairs, structural
 
 import sparsetc as stc
 from sparsetc.contraction.pair import Pair
-from sparsetc.pair import tasks as task_lists
-from sparsetc.pair.tasks import NonzeroPairList, Tasks, markable
+from sparsetc.join import tasks as task_lists
+from sparsetc.join.tasks import NonzeroPairList, Tasks, markable
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> Pair:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, small_blocks, structural
 
 import sparsetc as stc
-from sparsetc.pair import block_path
-from sparsetc.pair import blocking as blocks
+from sparsetc.join import blocking
+from sparsetc.products import blocks
 
 STORAGES = ("whole", "bitmap")
 
@@ -77,7 +77,7 @@ def test_operands_stored_differently(name: str, plan: dict[str, tuple[str, str]]
 def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
     """40 pairs of blocks for each of 4 blocks of the result, 3 a program."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
-    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3):
+    with mock.patch.object(blocking, "PAIRS_A_PROGRAM", 3):
         kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
     (buffer,) = kernel.contraction.steps[0].numeric._buffers
     assert buffer.owner is not None
@@ -88,7 +88,7 @@ def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
 def test_few_blocks_of_the_result_are_made_at_a_time(storage: str) -> None:
     """4 blocks of the result in buffers of 3; no more programs than a buffer has room for, but where runs are cut."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
-    with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(block_path, "BUFFER_BYTES", 4 * 4 * 8 * 3):
+    with mock.patch.object(blocking, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 3):
         kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
     first, second = kernel.contraction.steps[0].numeric._buffers
     assert (first.start, first.blocks, second.start, second.blocks) == (0, 3, 3, 1)
@@ -167,7 +167,7 @@ def test_few_blocks_in_halves_are_made_at_a_time() -> None:
     given = operands("ij,jk->ik", "dense", torch.float32, sizes={"i": 12, "j": 40, "k": 8})
     given = [scaled(given[0], 0, -40, 40, 1), scaled(given[1], 1, -40, 40, 2)]
     for least in (4 * 4 * 4 * 4, 1 << 31):
-        with mock.patch.object(blocks, "PAIRS_A_PROGRAM", 3), mock.patch.object(block_path, "BUFFER_BYTES", least):
+        with mock.patch.object(blocking, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", least):
             kernel = stc.compile("ij,jk->ik", *given, plan=stc.plan_bcb(i=4, j=1, k=4), precision="highest")
         path = kernel.contraction.steps[0].numeric
         assert (len(path._buffers) > 1) == (least < 1 << 31)

@@ -15,8 +15,8 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 
 import sparsetc as stc
 from sparsetc.codegen.launch import Programs
-from sparsetc.pair import scalar
-from sparsetc.pair import tasks as task_lists
+from sparsetc.join import tasks as task_lists
+from sparsetc.products import scalar
 
 
 def run(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:

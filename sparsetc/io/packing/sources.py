@@ -146,34 +146,31 @@ def _text(
 
 def _npz(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> PackingSource:
     archive = stack.enter_context(npy.opened(path))
-    found = npz.contents(archive)
-    names = _names(archive, found)
+    form, shape, _ = npz.contents(archive)
+    names = _names(archive, form, shape)
     if names is None:
         with options(memory_limit=max(limit // WHOLE, 1)):
             x = npz.read(path, dtype).expand_dense()
         return PackingSource(x.order, x.dtype, x.shape, lambda place: _of_tensor(x, place))
-    if found.form is not None:
+    if form is not None:
         foreign.check_fill(archive)
     header = archive.header(names[-1])
     nothing = npz.stored(npz.of_bits(np.zeros(0, header.dtype), npz.in_bfloat16(archive)), dtype)
     kept = dtype or nothing.dtype
     assert kept in DTYPES
     return PackingSource(
-        len(found.shape),
-        kept,
-        found.shape,
-        lambda place: _arrays(archive, names, found.shape, dtype, header.count, place),
+        len(shape), kept, shape, lambda place: _arrays(archive, names, shape, dtype, header.count, place)
     )
 
 
-def _names(archive: npy.Archive, found: npz.Contents) -> tuple[str, ...] | None:
+def _names(archive: npy.Archive, form: str | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
     """The arrays of coordinates, all in one or one a mode, and of values, if nonzeros lie in them as they come."""
-    own = ("coords", "values") if found.form is None else ("coords", "data")
+    own = ("coords", "values") if form is None else ("coords", "data")
     names = own if "coords" in archive.names else ("row", "col", "data")
-    if found.form not in (None, "coo") or not found.shape or any(name not in archive.names for name in names):
+    if form not in (None, "coo") or not shape or any(name not in archive.names for name in names):
         return None
     *coords, values = [archive.header(name) for name in names]
-    count, order = values.count, len(found.shape)
+    count, order = values.count, len(shape)
     shapes = [(order, count)] if len(coords) == 1 else [(count,)] * order
     plain = all(header.dtype.kind in "iu" and (header.order == "C" or len(header.shape) == 1) for header in coords)
     return names if plain and values.shape == (count,) and [header.shape for header in coords] == shapes else None
@@ -195,9 +192,9 @@ def _arrays(
     values, bfloat16 = archive.stream(names[-1], place.rows), npz.in_bfloat16(archive)
     for start in range(place.rows, count, ROWS):
         n = min(ROWS, count - start)
-        coords = [torch.from_numpy(stream.take(n).astype(np.int64)) for stream in streams]
+        coords = [torch.from_numpy(take(n).astype(np.int64)) for take in streams]
         crd.check_range(torch.stack(coords), shape)
-        given = npz.stored(npz.of_bits(values.take(n), bfloat16), dtype)
+        given = npz.stored(npz.of_bits(values(n), bfloat16), dtype)
         yield Piece(coords, given if dtype is None else numbers.cast(given, dtype), RunsPlace(0, start + n))
 
 

@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 from sparsetc.errors import FormatError
 from sparsetc.support.lru import cached_property
-from sparsetc.support.names import shown
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes that have positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
@@ -315,7 +314,7 @@ def parsed(formula: str, position: Position) -> Expression:
             pass
     raise FormatError(
         "the formula of a coordinate is printed into generated programs; it may hold {m0}, {m1}, ..., {p}, whole "
-        f"numbers, parentheses and + - * // % << >> & |, found {shown(formula)}"
+        f"numbers, parentheses and + - * // % << >> & |, found {formula!r:.80}"
     )
 
 

@@ -1,7 +1,7 @@
 """The block path (BCB-SpTC): pairs of bitmap blocks, one program a block of the result, tensor cores inside.
 
 In: a `Blocking`. Out: the result's values by place. Blocks of the result are made dense, some at a time, by the tile
-program of a pair of blocks (`ir.lower.pairs`), and read at the structural pattern: where the product of the patterns is
+program of a pair of blocks (`lower_pairs`), and read at the structural pattern: where the product of the patterns is
 not 0. Where blocks are multiplied in halves (`in_halves`) there is a second program, of blocks as they are,
 for the pattern, for values that halves are not exact enough for, and for those that cannot be looked at.
 """
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, accumulator
+from sparsetc.codegen.launch import PartArrays, Programs
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
 from sparsetc.errors import PlanError
@@ -24,15 +24,16 @@ from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import DOTS, F16X3, SIDE, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.join.blocking import BlockPairList, BlockWork, pairs_a_program
+from sparsetc.join.join import add_up
+from sparsetc.join.order import TASK_BYTES, picked
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
-from sparsetc.pair.blocking import BlockPairList, BlockWork, pairs_a_program
-from sparsetc.pair.join import add_up
-from sparsetc.pair.problem import PairProblem, Sizes
-from sparsetc.pair.symbolic import TASK_BYTES, picked
+from sparsetc.products.problem import PairProblem, Sizes
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import sorted_keys
+from sparsetc.tensor.sums import accumulator
 
 SPREAD = 4
 """Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""
@@ -120,7 +121,7 @@ class BlockPath(Inspectable):
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
-        halves = in_halves(self.problem, self.bitmaps, gpu(target).machine)
+        halves = in_halves(self.problem, self.bitmaps, gpu(target)[0])
         launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         operands = zip(PAIRED, (self.blocking.x, self.blocking.y), program.view.pairs, strict=True)

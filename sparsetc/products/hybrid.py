@@ -20,12 +20,12 @@ import torch
 
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.block_path import BLOCK_LAUNCHES, BlockPath
-from sparsetc.pair.blocking import Blocking, BlockWork
-from sparsetc.pair.dense import DENSE_LAUNCHES, DensePath
-from sparsetc.pair.problem import PairProblem, Sizes
-from sparsetc.pair.scalar import SCALAR_LAUNCHES, TaskSums
+from sparsetc.join.blocking import Blocking, BlockWork
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
+from sparsetc.products.blocks import BLOCK_LAUNCHES, BlockPath
+from sparsetc.products.dense import DENSE_LAUNCHES, DensePath
+from sparsetc.products.problem import PairProblem, Sizes
+from sparsetc.products.scalar import SCALAR_LAUNCHES, TaskSums
 from sparsetc.runtime.executable import Inspectable
 
 

@@ -25,9 +25,9 @@ from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
+from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
-from sparsetc.pair.symbolic import Expanded, JoinBudget, JoinOrder
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
@@ -338,7 +338,7 @@ class Tasks:
 
     def _launch(self, name: str, size: int, *arguments: Any, **constants: int) -> None:
         """Run a kernel on as many programs as `size` takes, on the device that the tasks are on."""
-        from sparsetc.pair import mark_kernels  # imports triton
+        from sparsetc.join import mark_kernels  # imports triton
 
         device = self.join_order.ends.device
         programs = -(-size // constants.get("BLOCK", WORDS))

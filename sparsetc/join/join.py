@@ -3,7 +3,7 @@
 In: the letters of two operands and of the result, and coordinates. Out: `Roles`; a `JoinOperand` an operand: distinct
 coordinates, letter by letter, and which of its values make up each; `Join`: the matched entries, the rows and columns
 of the result that they make, and the number of tasks, pairs of entries that match. Values play no part. Nothing is made
-for each task, and where sizes allow nothing is sorted: that is for `symbolic.JoinOrder`, which only some paths need.
+for each task, and where sizes allow nothing is sorted: that is for `order.JoinOrder`, which only some paths need.
 
 The roles of letters (BCB-SpTC, section II-A, where only the first three occur)::
 
@@ -27,13 +27,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetc.codegen.launch import accumulator
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
-from sparsetc.tensor.sums import add_rows, in_order
+from sparsetc.tensor.sums import accumulator, add_rows, in_order
 
 
 def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic: bool = False) -> torch.Tensor:

@@ -20,19 +20,20 @@ from dataclasses import replace
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays, Programs, accumulator
+from sparsetc.codegen.launch import PartArrays, Programs
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.join.order import TASK_BYTES, JoinOrder, picked
+from sparsetc.join.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.packing.base import Packed, pack
-from sparsetc.pair.problem import PairProblem, Sizes
-from sparsetc.pair.symbolic import TASK_BYTES, JoinOrder, picked
-from sparsetc.pair.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
+from sparsetc.products.problem import PairProblem, Sizes
 from sparsetc.runtime.executable import Arrays, Executable, Inspectable, SecondPass
 from sparsetc.support.notices import bar
+from sparsetc.tensor.sums import accumulator
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
 """Letters of the two dense operands of each sum, by the letter that is summed for: p of x, q of y, z of the result."""

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.codegen.launch import accumulator
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, requested
-from sparsetc.pair.blocking import Blocking
-from sparsetc.pair.join import Join
-from sparsetc.pair.symbolic import JoinBudget
+from sparsetc.join.blocking import Blocking
+from sparsetc.join.join import Join
+from sparsetc.join.order import JoinBudget
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.sums import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
 CHOSEN: dict[str, Any] = {"storage": ("auto", "auto"), "threshold": None, "formats": ("bcb", "bcb")}

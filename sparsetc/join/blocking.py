@@ -31,11 +31,11 @@ import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import tiles_along
+from sparsetc.join.join import Join, JoinOperand
+from sparsetc.join.order import JoinOrder, composed
 from sparsetc.packing import words
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import fields, packed_bits, widths
-from sparsetc.pair.join import Join, JoinOperand
-from sparsetc.pair.symbolic import JoinOrder, composed
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, narrowed, numbered

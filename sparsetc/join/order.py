@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import torch
 
+from sparsetc.join.join import PIECE, Join
 from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
-from sparsetc.pair.join import PIECE, Join
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort

@@ -19,9 +19,9 @@ from sparsetc.codegen.launch import source_name
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
-from sparsetc.pair.join import Roles
-from sparsetc.pair.problem import PairProblem, Sizes
-from sparsetc.pair.symbolic import picked
+from sparsetc.join.join import Roles
+from sparsetc.join.order import picked
+from sparsetc.products.problem import PairProblem, Sizes
 from sparsetc.runtime import calls
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import matmul_precision

@@ -1,0 +1,11 @@
+"""Values of a join: the products of what meets, added up by entry of the result, in one of four ways.
+
+In: a `Join`, a request for a plan. Out: programs that take both operands' values. `contraction/pair.py` makes a
+contraction of them.
+
+    problem.py       what a way is chosen by, and what each has to say
+    scalar.py        a product a task: einsums with ``T[p, q, z]``, one for the result and one for each gradient
+    dense.py         one matrix product of operands that are unfolded
+    blocks.py        one matrix product a pair of blocks (BCB-SpTC)
+    hybrid.py        blocks of x by how many nonzeros they hold, the rest by tasks; which of all ways is taken
+"""
