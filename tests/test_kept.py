@@ -128,6 +128,22 @@ def test_a_diagonal_is_taken_once() -> None:
     assert derived("iij,jr->ir", x, b) is own
 
 
+@pytest.mark.parametrize(("equation", "coalesce"), [("iij->ij", True), ("iij->ij", False), ("kij->kij", False)])
+def test_values_of_some_entries_are_stored_in_their_order(equation: str, coalesce: bool) -> None:
+    x = random_sparse((6, 6, 8), "random", torch.float64, coalesce=coalesce)
+    assert "slot" not in stc.compile(equation, x, plan="coo", backend="triton").source
+    found = stc.einsum(equation, x)
+    torch.testing.assert_close(found.to_dense(), torch.einsum(equation, x.to_dense()))
+    assert stc.einsum(equation, x.with_values(2 * x.values)).pattern is found.pattern
+
+
+def test_entries_that_happen_to_be_sorted_are_left_where_they_are() -> None:
+    x, b = operands()
+    y = stc.SparseTensor(x.coords, x.values, x.shape, coalesce=False)
+    assert derived(SPMM, y, b) is y.pattern
+    assert stc.einsum("ij->ij", y).pattern is y.pattern
+
+
 def test_a_diagonal_and_a_whole_operand_are_told_apart() -> None:
     x = random_sparse((6, 6), "dense", torch.float64, coalesce=False)
     whole, diagonal = derived("ij->i", x), derived("ii->i", x)

@@ -40,9 +40,9 @@ class Guard:
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
-    def __init__(self, test: Callable[[Tensors], bool], **changes: object) -> None:
-        """Take a test of tables, and the settings by which the caller runs where it does not hold."""
-        self.test, self.changes = test, changes
+    def __init__(self, test: Callable[[Tensors], bool], instead: str = "", **changes: object) -> None:
+        """Take a test of tables; the name of what the caller runs where it does not hold, and its settings."""
+        self.test, self.instead, self.changes = test, instead, changes
         self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
         self._held = True
 

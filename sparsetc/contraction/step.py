@@ -91,7 +91,6 @@ class Step(Contraction, Preparation):
             (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
             for p in self.parts
         ]
-        self._in_halves = any(halves for *_, halves in self._value_keys)
         self.guard = self._guard()
         whole = self.canonical.narrow is self.canonical.written
         self._packed_alone = self.entries is not None and whole and self.guard is None
@@ -130,11 +129,11 @@ class Step(Contraction, Preparation):
         """
         if not (self.dtype.is_floating_point or self.dtype.is_complex) or not any(p.reads_zeros for p in self.parts):
             return None
-        if not self._in_halves:
-            return Guard(finite, plan="coo")
-        operands, exact = range(len(self.programs[0].operands)), without_halves(self.plan)
-        read = [any(p.operands[n].split for p in self.programs) for n in operands]
-        return Guard(lambda tables: fit_for_halves(tables, [True] * (len(tables) - len(read)) + read), plan=exact)
+        if not any(halves for *_, halves in self._value_keys):
+            return Guard(finite, "coo", plan="coo")
+        operands, plan = range(len(self.programs[0].operands)), without_halves(self.plan)
+        split = [any(p.operands[n].split for p in self.programs) for n in operands]
+        return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
 
     # -- values -----------------------------------------------------------------------------------------------------
     def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
@@ -249,9 +248,9 @@ class Step(Contraction, Preparation):
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
-            looked = [values] if values is not None and self._in_halves else []  # 1s are exact
+            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
             if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
-                return self.instead("guard", self.canonical.bound, self.guard.changes).rows(values, dense)
+                return self.instead(self.guard.instead, self.canonical.bound, self.guard.changes).rows(values, dense)
         result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
@@ -329,8 +328,8 @@ class Step(Contraction, Preparation):
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
         generated_programs = self.executable.programs
-        if self.guard and self._in_halves and not has_halves(gpu(target)[0]):
-            return self.instead("guard", self.canonical.bound, self.guard.changes).ptx(target)
+        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
+            return self.instead(self.guard.instead, self.canonical.bound, self.guard.changes).ptx(target)
         if generated_programs.backend == "triton":
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
