@@ -59,8 +59,11 @@ class Nonzeros:
     def starts(self, modes: Sequence[int]) -> torch.Tensor:
         """(n,) bool: True where the coordinates in these modes are not the nonzero's before, and at the first."""
         n = self.coords.shape[1] if self.numbers is None else self.numbers.numel()
-        keys = crd.sort_keys((self[m] for m in modes), [self.shape[m] for m in modes])
-        return crd.starts_of_runs(keys or [self.coords.new_zeros(1).expand(n)])
+        if not modes:
+            fresh = torch.zeros(n, dtype=torch.bool, device=self.coords.device)
+            fresh[:1] = True
+            return fresh
+        return crd.starts_of_runs(crd.sort_keys((self[m] for m in modes), [self.shape[m] for m in modes]))
 
 
 WORD_BITS = 63
