@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
 import sys
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import torch
 
 _at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: None)  # Windows has no forks
 
@@ -71,31 +69,29 @@ V = TypeVar("V")
 # One lock for all, since a weak reference may call back while another cache is being written to. It can be taken again
 # by the thread that holds it, for that same reason.
 _lock = Lock()
+_clock = itertools.count()
 
 
 class Lru(Generic[K, V]):
     """At most `most` values; the least recently used goes first.
 
     Attributes:
-        _items: the least recently used first; with each value, references whose callbacks drop it, which die with it.
+        _items: a value, when it was used last, and references whose callbacks drop it, which die with it.
     """
 
     __slots__ = ("__weakref__", "_items", "most")
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._items: OrderedDict[K, tuple[V, tuple[weakref.ref[object], ...]]] = OrderedDict()
+        self._items: dict[K, list[Any]] = {}
 
     def get(self, key: K) -> V | None:
         """The value kept under a key, now the most recently used; None where there is none."""
         kept = self._items.get(key)
         if kept is None:
             return None
-        if not torch.compiler.is_compiling():  # Dynamo knows no locks, and would write the order into its graph
-            with _lock.own:
-                if key in self._items:
-                    self._items.move_to_end(key)
-        return kept[0]
+        kept[1] = next(_clock)  # no lock, which would take as long as the rest, and which Dynamo does not know
+        return kept[0]  # type: ignore[no-any-return]
 
     def put(self, key: K, value: V, needs: Sequence[object] = ()) -> V:
         """Keep a value while everything in `needs` lives; returns what is kept: another thread's, if that came first.
@@ -111,13 +107,14 @@ class Lru(Generic[K, V]):
             if (living := pop()) is not None:
                 living(key)
 
-        new = value, tuple(weakref.ref(n, forget) for n in needs)
+        new = [value, next(_clock), [weakref.ref(n, forget) for n in needs]]
         gone = []  # dropped when the lock is free again
         with _lock.own:
             kept = self._items.setdefault(key, new)
             while len(self._items) > self.most:
-                gone.append(self._items.popitem(last=False))
-        return kept[0]
+                items = self._items.copy()
+                gone.append(self._items.pop(min(items, key=lambda k: items[k][1]), None))
+        return kept[0]  # type: ignore[no-any-return]
 
     def once(self, key: K, make: Callable[[], V]) -> V:
         """The value kept under a key, made where there is none."""
@@ -133,13 +130,12 @@ class Lru(Generic[K, V]):
     def clear(self) -> None:
         """Forget everything."""
         with _lock.own:
-            gone, self._items = self._items, OrderedDict()
+            gone, self._items = self._items, {}
         del gone
 
     def values(self) -> list[V]:
         """The values that are kept now."""
-        with _lock.own:
-            return [value for value, _ in self._items.values()]
+        return [kept[0] for kept in list(self._items.values())]
 
     def __len__(self) -> int:
         return len(self._items)
