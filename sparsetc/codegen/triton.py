@@ -1,13 +1,13 @@
 """Tile programs -> the text of one Triton module: a table says which function prints each kind of statement.
 
-In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone:
-one function a part, named as its statements are, and one kernel that runs a part (or, fused, all of them: programs
-below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values` stored values,
-`triton_layout` the dimensions and positions of tensors.
+In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone: one
+function a part, its variables named as in the tile program, and one kernel that runs a part (or, fused, all of them:
+programs below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values`
+stored values, `triton_layout` the dimensions and positions of tensors.
 
-Rules the text keeps: no inline assembly and no device library (the interpreter has neither); memory gathers only;
-addresses in 64 bits only where a product of sizes can pass 2**31; padding is masked when loaded, so that it never
-reaches memory or a sum.
+Rules the text keeps: no device library, and no inline assembly but for bits that CUDA counts (the interpreter has
+neither); memory gathers only; addresses in 64 bits only where an array or its positions can pass 2**31, and for lists
+of slots; padding never reaches memory or a sum: it is masked when loaded, or, along axes of results, when stored.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """What a part's function is told of its size: its programs where the grid takes slabs, nonzeros of equal chunks."""
+    """Counts that a part's function takes: `programs` where an axis is in slabs, `nonzeros` where chunks are equal."""
     slabs = any(axis.slab for axis in program.axes)
     return [*(["programs"] if slabs else []), *program.view.items.counts]
 
 
 def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
-    """A program as a function of its number; `sums` and `widen` are those of `module_source`."""
+    """The lines of a part's function, first of its program's number; `sums`, `widen` as in `module_source`."""
     printer = TritonPrinter(p, sums, widen)
     loops.head(printer)
     nested(printer, p.body)
@@ -58,7 +58,7 @@ def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
 
 
 def nested(printer: TritonPrinter, body: Sequence[ir.Statement]) -> None:
-    """Print statements in their order."""
+    """Print statements in order; a loop's printer yields each time its body is to be printed, with masks or without."""
     for s in body:
         if isinstance(s, ir.Loop):
             for _ in loops.LOOPS[type(s.axis)](printer, s, s.axis):
@@ -125,7 +125,7 @@ def product(printer: TritonPrinter, s: ir.Product) -> None:
 
 
 def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first: bool = False) -> list[str]:
-    """Both sides of a dot: (rows, summed), or (summed, rows) where that is asked for, and (summed, columns).
+    """The texts of a dot's sides: left (rows, summed), or (summed, rows) by `summed_first`; right (summed, columns).
 
     The axes of each are folded in the order in which its largest factor has them; it is transposed where that is the
     other way round.
@@ -149,10 +149,9 @@ def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first
 
 
 def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
-    """The dots of high halves with high ones, and of each with a low one: three for each product of float32.
+    """A product of float32 as three dots of float16: high by high, and in a sum of its own low by high and high by low.
 
-    The products of a high half with a low one are summed apart, since what dots round off their sums is as much smaller
-    as these are.
+    The latter are small, and so is what their rounding loses.
     """
     name, stored = s.out.name, {value.out for value in printer.values}
     for tile in (t.name for t in s.inputs if t not in stored):
@@ -181,8 +180,8 @@ def half_of(s: ir.Product, half: str) -> ir.Product:
 def add(printer: TritonPrinter, s: ir.Add) -> None:
     """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed.
 
-    A row is known by coordinates, by a number stored for each nonzero, item or kept position, or is that of the nonzero
-    or the item itself.
+    A row is known by coordinates, or by a number stored for each item, fiber, nonzero or kept position, or has the
+    number of the item, fiber or nonzero itself.
     """
     p, key, elements = printer.p, s.key, s.copies * printer.p.rows * printer.p.width  # of all copies of the output
     cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""

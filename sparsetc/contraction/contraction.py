@@ -111,6 +111,11 @@ class Contraction(Inspectable, ABC):
         """The contractions that run no others, in order: of one sparse operand, or of two."""
         return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
 
+    @property
+    def result_size(self) -> int:
+        """Entries of a sparse result, elements of a dense one."""
+        return self.shape[0] if self.sparse else prod(self.shape)
+
     def reports(self) -> list[StepReport]:
         """Return the report of each step, for an explanation."""
         return [report for one in self.inner for report in one.reports()]
@@ -120,8 +125,7 @@ class Contraction(Inspectable, ABC):
         with in_place(self.settings, self.device):
             plan, profile = self.plan, of_backend(self.backend)
             about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
-            several = len(self.bound.einsum.sparse) > 1
-            nnz = (self.shape[0] if self.sparse else prod(self.shape)) if several else None
+            nnz = self.result_size if len(self.bound.einsum.sparse) > 1 else None
             return Explanation(*about, profile.describe(), profile.measured, tuple(self.reports()), nnz)
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 NewValues = torch.Tensor | Sequence[torch.Tensor | None]
 SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
-"""Options that are a kernel's own; where source is kept is the business of whoever loads it."""
+"""Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""
 Shared = dict[tuple[Any, ...], dict[Any, Any]]
-"""Packed values that kernels of one sparse operand have in common, by the tensors that they were and their versions."""
+"""Packed values that kernels compiled together share, by the ids and the versions of the tensors of values."""
 
 
 class Kernel(Inspectable):
@@ -41,11 +40,13 @@ class Kernel(Inspectable):
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
     says that they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or
-    an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel of several
-    sparse operands, or of one with dense modes, which reads values at each call.
+    an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel whose values are
+    not packed: of several sparse operands, of one in blocks, and of one with dense modes unless these are expanded (for
+    a sparse result of them alone, or by the plan).
 
-    It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs. It pickles as its
-    equation, operands and settings, and is compiled again where it is loaded.
+    It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs; with `drop_zeros`
+    a graph breaks at the call. It pickles as its equation, operands and settings, and is compiled again where it is
+    loaded.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Kernel(Inspectable):
         packed = self._packed
         if packed is not None:
             for values_now, version in zip(self._values, self._versions, strict=True):
-                # Unchanged since they were packed, as far as torch can tell; what is learned may change through .data.
+                # Pack again where torch counts a change, or cannot tell: inference tensors, what is learned (by .data).
                 if version is None or values_now.requires_grad or values_now._version != version:
                     self._pack()
                     packed = self._packed
@@ -120,7 +121,7 @@ class Kernel(Inspectable):
         The dense sizes are those that the kernel was compiled for, whose equation has a letter for each; for others
         compile it of ``x.with_values(values)``.
 
-        Nothing is planned, packed or generated again; only the values are put in place.
+        Nothing is planned or generated again, and no index is stored again: only the new values are packed.
         """
         pairs = zip(self.operands, self._given(values), strict=True)
         return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
@@ -178,7 +179,7 @@ class Kernel(Inspectable):
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The contractions of which one operand, or two, are sparse, in order; of one sparse operand there is one."""
+        """The contractions that run, in order: of one sparse operand, or of two; those with dense modes join to one."""
         return self.contraction.steps
 
     @property
@@ -195,8 +196,8 @@ class Kernel(Inspectable):
 
     @property
     def nnz(self) -> int:
-        """Nonzeros of a kernel's one sparse operand; entries of the result of several."""
-        return self.operands[0].nnz if len(self.operands) == 1 else prod(self.contraction.shape)
+        """Nonzeros of the one sparse operand; of several, entries of a sparse result, or elements of a dense one."""
+        return self.operands[0].nnz if len(self.operands) == 1 else self.contraction.result_size
 
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
@@ -210,10 +211,12 @@ class Kernel(Inspectable):
             ``k.cost["seconds"]``, and ``k.cost.at(nonzeros=10**9, r=128)`` for the numbers with other sizes.
 
         Raises:
-            PlanError: the kernel has several sparse operands, or steps.
+            PlanError: there are several steps, or the one step is of two sparse operands.
         """
         if len(self.steps) != 1 or not isinstance(self.steps[0], Step):
-            raise PlanError(f'only an einsum with one sparse operand has symbolic costs, not "{self.equation}"')
+            raise PlanError(
+                f'only an einsum that runs as a step of one sparse operand has symbolic costs, not "{self.equation}"'
+            )
         return self.steps[0].cost()
 
     def explain(self, symbolic: bool = False) -> Any:

@@ -3,10 +3,11 @@
 In: a rewrite, and the contraction of the einsum that it gives. Out: `Rewritten`. The rewrite is linear in each
 operand and in the result, so gradients go through its transpose, which autograd knows.
 
-`Entries` is the rewrite of sparse operands with dense modes, ``X[i,j,h]`` and ``Y[j,k,h]``, as a pattern of ones with
-the numbers of entries as its first modes, and their values as dense operands. ``X[i,j,h]`` is ``P[n,i,j] V[n,h]``; a
-product with Y is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each pair of entries that meet. So nothing is
-expanded, and dense modes are letters of a row. `blocks.BlockLetters` is the rewrite of operands in blocks.
+`Entries` is the rewrite of one or two sparse operands with dense modes (more are a `Chain`), ``X[i,j,h]`` and
+``Y[j,k,h]``, as a pattern of ones with the numbers of entries as its first modes, and their values as dense operands.
+``X[i,j,h]`` is ``P[n,i,j] V[n,h]``; a product with Y is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each
+pair of entries that meet. So nothing is expanded, and dense modes are letters of a row. `blocks.BlockLetters` is the
+rewrite of operands in blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Rewritten(Contraction):
-    """A contraction of another einsum, on the way to which each operand and the result are rewritten."""
+    """A contraction that runs another: operands are rewritten for it (`pull`), and its result is put back (`push`)."""
 
     def __init__(
         self, bound: Bound, operands: Operands, settings: Options, form: str, rewrite: Rewrite, inner: Contraction
@@ -68,7 +69,7 @@ class Rewritten(Contraction):
 
 
 SHARE = 4
-"""The pairs of entries that meet may take one part in so many of the memory limit. Not measured."""
+"""Pairs of entries that meet may take the memory limit divided by this. Not measured."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ class Entries:
     def of(cls, bound: Bound, operands: Operands, settings: Options, form: str) -> Entries | None:
         """The einsum of entries.
 
-        None where no operand has dense modes, and where they have to be expanded: there is a plan for two operands, no
-        letter is left, the result is to have dense modes alone as its pattern, or the pairs of entries take too much
-        memory.
+        None where no operand has dense modes, and where they have to be expanded: the plan works nonzero by nonzero
+        (`Plan.by_nonzeros`), too few letters are spare, a sparse result keeps dense modes alone, or the pairs of
+        entries take too much memory.
         """
         e = bound.einsum
         sparse = [o for o in operands if isinstance(o, SparseTensor)]
@@ -124,11 +125,11 @@ class Entries:
         return cls(Bound.of(einsum, sizes), "sparse" if on_pattern else "dense", own, (pattern,))
 
     def stand_ins(self, operands: Operands, repeated: bool) -> list[SparseTensor | torch.Tensor]:
-        """Operands to compile that einsum for, of those as written: dense ones as they are, `repeated` or not."""
+        """Operands to compile that einsum for: the ones, dense operands as they are, tables of values."""
         values = [o._values for o in operands if isinstance(o, SparseTensor)]
         with lasting():
             one = torch.zeros((), dtype=values[0].dtype, device=values[0].device)
-            # Other values will not be one slice repeated.
+            # What is one slice repeated would be compiled as such, and later values need not be: an empty one instead.
             tables = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in values]
             ones = SparseTensor._make(self.patterns[0], one.expand(self.patterns[0].nnz))
         return [ones, *(o for o in operands if not isinstance(o, SparseTensor)), *tables]
@@ -179,7 +180,7 @@ def _is_empty(x: SparseTensor) -> bool:
 
 
 def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
-    """The numbers of the entries whose coordinates agree in modes of the same letter, ascending; none of empty ones."""
+    """(n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no elements."""
     numbers = None if _is_empty(x) else crd.on_diagonal(letters, x.coords)
     return torch.arange(0 if _is_empty(x) else x.nnz, device=x.device) if numbers is None else numbers
 

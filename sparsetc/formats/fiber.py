@@ -1,10 +1,11 @@
 """``fiber`` and ``rows``: fibers side by side, as in SELL-C-sigma (sliced ELL): a GPU takes `lanes` of them at a step.
 
-A fiber is the nonzeros that share the item and lane modes; a row is the fibers that share the item modes, which are
-those of the output. Fibers longer than `max_fiber_len` are cut; those of a row are sorted by falling length, 2^20 at a
-time, and `lanes` of them make a block, in which step n takes the n-th nonzero of each:
+A fiber is the nonzeros that share the item and lane modes; a group is the fibers that share the item modes: those of an
+output row in the plan ``fiber`` along a summed mode, all fibers where there are no item modes. Fibers longer than
+`max_fiber_len` are cut; those of a group are sorted by falling length, 2^20 at a time, and `lanes` of them make a
+block, in which step n takes the n-th nonzero of each:
 
-        item_ptr   [ 0     2 …            blocks of each work item, all of one row; absent where each has one
+        item_ptr   [ 0     2 …            blocks of each work item, all of one group; absent where each has one
         item_word  [ i0    i1 …           the item modes' coordinates
         block_ptr  [ 0   12   20 …        first stored entry of each block (a multiple of the lanes)
         block_full [ 2   …                steps in which every lane has a nonzero
@@ -44,39 +45,39 @@ from sparsetc.planner.schedule import schedule_of
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
-"""Consecutive fibers of a row that are sorted by length together, a power of two (the sigma of SELL-C-sigma). In larger
+"""Consecutive fibers of a group that are sorted by length together, a power of two (sigma of SELL-C-sigma). In larger
 windows results of near fibers are not written together, which took 1.4 times as long; in smaller ones long fibers start
 late, 1.2 times (H200, TTV; `benchmarks/results/rows_stored.json` and `ttv.json`)."""
 
 
 def _side_by_side(
-    start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor, lanes: int
+    start: torch.Tensor, length: torch.Tensor, begins: torch.Tensor, lanes: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Put fibers side by side, `lanes` to a block of one row, those of each `WINDOW` by falling length.
+    """Put fibers side by side, `lanes` to a block of one group, those of each `WINDOW` by falling length.
 
     Args:
         start: (pieces,) the place of the first nonzero of each piece of a fiber.
         length: (pieces,) how many nonzeros it has.
-        rows: (pieces,) bool: True at the first piece of each row.
+        begins: (pieces,) bool: True at the first piece of each group.
         lanes: two or more.
 
     Returns:
-        (blocks * lanes,) `start`, -1 for an unused lane, and `length`; (blocks,) bool: True at a row's first block.
+        (blocks * lanes,) `start`, -1 for an unused lane, and `length`; (blocks,) bool: True at a group's first block.
     """
-    longest, window = int(length.max()), torch.repeat_interleave(cut_runs(rows, WINDOW)[1])
+    longest, window = int(length.max()), torch.repeat_interleave(cut_runs(begins, WINDOW)[1])
     key = (window.long() * (longest + 1)).add_(longest).sub_(length)
     if (int(window[-1]) + 1) * (longest + 1) < 2**31:
         key = key.int()
     del window
     order = torch.sort(key, stable=True).indices
     del key
-    first, pieces, _ = cut_runs(rows, lanes)  # of each block
-    place = torch.repeat_interleave(torch.arange(first.numel(), device=rows.device) * lanes - first, pieces)
-    place += torch.arange(place.numel(), device=rows.device)
+    first, pieces, _ = cut_runs(begins, lanes)  # of each block
+    place = torch.repeat_interleave(torch.arange(first.numel(), device=begins.device) * lanes - first, pieces)
+    place += torch.arange(place.numel(), device=begins.device)
     size = first.numel() * lanes
     start = start.new_full((size,), -1).scatter_(0, place, start.index_select(0, order))
     length = length.new_zeros(size).scatter_(0, place, length.index_select(0, order))
-    return start, length, rows.index_select(0, first)
+    return start, length, begins.index_select(0, first)
 
 
 def _sources(ptr: torch.Tensor, lane_start: torch.Tensor, lane_len: torch.Tensor, lanes: int) -> torch.Tensor:
@@ -88,10 +89,10 @@ def _sources(ptr: torch.Tensor, lane_start: torch.Tensor, lane_len: torch.Tensor
     if lanes == 1:  # lanes are pieces in order, one after the other
         return torch.arange(stored, device=device)
     blocks = torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=device)
-    lane = torch.repeat_interleave(blocks, torch.diff(ptr), output_size=stored)
+    block = torch.repeat_interleave(blocks, torch.diff(ptr), output_size=stored)
     step = torch.arange(stored, dtype=ptr.dtype, device=device)
-    step -= ptr.index_select(0, lane)
-    lane.mul_(lanes).add_(step % lanes)
+    step -= ptr.index_select(0, block)
+    lane = block.mul_(lanes).add_(step % lanes)
     step = step.div_(lanes, rounding_mode="floor")
     idle = step >= lane_len.index_select(0, lane)
     return step.add_(lane_start.index_select(0, lane)).masked_fill_(idle, -1)
@@ -104,7 +105,7 @@ class Fiber:
     name = "fiber"
 
     def parameters(self, order: int) -> tuple[str, ...]:
-        """None."""
+        """No parameters of the format's own."""
         return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
@@ -117,21 +118,21 @@ class Fiber:
         return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
-        """Sort by (item, lane, leaf) modes, cut fibers, deal them to blocks and blocks to items."""
+        """Sort nonzeros by (item, lane, leaf) modes, cut fibers, put these in blocks and blocks in items."""
         nnz, view, lanes = coords.shape[1], self.view(shape, storage), storage.lanes
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
-        starts, length, split = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
-        rows = nonzeros.at(starts).starts(storage.item)
+        starts, length, fibers_cut = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
+        begins = nonzeros.at(starts).starts(storage.item)
         if lanes > 1 and nnz:
-            starts, length, rows = _side_by_side(starts, length, rows, lanes)
+            starts, length, begins = _side_by_side(starts, length, begins, lanes)
         length = length.int()
         steps = length.view(-1, lanes).amax(1)
         stored = int(steps.sum(dtype=torch.long)) * lanes
         ptr = torch.zeros(steps.numel() + 1, dtype=index_dtype(stored), device=coords.device)
         torch.cumsum(steps, 0, out=ptr[1:])
-        of_items = _items(ptr.mul_(lanes), rows, storage.max_item_nnz)
+        of_items = _items(ptr.mul_(lanes), begins, storage.max_item_nnz)
         first, lane = nonzeros.at(starts.index_select(0, of_items * lanes)), nonzeros.at(starts)
-        split_rows = of_items.numel() > int(torch.count_nonzero(rows))
+        groups_cut = of_items.numel() > int(torch.count_nonzero(begins))
         # In 16 bits, where they fit and only kernels read them.
         short = storage.narrow and length.numel() and int(length.max()) < 1 << 15
         arrays = {
@@ -144,22 +145,22 @@ class Fiber:
         }
         unused = bool((starts < 0).any())
         entries = nonzeros.at(_sources(ptr, starts, length, lanes))
-        del rows, steps, starts, length, nonzeros
+        del begins, steps, starts, length, nonzeros
         arrays |= words.encode(entries, view.levels[2], narrow=storage.narrow)
         about = (self.name, storage, shape, nnz, view, arrays, entries.numbers, stored, of_items.numel())
-        return Packed(*about, (first.numbers, lane.numbers), split_rows, split, stored != nnz or unused)
+        return Packed(*about, (first.numbers, lane.numbers), groups_cut, fibers_cut, stored != nnz or unused)
 
 
-def _items(ptr: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
-    """(items,) the first block of each work item, given True at the first block of each row.
+def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int) -> torch.Tensor:
+    """(items,) the first block of each work item, given True at the first block of each group.
 
-    A row is cut at the first block past each multiple of `most` stored entries; 0 cuts none.
+    A group is cut at the first block past each multiple of `most` stored entries; 0 cuts none.
     """
     if 0 < most < int(ptr[-1]):
-        row = torch.cumsum(rows, 0).sub_(1)
-        before = ptr[:-1] - ptr[:-1][rows].index_select(0, row)
-        rows = crd.starts_of_runs([row, before.div_(most, rounding_mode="floor")])
-    return torch.nonzero(rows).flatten()
+        group = torch.cumsum(begins, 0).sub_(1)
+        before = ptr[:-1] - ptr[:-1][begins].index_select(0, group)
+        begins = crd.starts_of_runs([group, before.div_(most, rounding_mode="floor")])
+    return torch.nonzero(begins).flatten()
 
 
 def fibers(problem: Problem, counts: Counts) -> Iterator[Candidate]:
@@ -174,9 +175,10 @@ def best_leaf(problem: Problem, counts: Counts) -> int:
 
 
 def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
-    """Return the plan of fibers along `leaf`, those of one output row together.
+    """Return the plan of fibers along `leaf`; along a summed mode, those of one output row are together.
 
-    Where no mode is left for lanes, as in a matrix, rows are the fibers. Raises `PlanError` unless `leaf` is a mode.
+    Where no mode is left for lanes, as in a matrix, it is that of `rows`. PlanError where `leaf` is no mode, or `rows`
+    does not apply.
     """
     if leaf not in range(problem.order):
         raise PlanError(f"leaf mode {leaf} is not a mode of a tensor of order {problem.order}")
@@ -207,7 +209,7 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 
 
 def short_rows(problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """One row a lane, where rows are short: on a GPU a long one would keep its neighbours' lanes waiting."""
+    """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting."""
     if not problem.rest or not problem.kept:
         return
     if problem.backend == "torch" or counts.nnz <= 4 * problem.rules["long_row"] * counts.distinct(problem.kept):
@@ -215,7 +217,7 @@ def short_rows(problem: Problem, counts: Counts) -> Iterator[Candidate]:
 
 
 def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
-    """One output row a lane, uncut unless very long."""
+    """One output row a lane; for Triton a very long one is cut, unless sums are to be in order."""
     if not problem.kept or not problem.rest:
         which = "all" if problem.kept else "none"
         why = f'"{problem.equation}" keeps {which} of them'
@@ -234,7 +236,7 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
 
 
 def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
-    """The schedule for rows as long as these: with no more masked steps together than short rows have.
+    """The schedule for rows as long as these on average: warps, steps taken together, masked ones, and registers.
 
     Half the warps go over lanes of single elements, and over rows so short that a program is over when it has begun:
     more programs are then under way. An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program
@@ -256,7 +258,7 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
 
 
 def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int, gathered: int) -> int:
-    """Registers of a thread: few where waiting programs are many, enough for a round's loads where they are not.
+    """Registers of a thread: few where waiting programs are many, enough for a round's loads where not; 0 for any.
 
     Left to itself the compiler takes 32 to 40, and lets loads wait for one another (H200, float32, microseconds; MTTKRP
     at rank 32 of rows of 77 nonzeros 341, by 64 registers 306; SpMM at 32 columns of a graph of 19,717 nodes 59 and 41,

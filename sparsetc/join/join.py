@@ -2,16 +2,17 @@
 
 In: the letters of two operands and of the result, and coordinates. Out: `Roles`; a `JoinOperand` an operand: distinct
 coordinates, letter by letter, and which of its values make up each; `Join`: the matched entries, the rows and columns
-of the result that they make, and the number of tasks, pairs of entries that match. Values play no part. Nothing is made
-for each task, and where sizes allow nothing is sorted: that is for `order.JoinOrder`, which only some paths need.
+of the result that they make, and the number of tasks, pairs of entries that match. The join reads no values; an operand
+sums its own to its distinct entries (`JoinOperand.values`). Nothing is made for each task, and where sizes allow
+nothing is sorted: that is for `order.JoinOrder`, which only some paths need.
 
 The roles of letters (BCB-SpTC, section II-A, where only the first three occur)::
 
-    free of x      in x and in the result                 I_m
-    free of y      in y and in the result                 I_n
+    free of x      in x and in the result, not in y       I_m
+    free of y      in y and in the result, not in x       I_n
     contracted     in x and in y, not in the result       I_k
     batch          in x, in y and in the result           elementwise
-    own            in one operand alone                   summed before anything else
+    own            in one operand and nowhere else        summed before anything else
 
 A letter that an operand has twice takes its diagonal. Diagonals and own sums are found once, when the pattern is
 prepared; a call then gathers and adds values.
@@ -43,9 +44,11 @@ def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic:
 
 @dataclass(frozen=True)
 class Roles:
-    """Letters by role; `x` and `y` are the operands' letters without those summed in one operand alone.
+    """The letters of ``x,y->output`` by role; `x` and `y` are the orders in which a join reads its operands.
 
     Attributes:
+        batch: in x, in y and in the result.
+        contracted: in x and in y, not in the result.
         kept_x: free of x, and batch, in the result's order: the rows of the result.
         free_y: free of y, in the result's order: the columns of the result.
     """
@@ -99,7 +102,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class JoinOperand:
-    """The pattern of an operand of a join: distinct coordinates by letter, in its own order where that serves.
+    """Distinct coordinates of an operand, by letter; in its own order if they are known to be distinct, else sorted.
 
     Attributes:
         coords: (n,) int64 a letter.
@@ -129,7 +132,7 @@ class JoinOperand:
         return tuple(self.sizes[self.letters.index(c)] for c in letters)
 
     def only(self, entries: torch.Tensor) -> JoinOperand:
-        """An operand of some of the entries, ascending, whose values are theirs."""
+        """The operand with only these entries, ascending; its values are then given one for each of them."""
         rows = tuple(row.index_select(0, entries) for row in self.coords)
         return replace(self, coords=rows, n=entries.numel(), source=None, owner=None)
 
@@ -194,10 +197,11 @@ class Join:
         y_matched: (matched y,) the entries of y that match any of x, ascending; None for all.
         x_key: (matched x,) int64, ordered as the shared coordinates are: equal to `y_key` where entries match.
         y_key: (matched y,) int64, the key of each entry of y.
-        y_each: (keys,) number of entries of y with each key.
+        y_each: (keys,) number of entries of y, matched or not, with each key, a number of shared coordinates.
         counts: (matched x,) number of tasks of each entry.
         row: numbers of the matched entries of x, by the letters that the result has.
         column: numbers of the matched entries of y, by their free letters.
+        tasks: number of pairs of entries that match.
         shared: number of distinct shared coordinates of the matched entries.
     """
 
@@ -217,7 +221,7 @@ class Join:
 
     @classmethod
     def of(cls, x: JoinOperand, y: JoinOperand, roles: Roles) -> Join:
-        """The join of two operands, after two or three waits for the device."""
+        """The join of two operands; waits for the device for counts, and where entries are unmatched or numbered."""
         rows = x.rows(roles.shared), y.rows(roles.shared)
         x_key, y_key, count = joint_keys(*rows, x.extents(roles.shared), x.like, (x.n, y.n))
         x_each, y_each = histogram(x_key, count), histogram(y_key, count)
@@ -305,7 +309,7 @@ class Join:
         return Join.of(self.x.only(entries), self.y, self.roles), entries
 
     def places_in(self, whole: Join, entries: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """(n,) the places in the join that this is a part of, by its entries, of places here, in the same order."""
+        """(n,) places of this join as places of `whole`; `entries` are those of ``whole.x`` that this was made of."""
         rows = _by_entry(whole.row.rank, whole.x.n, whole.x_matched)[entries]
         columns = _by_entry(whole.column.rank, whole.y.n, whole.y_matched)
         columns = columns if self.y_matched is None else columns[self.y_matched]

@@ -1,9 +1,8 @@
 """The tasks of a contraction in order, and where its result has entries (BCB-SpTC, section IV-A).
 
-In: a `Join`. Out: `JoinOrder`: the tasks, pairs of entries that match, counted before any is made; and the
-result's coordinates. The stages are the paper's (pairing, sorting, compression), which it takes
-from expand-sort-compress; `expansion` makes the tasks, a chunk at a time, so memory is bounded however skewed a
-contracted index is.
+In: a `Join`; for coordinates also the places of the result, which a way to compute it finds. Out: `JoinOrder`: the
+tasks, pairs of entries that match, counted and not made; `JoinOrder.expand` makes a chunk of them at a time, so memory
+is bounded however skewed a contracted index is. `pattern_of` makes coordinates of places.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ LEAST_CHUNK = 1 << 10
 
 
 def chunk_size(limit: int) -> int:
-    """The number of tasks taken at a time, so that they take a quarter of `limit` bytes or less."""
+    """The number of tasks taken at a time: in a quarter of `limit` bytes, but `LEAST_CHUNK` to `CHUNK` of them."""
     return max(LEAST_CHUNK, min(CHUNK, limit // (4 * TASK_BYTES)))
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """Tasks ``begin .. end`` as two vectors, of int32 where that holds them.
+    """Tasks from `begin` up to, and not including, `end` as two vectors, of int32 where that holds them.
 
     Attributes:
         p: (n,) the position in `x_entry` of the entry of x of each task, not falling.
         q: (n,) the position in `y_entry` of the entry of y of each task, rising where p stays the same.
         first: the first element of p.
-        shift: (entries of x,) q of a task less its number, counted from `begin`, for each p from `first` on.
+        shift: (entries of x with tasks here,) q of a task less its number, from `begin` on, for each p from `first` on.
     """
 
     begin: int
@@ -126,10 +125,11 @@ def composed(first: torch.Tensor | None, then: torch.Tensor) -> torch.Tensor:
 
 
 def pattern_of(join: Join, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The coordinates of a result with entries at ascending places, and the order they put these in.
+    """The coordinates of a result with entries at ascending places.
 
-    Coordinates are (letters of the result, nnz), in lexicographic order. The order is (nnz,), or None where places are
-    in that order already.
+    Returns:
+        (letters of the result, nnz) coordinates, in lexicographic order, and (nnz,) the number of each one's place
+        among `places`; None where they are in that order already.
     """
     roles, n = join.roles, places.numel()
     if roles.output == roles.result_order:
@@ -147,7 +147,7 @@ def pattern_of(join: Join, places: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _bounds(join: Join, places: torch.Tensor) -> list[int]:
-    """Bounds of pieces of `PIECE` results or more, which are in order: rows come by the first letter of the output."""
+    """Bounds of pieces of about `PIECE` results, cut where the coordinate changes of the output's first letter, x's."""
     n = places.numel()
     if n <= PIECE:
         return [0, n]
@@ -159,7 +159,14 @@ def _bounds(join: Join, places: torch.Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class JoinBudget:
-    """The memory that a result, and the work towards it, may take."""
+    """The memory that a result, and the work towards it, may take.
+
+    Attributes:
+        order: modes of the result.
+        itemsize: bytes of a value of it.
+        what: its name in errors.
+        limit: bytes in all.
+    """
 
     settings: Options
     device: torch.device
