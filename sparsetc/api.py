@@ -234,7 +234,7 @@ def register_op(function: F) -> F: ...
 @overload
 def register_op(*, replace: bool) -> Callable[[F], F]: ...
 def register_op(function: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
-    """Decorator: make an operation known by its function's name, in `OPERATIONS` and to the command line's listing.
+    """Decorator: make an operation known by its function's name, in `OPERATIONS`.
 
     An operation writes an equation from its operands' orders and calls `einsum`; see ``examples/custom_op.py``.
 

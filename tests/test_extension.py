@@ -183,6 +183,24 @@ def test_what_came_from_outside_may_be_registered_again() -> None:
         stc.register_format(type("Mine", (Coo,), {"name": "mine"}))
 
 
+def test_a_format_registered_again_without_offer_is_no_plan() -> None:
+    class Offering(Coo):
+        name = "mine"
+
+        def offer(self, problem: Problem, counts: Counts) -> None:
+            return None
+
+    class Plain(Coo):
+        name = "mine"
+
+    stc.register_format(Offering)
+    assert "mine" in PLANS
+    stc.register_format(Plain)
+    assert "mine" not in PLANS
+    with pytest.raises(stc.PlanError, match=r"no plan is called 'mine'; it is a format without offer, .* by hand"):
+        stc.einsum("ij->i", matrix(), plan="mine")
+
+
 def test_a_format_that_lacks_its_view_is_told_so() -> None:
     class Half:
         """Packs, and cannot be read."""
@@ -300,14 +318,17 @@ def test_gradients_take_a_shared_plan_where_it_applies() -> None:
 def test_the_programs_of_the_documentation_run() -> None:
     text = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
     programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 4
     problem = Problem("ijk,jr,kr->ir", {**SIZES, "r": 32, "j": 40}, "dense")
     x, b, c = problem.operands()
     for program in programs:
-        names = {"x": x, "b": b, "c": c}
+        names = {"stc": stc, "x": x, "b": b, "c": c}
         exec(program, names)
         if "a" in names:
             assert_matches(names["a"], problem.equation, [x, b, c])
+    a = torch.rand(x.shape[0], 2, dtype=x.dtype)
+    core = stc.OPERATIONS["tucker_core"](x, [a, b, c])
+    assert_matches(core, "ijk,ir,js,kt->rst", [x, a, b, c])
     assert stc.compile(problem.equation, x, b, c, plan="long fibers").plan.parts[0].storage.leaf == (1,)
     with pytest.raises(stc.PlanError, match="does not apply"):
         stc.compile("ij->i", matrix(), plan="long fibers")

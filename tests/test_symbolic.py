@@ -86,7 +86,7 @@ def test_wide_operands_are_counted_in_symbols(plan: str) -> None:
 def test_several_sparse_operands_have_none() -> None:
     x = random_sparse((8, 8), "random", torch.float32, 0)
     with pytest.raises(
-        stc.PlanError, match='only an einsum that runs as a step of one sparse operand has symbolic costs'
+        stc.PlanError, match="only an einsum that runs as a step of one sparse operand has symbolic costs"
     ):
         stc.explain("ij,jk->ik", x, x, symbolic=True)
 

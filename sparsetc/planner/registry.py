@@ -155,9 +155,11 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
         raise FormatError(f"{called} is not a format: it has no {', no '.join(missing)}")
     name = check_identifier(instance.name, f"a format ({called})", FormatError)
     check_free(name, "the name", _holders(name), replace, FormatError, cls)
-    FORMATS[name] = instance
+    before, FORMATS[name] = FORMATS.get(name), instance
     if offer := getattr(instance, "offer", None):
         PLANS[name] = made_by(name, offer)
+    elif before and name in PLANS and PLANS[name].make in (None, getattr(before, "offer", None)):
+        del PLANS[name]  # which was for what the format was before
     clear_patterns()
     return cls
 
@@ -233,7 +235,8 @@ def check_request(wanted: str | Plan) -> None:
         return
     if plan.name not in ("auto", *PLANS):
         called = repr(plan.name)
-        raise PlanError(f"plan {called} has no parts, and no plan is called {called}; known: {_names()}")
+        why = "; it is a format without offer, for plans that are made by hand" if plan.name in FORMATS else ""
+        raise PlanError(f"plan {called} has no parts, and no plan is called {called}{why}; known: {_names()}")
     options = (PREFERRED,) if plan.name == "auto" else PLANS[plan.name].options
     unknown = [name for name, _ in plan.options if name not in options]
     if unknown:

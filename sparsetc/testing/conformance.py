@@ -18,6 +18,7 @@ from random import Random
 
 import torch
 
+from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import word_bits
 from sparsetc.ir.nest.nest import ITEM, LANE
 from sparsetc.ir.plan import Storage
@@ -48,7 +49,13 @@ MOST = 100
 
 
 def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty."""
+    """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty.
+
+    Raises:
+        FormatError: no pattern has this name.
+    """
+    if name not in PATTERNS:
+        raise FormatError(f"no pattern is called {name!r}; known: {', '.join(PATTERNS)}")
     most = MOST if name in UNBOUNDED else prod(shape)
     places = PATTERNS[name](shape, most, Random(f"{name} {seed}")) if 0 not in shape else []
     coords = torch.tensor(sorted(set(places)), dtype=torch.int64, device="cpu")
@@ -186,6 +193,8 @@ def check_bytes(packed: Packed) -> None:
     require(packed.nbytes == exact, f"nbytes is {packed.nbytes}, expected {exact}")
     for name, array in packed.arrays.items():
         require(array.is_contiguous(), f"array {name!r} is not contiguous")
+        integers = name in packed.view.packed or not (array.is_floating_point() or array.is_complex())
+        require(integers, f"array {name!r} is of {array.dtype}; arrays of indices are of integers")
         require(array.dtype != torch.int64 or _needs_64(packed, name), f"array {name!r} takes 64 bits needlessly")
 
 
