@@ -219,8 +219,7 @@ def short_rows(problem: Problem, counts: Counts) -> Iterator[Candidate]:
 def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     """One output row a lane; for Triton a very long one is cut, unless sums are to be in order."""
     if not problem.kept or not problem.rest:
-        which = "all" if problem.kept else "none"
-        why = f'"{problem.equation}" keeps {which} of them'
+        why = f'"{problem.equation}" keeps {"all" if problem.kept else "none"} of them'
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
     schedule = _for_rows(problem, counts, schedule_of(problem, blocks=True, rows=True))
     longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * problem.rules["long_row"]

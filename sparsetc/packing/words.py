@@ -75,9 +75,13 @@ def bits_of(size: int) -> int:
     return max(size - 1, 0).bit_length()
 
 
+def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field, ...]:
+    """Where each mode's bits lie in words called `name`, `name_1`, …"""
+    return _fields(tuple(modes), tuple(shape), name)
+
+
 @lru_cache(maxsize=1024)
-def fields(modes: Sequence[int], shape: tuple[int, ...], name: str) -> tuple[Field, ...]:
-    """Where each mode's bits lie in words called `name`, `name_1`, …; `modes` can be hashed."""
+def _fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[Field, ...]:
     groups: list[list[int]] = [[]]
     for mode in modes:
         if sum([bits_of(shape[m]) for m in groups[-1]]) + bits_of(shape[mode]) > WORD_BITS:

@@ -77,7 +77,10 @@ def group_rows(
     numbers, cluster, clusters = clusters_of(rows, columns, n_rows, n_columns, width)
     if numbers.numel() == 0:
         return Groups(numbers, numbers.new_zeros(1))
-    return _in_order(numbers, merged(clusters, tau)[cluster])
+    group, place = merged(clusters, tau)[cluster], torch.arange(numbers.numel(), device=numbers.device)
+    first = torch.full_like(numbers, numbers.numel()).scatter_reduce_(0, group, place, "amin")  # of each group's rows
+    head, order = torch.sort(first[group], stable=True)
+    return Groups(numbers[order], offsets(torch.unique_consecutive(head, return_counts=True)[1]))
 
 
 def check_options(width: int, tau: float) -> None:
@@ -97,14 +100,6 @@ def _check(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: in
     if rows.dtype != torch.int64 or columns.dtype != torch.int64:
         raise DtypeError(f"rows and columns must be int64, found {rows.dtype} and {columns.dtype}")
     crd.check_range(torch.stack([rows, columns]), (n_rows, n_columns))
-
-
-def _in_order(rows: torch.Tensor, group: torch.Tensor) -> Groups:
-    """Groups in the order of their first rows, of rows that rise and the number of each one's group."""
-    place = torch.arange(rows.numel(), device=rows.device)
-    first = torch.full_like(rows, rows.numel()).scatter_reduce_(0, group, place, "amin")
-    head, order = torch.sort(first[group], stable=True)
-    return Groups(rows[order], offsets(torch.unique_consecutive(head, return_counts=True)[1]))
 
 
 def group_of_nonzeros(groups: Groups, rows: torch.Tensor) -> torch.Tensor:
