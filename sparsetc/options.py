@@ -188,6 +188,8 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {chosen['precision']!r}")
     if chosen.get("backend") not in (None, *BACKENDS):
         raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {chosen['backend']!r}")
+    if not isinstance(chosen.get("deterministic", False), bool):
+        raise PlanError(f"deterministic must be True or False, found {chosen['deterministic']!r}")
     if "plan" in chosen:  # here, so that none which is refused is kept for another that equals it
         requested(chosen["plan"])
     if "cache_dir" in chosen:

@@ -206,6 +206,7 @@ def test_parts_that_the_partition_does_not_deal() -> None:
         ({"output": "csr"}, stc.PlanError, 'output must be "auto", "dense" or "sparse", found \'csr\''),
         ({"precision": "best"}, stc.DtypeError, "precision must be one of highest, high, medium, found 'best'"),
         ({"backend": "cuda"}, stc.PlanError, "backend must be one of"),
+        ({"deterministic": "no"}, stc.PlanError, "deterministic must be True or False, found .no."),
         (
             {"plans": "coo"},
             stc.KeywordError,

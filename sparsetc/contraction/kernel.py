@@ -103,7 +103,7 @@ class Kernel(Inspectable):
     @entry_point
     def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
-            return self.with_values(*([values] if isinstance(values, torch.Tensor) else values))._called(dense, None)
+            return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
         packed = self._packed
         if packed is not None:
             for values_now, version in zip(self._values, self._versions, strict=True):
@@ -124,13 +124,13 @@ class Kernel(Inspectable):
         Nothing is planned or generated again, and no index is stored again: only the new values are packed.
         """
         pairs = zip(self.operands, self._given(values), strict=True)
-        return self.on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
+        return self._on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 
     def _given(self, values: NewValues | None) -> tuple[torch.Tensor, ...]:
         """Values of all sparse operands, new ones checked."""
         if values is None:
             return self._values
-        values = [values] if isinstance(values, torch.Tensor) else values
+        values = values if isinstance(values, Sequence) else [values]
         if len(values) != len(self._values):
             count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"
             raise ShapeError(f'"{self.equation}" has {count}, found {len(values)} values')
@@ -149,15 +149,15 @@ class Kernel(Inspectable):
             raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
         return new
 
-    def on(self, operands: Sequence[SparseTensor]) -> Kernel:
+    def _on(self, operands: Sequence[SparseTensor]) -> Kernel:
         """The kernel for other sparse operands of its patterns and dtype."""
         return Kernel(self.contraction, operands, self.drop_zeros)
 
     def __copy__(self) -> Kernel:
-        return self.on(self.operands)
+        return self._on(self.operands)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
-        return self.on([copy.deepcopy(o, memo) for o in self.operands])
+        return self._on([copy.deepcopy(o, memo) for o in self.operands])
 
     def __reduce__(self) -> tuple[Any, ...]:
         contraction, e = self.contraction, self.contraction.bound.einsum
