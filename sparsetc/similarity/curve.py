@@ -20,7 +20,7 @@ import torch
 
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
-from sparsetc.similarity.groups import check_options, group_of_nonzeros, group_rows
+from sparsetc.similarity.groups import Groups, check_options, group_of_nonzeros, group_rows
 from sparsetc.support.notices import bar
 from sparsetc.tensor.coords import histogram, linear_key, numbered, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -159,14 +159,22 @@ def blocking_curve(
             groups = group_rows(rows, columns, x.shape[mode], n_columns, width=width, tau=tau)
             if x.device.type == "cuda":
                 torch.cuda.synchronize(x.device)
-            seconds, group = time.perf_counter() - start, group_of_nonzeros(groups, rows)
-            touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], x.nnz, group)
-            strips = histogram(touched.coords[0], groups.count)  # that each group touches
-            blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
-            height, density, stored = cells / blocks, x.nnz / (cells * width), cells * width
-            points.append(BlockingPoint(tau, groups.count, blocks, height, density, stored, seconds))
+            seconds = time.perf_counter() - start
+            points.append(measured(groups, rows, columns, n_columns, width, tau, seconds))
             at(n + 1)
     return BlockingCurve(x.shape, mode, x.nnz, width, tuple(points))
+
+
+def measured(
+    groups: Groups, rows: torch.Tensor, columns: torch.Tensor, n_columns: int, width: int, tau: float, seconds: float
+) -> BlockingPoint:
+    """The blocks of a grouping, given the (nnz,) coordinates of nonzeros."""
+    nnz, group = rows.numel(), group_of_nonzeros(groups, rows)
+    touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], nnz, group)
+    strips = histogram(touched.coords[0], groups.count)  # that each group touches
+    blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
+    height, density, stored = cells / blocks, nnz / (cells * width), cells * width
+    return BlockingPoint(tau, groups.count, blocks, height, density, stored, seconds)
 
 
 def _columns(x: SparseTensor, mode: int) -> torch.Tensor:
