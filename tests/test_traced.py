@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparsetc as stc
 from sparsetc.contraction import library
+from sparsetc.contraction.step import Step
 from sparsetc.options import latest
 
 MTTKRP = "ijk,jr,kr->ir"
@@ -271,3 +273,16 @@ def test_products_of_dense_operands_alone_are_transformed_too() -> None:
     d, s = random_values((2,), torch.float64, 1), torch.tensor(2.0, dtype=torch.float64)
     found = torch.func.jacrev(lambda s: stc.einsum("ij,r,j,->r", x, w, d, s, output="dense"))(s)
     torch.testing.assert_close(found, torch.einsum("ij,r,j->r", x.to_dense(), w.to_dense(), d))
+
+
+def test_a_kernel_in_a_graph_packs_its_values_once() -> None:
+    """As outside of a graph; again once torch counts a change of them."""
+    x, b, c = operands()
+    kernel = stc.compile(MTTKRP, x, b, c)
+    with mock.patch.object(Step, "packed_values", autospec=True, side_effect=Step.packed_values) as packing:
+        graph = whole(lambda *dense: kernel(*dense), "aot_eager")
+        first = [graph(b, c) for _ in range(3)][-1]
+        assert packing.call_count == 0
+        x.values.mul_(2)
+        torch.testing.assert_close(graph(b, c), 2 * first)
+        assert packing.call_count == 1

@@ -57,7 +57,10 @@ class Contraction(Inspectable, ABC):
         equation: the einsum as written.
         number: no other contraction in this process has it.
         bare: the patterns of the sparse operands, with nothing kept.
+        last_kernel: gives the kernel that packed values last, while it lives.
     """
+
+    last_kernel: Callable[[], Any] = staticmethod(lambda: None)
 
     key: str
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]

@@ -7,6 +7,7 @@ file, the PTX, the explanation. A call checks shapes, allocates its result, laun
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,17 @@ class Kernel(Inspectable):
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._packed = self.contraction.packed(self.operands, self._known())
+        self.contraction.last_kernel = weakref.ref(self)
+
+    def packed_now(self) -> Values | None:
+        """The packed values, made again where torch counts a change of the values, or where that cannot be told."""
+        if self._packed is not None:
+            for values, version in zip(self._values, self._versions, strict=True):
+                # Inference tensors have no count; what is learned may change through ``.data``.
+                if version is None or values.requires_grad or values._version != version:
+                    self._pack()
+                    break
+        return self._packed
 
     def _known(self) -> dict[Any, Any] | None:
         """The values as kernels that were compiled together packed them, until torch counts a change of them."""
@@ -104,15 +116,7 @@ class Kernel(Inspectable):
     def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
             return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
-        packed = self._packed
-        if packed is not None:
-            for values_now, version in zip(self._values, self._versions, strict=True):
-                # Pack again where torch counts a change, or cannot tell: inference tensors, what is learned (by .data).
-                if version is None or values_now.requires_grad or values_now._version != version:
-                    self._pack()
-                    packed = self._packed
-                    break
-        result = self.contraction.evaluate(self._patterns, self._values, dense, packed)
+        result = self.contraction.evaluate(self._patterns, self._values, dense, self.packed_now())
         return wrap(self.contraction, result, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:

@@ -28,6 +28,7 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import captured
 
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
 """Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
@@ -66,8 +67,11 @@ def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
 def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
     contraction, patterns = _running(kernel, values)
     _check_tangents(values[0])
+    last = contraction.last_kernel()  # which has the values packed, if they are its own; a CUDA graph packs them anew
+    has_packed = last and all(map(operator.is_, last._values, values)) and not captured(values[0])
+    packed = last.packed_now() if has_packed else None
     with torch.no_grad():
-        return _fresh(contraction.evaluate(patterns, values, dense), [*values, *dense])
+        return _fresh(contraction.evaluate(patterns, values, dense, packed), [*values, *dense])
 
 
 @torch.library.register_fake("sparsetc::contract", lib=_library)
