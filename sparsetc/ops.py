@@ -68,12 +68,16 @@ def mttkrp(
 def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tuple[str, list[Result]]:
     """The equation of one mode, and its operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
-    ranks = {m: f.shape[1] for m, f in matrices.items()}
-    if len(set(ranks.values())) > 1:
-        ranks_found = ", ".join(f"{rank} in mode {m}" for m, rank in ranks.items())
-        raise ShapeError(f"mttkrp: the factors must have one rank, found {ranks_found}")
-    letters, rank = letters_of(x.order, 1, "mttkrp")
-    return equation(letters, [letters[m] + rank for m in matrices], letters[mode] + rank), [x, *matrices.values()]
+    if len({f.shape[1] for f in matrices.values()}) > 1:
+        ranks = ", ".join(f"{f.shape[1]} in mode {m}" for m, f in matrices.items())
+        raise ShapeError(f"mttkrp: the factors must have one rank, found {ranks}")
+    return _mttkrp_equation(len(factors), mode), [x, *matrices.values()]
+
+
+@lru_cache(maxsize=256)
+def _mttkrp_equation(order: int, mode: int) -> str:
+    letters, rank = letters_of(order, 1, "mttkrp")
+    return equation(letters, [c + rank for m, c in enumerate(letters) if m != mode], letters[mode] + rank)
 
 
 @register_op
@@ -312,7 +316,7 @@ def _place(mode: int, order: int, message: str) -> int:
 
 def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name: str, what: str) -> dict[int, Result]:
     """The matrices of all modes but one, by mode."""
-    listed = isinstance(given, Sized) and not isinstance(given, torch.Tensor | str)
+    listed = isinstance(given, list | tuple) or (isinstance(given, Sized) and not isinstance(given, torch.Tensor | str))
     if not listed or len(given) != x.order:
         what_it_is = len(given) if listed else "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
         raise EquationError(
