@@ -1,4 +1,5 @@
-"""What a call costs beside its kernels: CPU time of a kernel and of `einsum`, forward and backward, a CUDA graph.
+"""What a call costs beside its kernels: CPU time of a kernel, of `einsum` and `mttkrp`, of a kernel in a graph of torch's,
+forward and backward, a CUDA graph.
 
     SPARSETC_DATA=<folder of .npz> python benchmarks/calls.py [label]
 
@@ -73,6 +74,11 @@ def row(name: str, x: stc.SparseTensor) -> dict[str, Any]:
     found: dict[str, Any] = {"tensor": name, "plan": kernel.plan.name}
     found["kernel_us"] = cpu_microseconds(lambda: kernel(*dense))
     found["einsum_us"] = cpu_microseconds(lambda: stc.einsum(equation, x, *dense))
+    found["mttkrp_us"] = cpu_microseconds(lambda: stc.mttkrp(x, [None, *dense], 0))
+    graph_of_one = torch.compile(lambda *given: kernel(*given), fullgraph=True)
+    error = worst([graph_of_one(*dense)], [kernel(*dense)])
+    assert error < 1e-5, (name, error)
+    found["compiled_us"] = cpu_microseconds(lambda: graph_of_one(*dense))
     found["step_us"] = wall_microseconds(step)
     with torch.autograd.set_multithreading_enabled(False):
         found["step_one_thread_us"] = wall_microseconds(step)
