@@ -1,4 +1,4 @@
-"""What a call costs beside its kernels: CPU time of a kernel, of `einsum` and `mttkrp`, of a kernel in a graph of torch's,
+"""What a call costs beside its kernels: CPU time of a kernel, also in a graph of torch's, of `einsum` and `mttkrp`,
 forward and backward, a CUDA graph.
 
     SPARSETC_DATA=<folder of .npz> python benchmarks/calls.py [label]

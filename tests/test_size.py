@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 25_048, size.COMPILER: 14_112, size.FILES: 208, size.CLASSES: 273, size.KNOT: 7, size.FOLDERS: 3}
+MOST = {size.LINES: 25_044, size.COMPILER: 14_107, size.FILES: 208, size.CLASSES: 273, size.KNOT: 7, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

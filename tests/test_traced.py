@@ -279,6 +279,7 @@ def test_a_kernel_in_a_graph_packs_its_values_once() -> None:
     """As outside of a graph; again once torch counts a change of them."""
     x, b, c = operands()
     kernel = stc.compile(MTTKRP, x, b, c)
+    other = kernel.with_values(torch.ones_like(x.values))
     with mock.patch.object(Step, "packed_values", autospec=True, side_effect=Step.packed_values) as packing:
         graph = whole(lambda *dense: kernel(*dense), "aot_eager")
         first = [graph(b, c) for _ in range(3)][-1]
@@ -286,3 +287,4 @@ def test_a_kernel_in_a_graph_packs_its_values_once() -> None:
         x.values.mul_(2)
         torch.testing.assert_close(graph(b, c), 2 * first)
         assert packing.call_count == 1
+    torch.testing.assert_close(whole(lambda *dense: other(*dense), "aot_eager")(b, c), other(b, c))

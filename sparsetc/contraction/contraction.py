@@ -57,10 +57,8 @@ class Contraction(Inspectable, ABC):
         equation: the einsum as written.
         number: no other contraction in this process has it.
         bare: the patterns of the sparse operands, with nothing kept.
-        last_kernel: gives the kernel that packed values last, while it lives.
+        kernels: those that live, which have values packed, by the ids of the tensors of these.
     """
-
-    last_kernel: Callable[[], Any] = staticmethod(lambda: None)
 
     key: str
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
@@ -90,6 +88,7 @@ class Contraction(Inspectable, ABC):
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
         self.result_dtype = self.dtype
+        self.kernels: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
         for position, operand in enumerate(operands):
             check_operand(operand, position, self.dtype, self.device)
         e = bound.einsum

@@ -7,7 +7,6 @@ file, the PTX, the explanation. A call checks shapes, allocates its result, laun
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ class Kernel(Inspectable):
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._packed = self.contraction.packed(self.operands, self._known())
-        self.contraction.last_kernel = weakref.ref(self)
+        self.contraction.kernels[tuple(map(id, self._values))] = self
 
     def packed_now(self) -> Values | None:
         """The packed values, made again where torch counts a change of the values, or where that cannot be told."""

@@ -67,9 +67,8 @@ def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
 def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
     contraction, patterns = _running(kernel, values)
     _check_tangents(values[0])
-    last = contraction.last_kernel()  # which has the values packed, if they are its own; a CUDA graph packs them anew
-    has_packed = last and all(map(operator.is_, last._values, values)) and not captured(values[0])
-    packed = last.packed_now() if has_packed else None
+    holder = contraction.kernels.get(tuple(map(id, values)))  # has them packed; a CUDA graph packs them itself
+    packed = holder.packed_now() if holder and not captured(values[0]) else None
     with torch.no_grad():
         return _fresh(contraction.evaluate(patterns, values, dense, packed), [*values, *dense])
 
