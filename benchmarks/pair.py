@@ -1,6 +1,6 @@
 """Contractions of two sparse tensors by every path, against the dense product and torch's sparse one in the same run.
 
-SPARSETC_DATA=<folder of .npz> python benchmarks/pair.py [words that a case's name must have]
+SPARSETC_DATA=<folder of .npz> python benchmarks/pair.py [--first] [words that a case's name must have]
 
 Values are compared with those of the torch programs in float64 before any time is taken. Phases apart: ``pair_ms``
 matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and whatever the path keeps for calls,
@@ -8,7 +8,7 @@ matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and wh
 the CPU that launches it; ``us`` is a call. ``compile_ms`` is all that is done once, by the second of two compilations.
 ``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen before, all from the join to a
 result that is there, Triton's binaries being on disk; of torch, that of the product of matrices that are CSR already.
-``bcb_bytes`` and ``coo_bytes`` are those of both operands' matched entries, coordinates of 32 bits.
+With ``--first`` these alone are taken. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' matched entries, coordinates of 32 bits.
 """
 
 from __future__ import annotations
@@ -261,23 +261,25 @@ def torch_rows(case: Case) -> list[dict[str, Any]]:
     return [row]
 
 
-def case_rows(case: Case) -> list[dict[str, Any]]:
-    """Every plan and precision that fits."""
-    return [row for plan in PLANS for row in plan_rows(case, plan)] + auto_rows(case) + torch_rows(case)
+def case_rows(case: Case, first: bool) -> list[dict[str, Any]]:
+    """Every plan and precision that fits, or first calls alone."""
+    plans = () if first else PLANS
+    return [row for plan in plans for row in plan_rows(case, plan)] + auto_rows(case) + torch_rows(case)
 
 
 def main(words: list[str]) -> None:
     """Every case whose name has the words."""
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
+    first, words = "--first" in words, [word for word in words if word != "--first"]
     for left, right, equation in CASES:
         if not all(word in f"{left} x {right} {equation}" for word in words):
             continue
         x, y = tensor(left), tensor(right, seed=1)
         if x is not None and y is not None:
-            rows += case_rows(Case.of(f"{left} x {right}", equation, x, y))
+            rows += case_rows(Case.of(f"{left} x {right}", equation, x, y), first)
     if not words:
-        record("pair", rows)
+        record("pair_first" if first else "pair", rows)
 
 
 if __name__ == "__main__":
