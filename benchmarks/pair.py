@@ -8,7 +8,8 @@ matches nonzeros (and blocks), ``symbolic_ms`` finds the result's pattern and wh
 the CPU that launches it; ``us`` is a call. ``compile_ms`` is all that is done once, by the second of two compilations.
 ``first_ms`` is the wall time of a first call of ``plan="auto"`` on operands not seen before, all from the join to a
 result that is there, Triton's binaries being on disk; of torch, that of the product of matrices that are CSR already.
-With ``--first`` these alone are taken. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' matched entries, coordinates of 32 bits.
+With ``--first`` these alone are taken. ``bcb_bytes`` and ``coo_bytes`` are those of both operands' matched entries,
+coordinates of 32 bits.
 """
 
 from __future__ import annotations
