@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from importlib.util import find_spec
 from itertools import accumulate, starmap
 from math import prod
@@ -373,7 +373,6 @@ def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
     return table.to(torch.bfloat16) if made else table
 
 
-@lru_cache
 def source_name(equation: str, backend: str) -> str:
     """A file name a reader recognises: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))

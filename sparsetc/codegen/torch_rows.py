@@ -124,7 +124,7 @@ class TorchPrinter(Writer):
         return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
 
     def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
-        """What is known of a letter's coordinates, laid out over rows of a level, sides and so many axes behind."""
+        """A tensor of a letter's coordinates, laid out over rows of a level, then sides, then so many dense axes."""
         text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
         along = self.decodes[letter].along
         return _laid_out(text, [":", *(":" if c in along else "None" for c in sides), *("None" for _ in range(dense))])

@@ -73,7 +73,7 @@ class TritonPrinter(Writer):
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """What is put below a head, indented."""
+        """Put a head, and indent what is put within the ``with`` block."""
         self.put(head)
         self.indent += 1
         yield
@@ -172,7 +172,7 @@ class TritonPrinter(Writer):
         return f"tl.reshape({name}, {[self.size(a) for a in tile.axes]})" if folds else name
 
     def named(self, tile: Tile) -> str:
-        """What a tile is called in the copy of its statement."""
+        """The tile's name, with the numbers of its piece and of the copy of its statement."""
         return f"{tile.name}{self.piece(tile.axes)}{self.copy if tile.level == LEAF else ''}"
 
     def factor(self, tile: Tile, axes: Sequence[str]) -> str:
@@ -277,5 +277,5 @@ def all_of(conditions: Iterable[str]) -> str:
 
 
 def load(pointer: str, at: str, mask: str = "") -> str:
-    """What loads elements of an array, 0 where they are masked."""
+    """The text of a load of an array's elements, 0 where they are masked."""
     return f"tl.load({pointer} + {at}, mask={mask}, other=0)" if mask else f"tl.load({pointer} + {at})"

@@ -77,7 +77,7 @@ def ahead(printer: TritonPrinter, level: int) -> None:
 
 
 def known_ahead(key: Key) -> bool:
-    """Whether one number is stored for all of an item, or of a fiber."""
+    """Return True if one number is stored for all of an item, or of a fiber."""
     return key.kind == "slot" and not key.letters and key.level < LEAF
 
 

@@ -72,7 +72,7 @@ class Kernel(Inspectable):
         self._packed = self.contraction.packed(self.operands, self._known())
         self.contraction.kernels[tuple(map(id, self._values))] = self
 
-    def packed_now(self) -> Values | None:
+    def _packed_now(self) -> Values | None:
         """The packed values, made again where torch counts a change of the values, or where that cannot be told."""
         if self._packed is not None:
             for values, version in zip(self._values, self._versions, strict=True):
@@ -115,7 +115,7 @@ class Kernel(Inspectable):
     def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
             return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
-        result = self.contraction.evaluate(self._patterns, self._values, dense, self.packed_now())
+        result = self.contraction.evaluate(self._patterns, self._values, dense, self._packed_now())
         return wrap(self.contraction, result, self._patterns, self.drop_zeros)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:

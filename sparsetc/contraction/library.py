@@ -68,7 +68,7 @@ def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]
     contraction, patterns = _running(kernel, values)
     _check_tangents(values[0])
     holder = contraction.kernels.get(tuple(map(id, values)))  # has them packed; a CUDA graph packs them itself
-    packed = holder.packed_now() if holder and not captured(values[0]) else None
+    packed = holder._packed_now() if holder and not captured(values[0]) else None
     with torch.no_grad():
         return _fresh(contraction.evaluate(patterns, values, dense, packed), [*values, *dense])
 

@@ -178,9 +178,8 @@ class Step(Contraction, Preparation):
     def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
         pattern, flat = self._lowered(patterns[0]), values[0] if values else None
-        if flat is not None and not (
-            self._packed_alone and packed is not None and not followed([flat, *self.canonical.settled(dense)])
-        ):
+        alone = packed and self._packed_alone and not followed([flat, *self.canonical.settled(dense)])
+        if not (flat is None or alone):
             flat = self.taking_part(flat)
         return self.of_rows(self(pattern, flat, dense, packed))
 

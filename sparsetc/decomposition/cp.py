@@ -79,9 +79,9 @@ def cp_als(
     wanted = Wanted.checked(
         sparse.order, rank, n_iter_max, tol, normalize_factors, nonnegative, fixed_modes, l2_reg, callback, progress
     )
-    known = sparse if mask is None else observed(sparse, mask, NAME)
-    factors = start(known, wanted, init, checks.generator(random_state, NAME))
-    equations = (Equations if mask is None else Observed)(known, factors, wanted.free, **settings)
+    entries = sparse if mask is None else observed(sparse, mask, NAME)
+    factors = start(entries, wanted, init, checks.generator(random_state, NAME))
+    equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
     update = HALS if nonnegative else LEAST_SQUARES if mask is None else ROWWISE
     return run(equations, factors, update, wanted, is_model(init), lambda: factors)
 

@@ -97,7 +97,7 @@ def cp_als(
     if not (isinstance(init, str) and isinstance(random_state, int)):
         factors = [ranks.first(f) for f in factors]
     flat = replace(x, local=x.local.expand_dense()) if x.local.dense_order else x
-    equations, own, gather = prepared(flat, factors, wanted.free, NAME, **settings)
+    equations, shares, gather = prepared(flat, factors, wanted.free, NAME, **settings)
     if callback is not None:
         wanted = replace(
             wanted, callback=lambda model, error: agreed(ranks, "callback", lambda: callback(model, error))
@@ -106,7 +106,7 @@ def cp_als(
     capture = ranks.size == 1 or "nccl" in ranks.backend
     return run(
         equations,
-        own,
+        shares,
         HALS if nonnegative else LEAST_SQUARES,
         wanted,
         is_model(init),

@@ -109,26 +109,26 @@ def prepared(
 
     def make(**settings: Any) -> tuple[Equations, list[torch.Tensor]]:
         blocks = [r.block(f) for r, f in zip(rows, factors, strict=True)]
-        own = [r.own(b) for r, b in zip(rows, blocks, strict=True)]
+        shares = [r.own(b) for r, b in zip(rows, blocks, strict=True)]
         return Equations(
             _padded(x.local, rows),
-            own,
+            shares,
             free,
             blocks,
             x.ranks.sum_,
             lambda mode, rhs: rows[mode].sharing.scattered_sum(rhs),
-            lambda mode: rows[mode].sharing.gather_into(blocks[mode], own[mode]),
+            lambda mode: rows[mode].sharing.gather_into(blocks[mode], shares[mode]),
             **settings,
-        ), own
+        ), shares
 
-    equations, own = compiled(x.ranks, what, make, settings)
+    equations, shares = compiled(x.ranks, what, make, settings)
     equations.join()
 
     def gather() -> list[torch.Tensor]:
         equations.arrived()
-        return [gathered(part, r, x.ranks) for part, r in zip(own, rows, strict=True)]
+        return [gathered(part, r, x.ranks) for part, r in zip(shares, rows, strict=True)]
 
-    return equations, own, gather
+    return equations, shares, gather
 
 
 def gathered(own: torch.Tensor, rows: FactorRows, ranks: Ranks) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 
 import torch
 
@@ -40,6 +41,7 @@ def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torc
     return out.index_add_(0, row, values)
 
 
+@lru_cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
     if dtype.is_complex or dtype == torch.float64:
