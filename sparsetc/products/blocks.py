@@ -367,8 +367,10 @@ def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
 
 WORD = 32
 """Bits of a word of a bitmap."""
-BLOCK_LAUNCHES = 6
-"""Calls that the path takes: values gathered, or scattered to zeros, the kernel, the result read."""
+BLOCK_LAUNCHES = 20
+"""Calls that the path takes: 16 for values gathered, split or scattered to zeros, a wait to look at them, the kernel,
+the result read (H200: 65 to 180 us of a call are not the device's; `benchmarks/results/pair.json`); and a hundredth of
+the 400 that cut operands into blocks and find the result's places in them, once."""
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
