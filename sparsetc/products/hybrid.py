@@ -193,13 +193,11 @@ def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
 
     Without `every`, blocks whose launches alone take longer than another path are not cut.
     """
-    candidates = list[Candidate]()
-    for path, launches in ((TaskSums, 0), (DensePath, 0), (BlockPath, BLOCK_LAUNCHES), (HybridPath, HYBRID_LAUNCHES)):
-        best = min((c.total for c in candidates if c.total is not None), default=inf)
-        if not every and best <= launches * p.profile.call:
+    candidates = [_candidate(path.plan(p), path.seconds(p)) for path in (TaskSums, DensePath)]
+    for path, launches in ((BlockPath, BLOCK_LAUNCHES), (HybridPath, HYBRID_LAUNCHES)):
+        if not every and min(c.total for c in candidates if c.total is not None) <= launches * p.profile.call:
             break
-        if path is not HybridPath:
-            candidates.append(_candidate(path.plan(p), path.seconds(p)))
-        elif (split := HybridPath.split(p)).pure is None:
-            candidates.append(_candidate(HybridPath.plan(p, split), HybridPath.seconds(p, split)))
+        split = HybridPath.split(p) if path is HybridPath else p.blocking.work
+        if path is BlockPath or split.pure is None:
+            candidates.append(_candidate(path.plan(p, split), path.seconds(p, split)))
     return candidates
