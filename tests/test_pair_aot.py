@@ -60,7 +60,7 @@ def test_pairs_in_halves_are_summed_outside_of_the_dots() -> None:
 
 
 HALVES = {"values": "*fp32", "line": "*i32", "most": "*i32", "verdict": "*i32"}
-HALVES |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
+HALVES |= {"high": "*fp16", "low": "*fp16"}
 
 
 @pytest.mark.parametrize("target", CUDA)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, Values, stored_dtype
+from sparsetc.codegen.launch import Values, stored_dtype
 from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -158,7 +158,7 @@ class Step(Contraction, Preparation):
         numbers = range(len(self.parts)) if parts is None else parts
         flat = resolved(values.detach() if values.requires_grad else values)
         flat = flat.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
-        stored: list[torch.Tensor | InHalves | None] = []
+        stored: list[torch.Tensor | split_float16.InHalves | None] = []
         with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
                 most = split_float16.largest(flat)
