@@ -9,7 +9,8 @@ largest: below that bits are lost. The scales of two rows are multiplied to a su
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
 term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
 
-Of a whole operand that has one scale, stored or dense, `extremes` says as much in one pass.
+An operand of windows has one scale for all its values. Its extremes are found in one pass, and say what the verdict
+is; stored values are split by the same kernel (`split_whole`), rows of a dense operand by the dot that takes them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from sparsetc.ir.nest.values import BIAS, scaled_halves
 
 InHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""(stored,) high halves and low halves, and (groups,) float32 the largest magnitudes, by which groups were scaled."""
+"""(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
 
 SPREAD, SPREAD_OF_ALL = 28, 36
 """Exponents of two: how far a nonzero may be below its row's largest, and below the largest of an operand that has one
@@ -34,7 +35,7 @@ RANGE = 80
 after the other, neither overflow nor lose what is normal."""
 EXACT, INEXACT, INFINITE = 0, 1, 2
 """Verdicts, from good to bad."""
-SPREAD_BITS, INFINITE_BITS = SPREAD << 23, (2 * BIAS + 1) << 23
+INFINITE_BITS = (2 * BIAS + 1) << 23
 LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
 ALIGNED = 16
 """Bytes to which Triton specialises kernels: of arrays that begin at a multiple it loads many elements at once."""
@@ -178,7 +179,25 @@ def verdicts(bits: torch.Tensor, most: torch.Tensor, spread: int) -> torch.Tenso
     return torch.where(most >= INFINITE_BITS, INFINITE, far.int() * INEXACT).int()
 
 
-# -- the largest and the smallest magnitude of all values, in one pass ------------------------------------------------
+# -- operands that have one scale: the largest and the smallest magnitude in one pass, then halves ---------------------
+
+
+def split_whole(values: torch.Tensor, most: torch.Tensor) -> InHalves:
+    """Contiguous values, float32, in halves, by their (1,) largest magnitude, or that of an operand they are of."""
+    high, low = (split_by_kernel if values.is_cuda else scaled_halves)(values, most)
+    return high, low, most
+
+
+def split_by_kernel(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and low halves of values that have one scale, by Triton's kernel."""
+    from sparsetc.codegen.split_float16_kernels import split
+
+    high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
+    n = values.numel()
+    operand, programs = (values, None, None, most.view(torch.int32), n, 0, 0, high, low), -(-n // BLOCK)
+    with torch.cuda.device_of(values):
+        split[(programs,)](programs, None, *operand, *operand)  # no program is of the second
+    return high, low
 
 
 def extremes(values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 In: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile is in;
 `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
-is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. The
+is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. An
+operand without positions has one scale, and its halves are stored in the order of its values, without a verdict. The
 module is imported only where there is a GPU, or Triton's interpreter, for it imports triton.
 
 Magnitudes are compared as the bits of their absolute values, which are ordered as they are, with infinities and NaN at
@@ -22,7 +23,7 @@ LOOKED, TOP = tl.constexpr(rules.LOOKED), tl.constexpr(rules.TOP)
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
-SPREAD_BITS = tl.constexpr(rules.SPREAD_BITS)
+SPREAD_BITS = tl.constexpr(rules.SPREAD << 23)
 HEAD, BIAS, LOW = tl.constexpr(halves.HEAD), tl.constexpr(halves.BIAS), tl.constexpr(halves.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
@@ -108,19 +109,23 @@ def halves_of(program, verdict, values, at, line, most, nnz, inner, side, high, 
     n = numbers(program)
     inside = n < nnz
     value = tl.load(values + n, mask=inside, other=0.0)
-    position = tl.load(at + n, mask=inside, other=0)
-    top = tl.load(most + rows_of(line, position, inside, inner, side), mask=inside, other=0)
+    if at is None:
+        position, top = n, tl.load(most)
+    else:
+        position = tl.load(at + n, mask=inside, other=0)
+        top = tl.load(most + rows_of(line, position, inside, inner, side), mask=inside, other=0)
     # A scale and its inverse are normal numbers whatever the largest magnitude.
     exponent = -tl.maximum(top >> 23, HEAD + 1) + (2 * BIAS + HEAD)
     scaled = value * (exponent << 23).to(tl.float32, bitcast=True)
     first = scaled.to(tl.float16)
     tl.store(high + position, first, mask=inside)
     tl.store(low + position, ((scaled - first.to(tl.float32)) * LOW).to(tl.float16), mask=inside)
-    bits = magnitude(value)
-    far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
-    infinite = top >= INFINITE_BITS
-    found = tl.max(tl.maximum(infinite.to(tl.int32) * INFINITE, far.to(tl.int32) * INEXACT), 0)
-    tl.atomic_max(verdict, found, mask=found > 0, sem="relaxed")
+    if verdict is not None:
+        bits = magnitude(value)
+        far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
+        infinite = top >= INFINITE_BITS
+        found = tl.max(tl.maximum(infinite.to(tl.int32) * INFINITE, far.to(tl.int32) * INEXACT), 0)
+        tl.atomic_max(verdict, found, mask=found > 0, sem="relaxed")
 
 
 # fmt: off
