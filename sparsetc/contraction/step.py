@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, Values, stored_dtype
+from sparsetc.codegen.launch import Values, stored_dtype
 from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -25,7 +25,6 @@ from sparsetc.device.profile import gpu, has_halves, of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
@@ -158,14 +157,14 @@ class Step(Contraction, Preparation):
         numbers = range(len(self.parts)) if parts is None else parts
         flat = resolved(values.detach() if values.requires_grad else values)
         flat = flat.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
-        stored: list[torch.Tensor | InHalves | None] = []
+        stored: list[torch.Tensor | split_float16.InHalves | None] = []
         with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
                 most = split_float16.largest(flat)
-                high, low = scaled_halves(flat, most)
             for n in numbers:
                 (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
-                stored.append((pack(high), pack(low), most) if in_halves else pack(flat).to(dtype))
+                packed = pack(flat)
+                stored.append(split_float16.split_whole(packed, most) if in_halves else packed.to(dtype))
         return stored
 
     @cached_property
