@@ -84,8 +84,7 @@ class Step(Contraction, Preparation):
         self.empty = not self.operand.nnz
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
-        e = self.canonical.written.einsum
-        self._plain_sum = e.plain_sum if plain_sum is None else plain_sum
+        self._plain_sum = self.canonical.written.einsum.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
             (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
