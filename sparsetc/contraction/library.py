@@ -96,17 +96,16 @@ def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> tor
     return tensors[operand].new_empty(tensors[operand].shape)
 
 
-def _patterns_of(contraction: Contraction, values: Tensors) -> list[Pattern]:
+def _patterns_of(made: Contraction, values: Tensors) -> list[Pattern]:
     """The patterns, of which the values are: kernels read them without a look at their size.
 
     Patterns that are gone have left nothing to share, and are made again.
     """
-    expected = [(tuple(shape), contraction.dtype, contraction.device) for _, shape in contraction.compiled_for]
+    expected = [(tuple(shape), made.dtype, made.device) for _, shape in made.compiled_for]
     kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
     if kinds != expected:
-        key = contraction.key
-        raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {kinds}")
-    return [ref() or bare for bare, (ref, _) in zip(contraction.bare, contraction.compiled_for, strict=True)]
+        raise ShapeError(f"values of the kernel {made.key!r} must be {expected}, (shape, dtype, device), found {kinds}")
+    return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
 
 
 def _check_tangents(tensor: torch.Tensor) -> None:
