@@ -83,8 +83,7 @@ class Step(Contraction, Preparation):
         self.empty = not self.operand.nnz
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
-        e = self.canonical.written.einsum
-        self._plain_sum = e.plain_sum if plain_sum is None else plain_sum
+        self._plain_sum = self.canonical.written.einsum.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
             (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
@@ -264,9 +263,8 @@ class Step(Contraction, Preparation):
         """
         other = self._others.get(why)
         if other is None:
-            settings = with_settings(self.settings, changes)
             with lasting():
-                operands = stand_ins(bound, [self.operand])
+                operands, settings = stand_ins(bound, [self.operand]), with_settings(self.settings, changes)
                 other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = other
         return other
@@ -274,12 +272,14 @@ class Step(Contraction, Preparation):
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
         """The step whose dense operands, those named, and result have one more mode in front: a batch."""
-        bound, letter, batched = self.canonical.bound, self.spare("a batch"), iter(which)
-        e = bound.einsum
+        key = "batch", size, tuple(which)
+        if key in self._others:
+            return self._others[key]
+        e, letter, batched = self.canonical.bound.einsum, self.spare("a batch"), iter(which)
         inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
         einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
-        of_batch = Bound.of(einsum, {**bound.by_index, letter: size})
-        return self.instead(("batch", size, tuple(which)), of_batch, {"plan": self.derived.plan})
+        of_batch = Bound.of(einsum, {**self.canonical.bound.by_index, letter: size})
+        return self.instead(key, of_batch, {"plan": self.derived.plan})
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
