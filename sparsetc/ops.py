@@ -224,7 +224,7 @@ def contract(
         raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(second).__name__}")
     check_operand(second, "contract: y", sparse.dtype, sparse.device)
     order = len(second.shape)
-    left, right = _pairs(modes, sparse.order, order)
+    left, right = _pairs(modes, sparse.shape, second.shape)
     for m, n in zip(left, right, strict=True):
         if sparse.shape[m] != second.shape[n]:
             raise ShapeError(
@@ -305,11 +305,13 @@ def _mode(x: SparseTensor, mode: Any, name: str) -> int:
         place = index(mode)
     except TypeError:
         raise ShapeError(f"{name}: a mode is an integer, found {type(mode).__name__}; call {_call(name)}") from None
-    return _place(place, x.order, f"{name}: mode {place} is not a mode of x, whose shape is {x.shape}")
+    return _place(place, x.shape, name, "x")
 
 
-def _place(mode: int, order: int, message: str) -> int:
+def _place(mode: int, shape: tuple[int, ...], name: str, what: str) -> int:
+    order = len(shape)
     if not -order <= mode < order:
+        message = f"{name}: mode {mode} is not a mode of {what}, whose shape is {tuple(shape)}"
         raise ShapeError(f"{message}; expected {-order}..{order - 1}")
     return mode % order
 
@@ -323,19 +325,19 @@ def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name
             f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {what_it_is}"
         )
     kept: dict[int, Result] = {}
-    for m, matrix in enumerate(given):
+    for m, (matrix, size) in enumerate(zip(given, x.shape, strict=True)):
         if m != mode:
-            kept[m] = _table(matrix, x, (x.shape[m], "rank"), f"{name}: {what}[{m}]")
+            kept[m] = _table(matrix, x, (size, "rank"), f"{name}: {what}[{m}]")
     if not kept:
         raise EquationError(f"{name}: x has order {x.order}; it needs at least 2 modes, one of them to sum")
     return kept
 
 
 def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str) -> Result:
-    """Another operand than x as a tensor, sparse if it is; its sizes that `shape` has, dtype and device are checked."""
+    """Another operand than x as a tensor, sparse if it is; checked are dtype, device and shape, whose rank is free."""
     table = as_operand(given, what)
     sizes = table.shape if isinstance(table, Result) else ()
-    if len(sizes) != len(shape) or any(n not in (size, "rank") for n, size in zip(shape, sizes, strict=True)):
+    if len(sizes) != len(shape) or sizes[0] != shape[0]:
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ShapeError(f"{what} must have shape {expected}, found {_found(table)}")
     check_operand(table, what, x.dtype, x.device)
@@ -343,18 +345,17 @@ def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str)
 
 
 def _found(operand: Any) -> str:
-    is_tensor = isinstance(operand, torch.Tensor | SparseTensor)
-    return f"shape {tuple(operand.shape)}" if is_tensor else type(operand).__name__
+    return f"shape {tuple(operand.shape)}" if isinstance(operand, Result) else type(operand).__name__
 
 
-def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], list[int]]:
-    """Modes of x and of y that are summed together, not negative."""
+def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Modes of x and of y, of these shapes, that are summed together, not negative."""
     if isinstance(modes, int):
-        if not 0 <= modes <= min(left_order, right_order):
+        if not 0 <= modes <= min(len(left), len(right)):
             raise ShapeError(
-                f"contract: {modes} modes cannot be summed; x has order {left_order}, y has {right_order} dimensions"
+                f"contract: {modes} modes cannot be summed; x has order {len(left)}, y has {len(right)} dimensions"
             )
-        return list(range(left_order - modes, left_order)), list(range(modes))
+        return list(range(len(left) - modes, len(left))), list(range(modes))
     try:
         sides = [[side] if isinstance(side, int) else [index(m) for m in side] for side in modes]
     except TypeError:
@@ -362,8 +363,8 @@ def _pairs(modes: Any, left_order: int, right_order: int) -> tuple[list[int], li
     if len(sides) != 2 or len(sides[0]) != len(sides[1]):
         raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
     both = []
-    for side, order, name in zip(sides, (left_order, right_order), "xy", strict=True):
-        places = [_place(m, order, f"contract: mode {m} is not a mode of {name}, which has {order}") for m in side]
+    for side, shape, name in zip(sides, (left, right), "xy", strict=True):
+        places = [_place(m, shape, "contract", name) for m in side]
         if len(set(places)) != len(places):
             raise EquationError(f"contract: a mode of {name} is named twice in {side}")
         both.append(places)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tile_pairs import spread_values
 
 from sparsetc.codegen.split_float16 import TilePositions
-from sparsetc.ir.nest.values import LOW
+from sparsetc.ir.nest.values import LOW, scale
 
 Operand = tuple[torch.Tensor, TilePositions]
 """Values, and where they stand."""
@@ -67,5 +67,6 @@ def rows_of(rows: int, length: int) -> Operand:
 
 def value_of(halves: tuple[torch.Tensor, torch.Tensor, torch.Tensor], places: TilePositions) -> torch.Tensor:
     """(nnz,) float64: what halves stand for."""
-    high, low, scales = (a.double() for a in halves)
-    return (high + low / LOW)[places.at] * scales[places.row]
+    high, low, most = halves
+    scales = scale(most, into=False).double()
+    return (high.double() + low.double() / LOW)[places.at] * scales[places.row]

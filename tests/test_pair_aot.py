@@ -14,6 +14,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
 from sparsetc.codegen import launch
+from sparsetc.codegen.split_float16 import BLOCK
 from sparsetc.device import profile as targets
 from sparsetc.join import tasks
 
@@ -60,7 +61,7 @@ def test_pairs_in_halves_are_summed_outside_of_the_dots() -> None:
 
 
 HALVES = {"values": "*fp32", "line": "*i32", "most": "*i32", "verdict": "*i32"}
-HALVES |= {"high": "*fp16", "low": "*fp16", "scales": "*fp32"}
+HALVES |= {"high": "*fp16", "low": "*fp16"}
 
 
 @pytest.mark.parametrize("target", CUDA)
@@ -82,6 +83,21 @@ def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None
     if name == "find_most":  # the largest of a group is found within a warp
         assert found.metadata.shared == 0
         assert "redux.sync.max" in text
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_what_makes_halves_of_one_scale_compiles(target: str) -> None:
+    """Nothing is read of positions, and no verdict is given."""
+    from sparsetc.codegen.split_float16_kernels import split
+
+    nothing = dict.fromkeys(("verdict", "x_at", "x_line", "y_at", "y_line"))
+    given = [name for name in split.arg_names if name not in nothing]
+    types = {name: HALVES.get(name.removeprefix("x_").removeprefix("y_"), "i32") for name in given}
+    found = compiled(split, types, nothing, target)
+    text = found.asm["ptx"]
+    assert not re.search(r"\.local\b|\batom", text)
+    assert len(re.findall(r"ld\.global", text)) == 2 * (BLOCK // 128 + 1), "of x and y: values, and the largest"
+    assert "convert_layout" not in found.asm["ttgir"]
 
 
 @pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(NATIVE), ids=str)
@@ -125,14 +141,11 @@ def test_lists_of_tasks_compile(dtype: torch.dtype, deterministic: bool) -> None
             assert "ld.global.b8" in kernel.ptx("sm_90")
 
 
-def compiled_marks(name: str, types: dict[str, str], constants: dict[str, int], target: str) -> Any:
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], target: str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sparsetc.join import mark_kernels
-
-    kernel = getattr(mark_kernels, name)
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(signature.values()) if t[0] == "*"}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
@@ -158,9 +171,11 @@ def test_kernels_of_marks_compile(name: str, words: str, target: str) -> None:
     """Words of marks, which may be more than 32 bits number, are addressed by 64; a task's neighbour is in the next
     thread, so that a warp's reads lie together.
     """
+    from sparsetc.join import mark_kernels
+
     by_word, types, constants = MARK_KERNELS[name]
     types = {"words": words} | types
-    found = compiled_marks(name, types, constants, target)
+    found = compiled(getattr(mark_kernels, name), types, constants, target)
     assert target in (found.asm.get("ptx") or found.asm["amdgcn"])
     assert len(re.findall(r"tensor<\d+x!tt.ptr<i32>>, tensor<\d+xi64>", found.asm["ttir"])) == by_word
     if "tasks" in types:

@@ -420,6 +420,19 @@ def test_three_sparse_operands_with_dense_modes() -> None:
     torch.testing.assert_close(dense(stc.einsum("ijh,jkh,kd->ihd", x, y, z)), expected)
 
 
+@pytest.mark.parametrize("equation", ["ijh,jk,kl->il", "ij,jk,klh->il", "ijh,jkh,kl->ilh", "ijh,jk,klg->ilgh"])
+def test_a_plan_of_three_operands_is_taken_again(equation: str) -> None:
+    sizes, operands = dict(zip("ijklgh", (7, 8, 6, 5, 2, 3), strict=True)), []
+    for term in equation.split("->")[0].split(","):
+        pattern = random_sparse(tuple(sizes[c] for c in term[:2]), "random", torch.float64, seed=len(operands))
+        values = torch.rand(pattern.nnz, *(sizes[c] for c in term[2:]), dtype=torch.float64)
+        operands.append(pattern.with_values(values))
+    kernel = stc.compile(equation, *operands)
+    again = stc.compile(equation, *operands, plan=kernel.plan)
+    torch.testing.assert_close(dense(again()), dense(kernel()))
+    assert str(again.plan.steps) == str(kernel.plan.steps)
+
+
 def test_values_with_dense_modes_on_a_pattern_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of several heads, new at each step: planned once, gradients too."""
     x = random_sparse((5, 6), "random", torch.float64)

@@ -72,8 +72,8 @@ def test_tiles_in_halves_are_scaled_once_a_block() -> None:
         "    x[ij,k] = load X.tile[pair_x]  # high and low parts",
         "    y[l,k] = load Y.tile[pair_y]  # high and low parts",
         '    total[ij,l] += einsum "ijk,lk->ijl" x, y  # dot over k, f16x3',
-        "  x_scale[ij] = load X.scale[item_x]",
-        "  y_scale[l] = load Y.scale[item_y]",
+        "  x_scale[ij] = 2 ** (exponent of X.most[item_x] - 14)",
+        "  y_scale[l] = 2 ** (exponent of Y.most[item_y] - 14)",
         '  total[ij,l] = einsum "ijl,ij->ijl" total, x_scale  # multiply',
         '  total[ij,l] = einsum "ijl,l->ijl" total, y_scale  # multiply',
         "  store Z[item, ij, l] total[ij,l]",
@@ -106,7 +106,7 @@ def test_a_view_of_pairs_names_the_arrays_of_both_operands() -> None:
     assert DrawnTiles(ONE_MODE).program.arrays == whole
     bitmap = DrawnTiles(ONE_MODE, bitmap=True).program.arrays
     assert bitmap == (*whole[:3], "x_value_ptr", "x_bits", "x_values", "y_value_ptr", "y_bits", "y_values")
-    own = [f"{name}_{array}" for name in ("x", "y") for array in ("high_values", "low_values", "scales")]
+    own = [f"{name}_{array}" for name in ("x", "y") for array in ("high_values", "low_values", "most")]
     assert DrawnTiles(ONE_MODE, halves=True).program.arrays == (*whole[:3], "item_x", "item_y", *own)
 
 
@@ -335,7 +335,7 @@ def test_the_header_says_how_tiles_are_stored() -> None:
     assert re.search(r"x_values\[x_value_ptr\[tile\] \+ n\], at the n-th bit set in x_bits\[tile \* 16\]", text)
     assert "16384*L inside" in text
     text = header((DrawnTiles(ONE_MODE, halves=True).program,), "triton")
-    assert "X = x_scales[item_x[item] * 32 + ij] * (x_high_values + x_low_values / 2048), float16 in rows" in text
+    assert "X = (x_high_values + x_low_values / 2048) * 2 ** (exponent of x_most[item_x[item] * 32 + ij] - 14)" in text
 
 
 def test_what_a_program_says_of_itself() -> None:

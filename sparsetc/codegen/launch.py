@@ -41,9 +41,7 @@ FUSED = {"enable_fp_fusion": True}
 
 _HERE = nullcontext()
 
-InHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""(stored,) high halves, low halves, and (1,) float32 the largest magnitude, by which they were scaled."""
-Values = Sequence[torch.Tensor | InHalves | None]
+Values = Sequence[torch.Tensor | split_float16.InHalves | None]
 """Packed values, one a part; None of a pattern, which stores none."""
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""

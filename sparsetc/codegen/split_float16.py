@@ -8,23 +8,34 @@ into the range of a float16 (`ir.nest.values`). All 23 bits are there where a ro
 largest: below that bits are lost. The scales of two rows are multiplied to a sum one after the other; of magnitudes
 between 2**-80 and 2**80 neither step overflows for sums of fewer than 2**30 terms, nor leaves the normal numbers for a
 term. Of anything else the verdict is that halves are not exact enough, or that there is an infinity or a NaN.
+
+An operand of windows has one scale for all its values. Its extremes are found in one pass, and say what the verdict
+is; stored values are split by the same kernel (`split_whole`), rows of a dense operand by the dot that takes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 import torch
 
-from sparsetc.ir.nest.values import BIAS, HEAD, RANGE, exponents, halved, power
+from sparsetc.ir.nest.values import BIAS, scaled_halves
 
-SPREAD = 28
-"""Exponent of two: how far below its row's largest a nonzero may be."""
+InHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
+
+SPREAD, SPREAD_OF_ALL = 28, 36
+"""Exponents of two: how far a nonzero may be below its row's largest, and below the largest of an operand that has one
+scale. None of the latter then loses more than 2**-14 of itself, nor those from 2**-28 of the largest on more than
+2**-23.
+"""
+RANGE = 80
+"""Exponent of two: how far from 1 a largest magnitude may be, so that sums of scaled products, multiplied by one scale
+after the other, neither overflow nor lose what is normal."""
 EXACT, INEXACT, INFINITE = 0, 1, 2
 """Verdicts, from good to bad."""
-SPREAD_BITS, INFINITE_BITS = SPREAD << 23, (2 * BIAS + 1) << 23
+INFINITE_BITS = (2 * BIAS + 1) << 23
 LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
 ALIGNED = 16
 """Bytes to which Triton specialises kernels: of arrays that begin at a multiple it loads many elements at once."""
@@ -70,24 +81,22 @@ class TilePositions:
 
 @dataclass(frozen=True)
 class SplitOperands:
-    """Both operands in halves, with the scales of their rows and the verdict on their values.
+    """Both operands in halves, with the largest magnitudes of their rows and the verdict on their values.
 
     Attributes:
-        arrays: the high and low halves, (stored,) float16, and the scales, (rows,) float32, of each operand.
-        most: (rows,) int32, the bits of the largest magnitude of each row, of each operand.
+        arrays: each operand in halves, in rows that were scaled.
         verdict: (1,) int32 on the device, the worse of both operands' verdicts.
-        found: the int32 array that `most` and `verdict` are pieces of.
+        found: the int32 array that the largest magnitudes and `verdict` are pieces of.
     """
 
-    arrays: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
-    most: tuple[torch.Tensor, ...]
+    arrays: tuple[InHalves, ...]
     verdict: torch.Tensor
     found: torch.Tensor
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self.found, *(a for of_operand in self.arrays for a in of_operand)]
+        arrays = [self.found, *(half for high, low, _ in self.arrays for half in (high, low))]
         return sum(a.numel() * a.element_size() for a in arrays)
 
 
@@ -116,11 +125,10 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitO
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
     """
     rows, stored = [p.rows for p in positions], [p.line.numel() * p.side * p.inner for p in positions]
-    maxima, (verdict, *most) = _together([1, *rows], torch.int32, device)
+    found, (verdict, *bits) = _together([1, *rows], torch.int32, device)
     _, high_and_low = _together([n for n in stored for _ in range(2)], torch.float16, device)
-    _, scales = _together(rows, torch.float32, device)
-    arrays = tuple(zip(high_and_low[::2], high_and_low[1::2], scales, strict=True))
-    return SplitOperands(arrays, tuple(most), verdict, maxima)
+    most = [of_operand.view(torch.float32) for of_operand in bits]
+    return SplitOperands(tuple(zip(high_and_low[::2], high_and_low[1::2], most, strict=True)), verdict, found)
 
 
 def _together(
@@ -136,34 +144,60 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
     """Fill halves by Triton's kernels."""
     from sparsetc.codegen import split_float16_kernels as kernels
 
-    read = [
-        (v, p.at, p.line, m, v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
-        for v, p, m in zip(values, positions, halves.most, strict=True)
-    ]
-    x, y = ((*arguments, *arrays, p.rows) for arguments, arrays, p in zip(read, halves.arrays, positions, strict=True))
+    x, y = (
+        (v, p.at, p.line, most.view(torch.int32), v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
+        for v, p, (*_, most) in zip(values, positions, halves.arrays, strict=True)
+    )
+    (x_high, x_low, _), (y_high, y_low, _) = halves.arrays
+    of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
     with torch.cuda.device_of(values[0]):  # Triton launches on the current device
-        of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
-        kernels.find_most[(of_x + of_y,)](of_x, *read[0], *read[1])
-        of_x, of_y = (-(-max(v.numel(), p.rows) // BLOCK) for v, p in zip(values, positions, strict=True))
-        kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, *y)
+        kernels.find_most[(of_x + of_y,)](of_x, *x, *y)
+        kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, x_high, x_low, *y, y_high, y_low)
 
 
 def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by torch, to the bits that the kernels give."""
-    for v, p, m, arrays in zip(values, positions, halves.most, halves.arrays, strict=True):
-        (high, low, scales), at = arrays, p.at.long()
-        row, bits = p.row, v.view(torch.int32) & TOP
-        top = m.scatter_reduce_(0, row, bits, "amax")[row]
-        first, second = halved(v * power(2 * BIAS + HEAD - exponents(top)))
+    for v, p, (high, low, most) in zip(values, positions, halves.arrays, strict=True):
+        row, bits, at = p.row, v.view(torch.int32) & TOP, p.at.long()
+        top = most.view(torch.int32).scatter_reduce_(0, row, bits, "amax")[row]
+        first, second = scaled_halves(v, top.view(torch.float32))
         high.index_copy_(0, at, first)
         low.index_copy_(0, at, second)
-        scales.copy_(power(exponents(m) - HEAD))
-        far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
-        verdicts = torch.where(top >= INFINITE_BITS, INFINITE, far.int() * INEXACT)
-        halves.verdict.copy_(torch.cat([halves.verdict, verdicts.int()]).amax(0, keepdim=True))
+        found = torch.cat([halves.verdict, verdicts(bits, top, SPREAD)])
+        halves.verdict.copy_(found.amax(0, keepdim=True))
 
 
-# -- the largest and the smallest magnitude of all values, in one pass ------------------------------------------------
+def verdicts(bits: torch.Tensor, most: torch.Tensor, spread: int) -> torch.Tensor:
+    """What the verdict on halves of some magnitudes is, int32, given the largest that share their scales.
+
+    Args:
+        bits: of the magnitudes, int32; a zero asks for nothing.
+        most: the bits of the largest.
+        spread: exponent of two, how far below the largest a nonzero may be.
+    """
+    far = (bits > 0) & ((bits < most - (spread << 23)) | (most < LEAST_BITS) | (most > MOST_BITS))
+    return torch.where(most >= INFINITE_BITS, INFINITE, far.int() * INEXACT).int()
+
+
+# -- operands that have one scale: the largest and the smallest magnitude in one pass, then halves ---------------------
+
+
+def split_whole(values: torch.Tensor, most: torch.Tensor) -> InHalves:
+    """Contiguous values, float32, in halves, by their (1,) largest magnitude, or that of an operand they are of."""
+    high, low = (split_by_kernel if values.is_cuda else scaled_halves)(values, most)
+    return high, low, most
+
+
+def split_by_kernel(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and low halves of values that have one scale, by Triton's kernel."""
+    from sparsetc.codegen.split_float16_kernels import split
+
+    high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
+    n = values.numel()
+    operand, programs = (values, None, None, most.view(torch.int32), n, 0, 0, high, low), -(-n // BLOCK)
+    with torch.cuda.device_of(values):
+        split[(programs,)](programs, None, *operand, *operand)  # no program is of the second
+    return high, low
 
 
 def extremes(values: torch.Tensor) -> torch.Tensor:
@@ -187,16 +221,10 @@ def largest(values: torch.Tensor) -> torch.Tensor:
     return extremes(values)[:1].view(torch.float32)
 
 
-def read_extremes(found: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Return the largest and the smallest magnitude that `extremes` found of each table; one device is waited for once.
-
-    The largest is infinite or NaN where a value is, the smallest is that of values but 0, infinite where there is none.
-    """
-    if not found:
-        return []
-    most, below = torch.stack(list(found)).cpu().unbind(1)
-    least = torch.where(below > 0, (TOP - below).view(torch.float32), inf)
-    return torch.stack([most.view(torch.float32), least], 1).tolist()  # type: ignore[no-any-return]
+def verdicts_on(tables: Sequence[torch.Tensor]) -> list[int]:
+    """The verdict on each table, float32, as an operand that has one scale; the device is waited for once."""
+    most, below = torch.stack([extremes(t) for t in tables], 1).cpu()
+    return verdicts(torch.where(below > 0, TOP - below, 0), most, SPREAD_OF_ALL).tolist()  # type: ignore[no-any-return]
 
 
 def find_by_kernel(values: torch.Tensor, found: torch.Tensor) -> None:

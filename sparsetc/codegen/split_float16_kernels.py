@@ -1,8 +1,9 @@
 """Kernels that split float32 values into float16 halves; `codegen.split_float16` says what those are, and launches.
 
 In: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile is in;
-`inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves, scales and the verdict. One launch
-is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. The
+`inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
+is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. An
+operand without positions has one scale, and its halves are stored in the order of its values, without a verdict. The
 module is imported only where there is a GPU, or Triton's interpreter, for it imports triton.
 
 Magnitudes are compared as the bits of their absolute values, which are ordered as they are, with infinities and NaN at
@@ -22,10 +23,10 @@ LOOKED, TOP = tl.constexpr(rules.LOOKED), tl.constexpr(rules.TOP)
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
-SPREAD_BITS = tl.constexpr(rules.SPREAD_BITS)
+SPREAD_BITS = tl.constexpr(rules.SPREAD << 23)
 HEAD, BIAS, LOW = tl.constexpr(halves.HEAD), tl.constexpr(halves.BIAS), tl.constexpr(halves.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
-COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "rows", "inner", "side")]
+COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
 
 
 @triton.jit
@@ -49,18 +50,6 @@ def find(values, found, count, programs):
         least = tl.maximum(least, tl.where(bits > 0, TOP - bits, 0))
     tl.atomic_max(found, tl.max(most, 0), sem="relaxed")
     tl.atomic_max(found + 1, tl.max(least, 0), sem="relaxed")
-
-
-@triton.jit
-def power(exponent):
-    """2 ** (exponent - BIAS)."""
-    return (exponent << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def exponents(most):
-    """Biased exponents of rows' largest magnitudes, such that the powers that scale rows are normal numbers."""
-    return tl.maximum(most >> 23, HEAD + 1)
 
 
 @triton.jit
@@ -115,24 +104,28 @@ def most_of(program, values, at, line, most, nnz, inner, side):
 
 
 @triton.jit
-def halves_of(program, verdict, values, at, line, most, nnz, inner, side, high, low, scales, rows):
-    """Store the halves of a program's values and the scales of as many rows, and what the verdict is on them."""
+def halves_of(program, verdict, values, at, line, most, nnz, inner, side, high, low):
+    """Store the halves of a program's values, and what the verdict is on them."""
     n = numbers(program)
-    own = n < rows
-    tl.store(scales + n, power(exponents(tl.load(most + n, mask=own, other=0)) - HEAD), mask=own)
     inside = n < nnz
     value = tl.load(values + n, mask=inside, other=0.0)
-    position = tl.load(at + n, mask=inside, other=0)
-    top = tl.load(most + rows_of(line, position, inside, inner, side), mask=inside, other=0)
-    scaled = value * power(-exponents(top) + (2 * BIAS + HEAD))
+    if at is None:
+        position, top = n, tl.load(most)
+    else:
+        position = tl.load(at + n, mask=inside, other=0)
+        top = tl.load(most + rows_of(line, position, inside, inner, side), mask=inside, other=0)
+    # A scale and its inverse are normal numbers whatever the largest magnitude.
+    exponent = -tl.maximum(top >> 23, HEAD + 1) + (2 * BIAS + HEAD)
+    scaled = value * (exponent << 23).to(tl.float32, bitcast=True)
     first = scaled.to(tl.float16)
     tl.store(high + position, first, mask=inside)
     tl.store(low + position, ((scaled - first.to(tl.float32)) * LOW).to(tl.float16), mask=inside)
-    bits = magnitude(value)
-    far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
-    infinite = top >= INFINITE_BITS
-    found = tl.max(tl.maximum(infinite.to(tl.int32) * INFINITE, far.to(tl.int32) * INEXACT), 0)
-    tl.atomic_max(verdict, found, mask=found > 0, sem="relaxed")
+    if verdict is not None:
+        bits = magnitude(value)
+        far = (bits > 0) & ((bits < top - SPREAD_BITS) | (top < LEAST_BITS) | (top > MOST_BITS))
+        infinite = top >= INFINITE_BITS
+        found = tl.max(tl.maximum(infinite.to(tl.int32) * INFINITE, far.to(tl.int32) * INEXACT), 0)
+        tl.atomic_max(verdict, found, mask=found > 0, sem="relaxed")
 
 
 # fmt: off
@@ -153,15 +146,14 @@ def find_most(
 @triton.jit(do_not_specialize=COUNTS)
 def split(
     of_x, verdict,
-    x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low, x_scales, x_rows,
-    y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side, y_high, y_low, y_scales, y_rows,
+    x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low,
+    y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side, y_high, y_low,
 ):
-    """Store halves and scales, and whether any row's values are too far apart, or too large, for halves."""
+    """Store halves, and whether any row's values are too far apart, or too large, for halves."""
     program = tl.program_id(0)
     if program < of_x:
-        halves_of(program, verdict, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
-                 x_high, x_low, x_scales, x_rows)
+        halves_of(program, verdict, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low)
     else:
         halves_of(program - of_x, verdict, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
-                 y_high, y_low, y_scales, y_rows)
+                 y_high, y_low)
 # fmt: on

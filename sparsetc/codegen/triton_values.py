@@ -268,23 +268,18 @@ TEXTS = {Values: _nonzeros, Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves:
 
 
 def scale(printer: TritonPrinter, s: Scale) -> None:
-    """Factors by which the rows of an item's tiles are to be multiplied, or all of an operand."""
-    if not s.out.axes:
-        _of_all(printer, s)
-        return
-    (letter,) = s.out.axes
-    row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if printer.p.index64 else ''}"
-    address = f"{row} * {printer.p.axis(letter).size} + {names.side(letter)}"
-    array = printer.p.stored(s.operand).array("scales")
-    printer.put(f"{s.out.name} = {load(array, address, printer.limit(letter))}")
-
-
-def _of_all(printer: TritonPrinter, s: Scale) -> None:
-    """The power of two that a largest magnitude asks for, from the bits of its exponent."""
-    # What a scalar was multiplied into Triton 3.6 and 3.7 move through shared memory for the dot, both halves; by a
-    # vector of one element, it is read as the dot wants it (H200: 2,611 to about 2,000 us,
-    # `benchmarks/results/kernel_probes.json`).
-    address = f"{printer.p.largest(s)}{' + tl.zeros([1], tl.int32)' * s.into}"
-    exponent = f"tl.maximum(tl.load({address}).to(tl.int32, bitcast=True) >> 23, {HEAD + 1})"
+    """The powers of two that largest magnitudes ask for, from the bits of their exponents: of rows, or all values."""
+    array = printer.p.largest(s)
+    if s.out.axes:
+        (letter,), most = s.out.axes, s.out.name
+        row = f"tl.load(item_{s.operand} + item){'.to(tl.int64)' if printer.p.index64 else ''}"
+        address = f"{row} * {printer.p.axis(letter).size} + {names.side(letter)}"
+        printer.put(f"{most} = {load(array, address, printer.limit(letter))}")
+    else:
+        # What a scalar was multiplied into Triton 3.6 and 3.7 move through shared memory for the dot, both halves; by a
+        # vector of one element, it is read as the dot wants it (H200: 2,611 to about 2,000 us,
+        # `benchmarks/results/kernel_probes.json`).
+        most = f"tl.load({array}{' + tl.zeros([1], tl.int32)' * s.into})"
+    exponent = f"tl.maximum({most}.to(tl.int32, bitcast=True) >> 23, {HEAD + 1})"
     exponent = f"{2 * BIAS + HEAD} - {exponent}" if s.into else f"{exponent} - {HEAD}"
     printer.put(f"{s.out.name} = (({exponent}) << 23).to(tl.float32, bitcast=True)")

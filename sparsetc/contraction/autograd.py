@@ -355,7 +355,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
-    pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split(sizes))
+    pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split_with_sizes(sizes))
 
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]

@@ -255,10 +255,10 @@ class Chain(Contraction):
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
     def plan(self) -> Plan:
-        """The plan of each link, named after the first of two sparse operands."""
+        """The plan of each link, named after the first of two sparse operands where dense modes are coordinates."""
         contractions = (link.contraction for link in self.links)
         steps = tuple(None if c is None else c.plan for c in contractions)  # None: torch's own product
-        pairs = [step.plan for step in self.steps if isinstance(step, Pair)]
+        pairs = [step.plan for step in self.steps if isinstance(step, Pair) and self._expanded]
         parts = tuple(part for plan in pairs for part in plan.parts)
         name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")
         return Plan(name, parts, False, steps=steps, reason=reason)

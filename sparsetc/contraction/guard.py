@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsetc.codegen import split_float16
+from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
 from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.values import may_be_split
 from sparsetc.ir.plan import requested
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -78,11 +77,8 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
     Tables are of float32. The GPU is waited for once.
     """
-    ranges = split_float16.read_extremes([split_float16.extremes(t) for t in tables])
-    return all(
-        may_be_split(most, least) if halved else isfinite(most)
-        for (most, least), halved in zip(ranges, split, strict=True)
-    )
+    verdicts = verdicts_on(tables)
+    return all(v == EXACT if halved else v < INFINITE for v, halved in zip(verdicts, split, strict=True))
 
 
 class IntegerSums:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, wrap
@@ -66,7 +67,7 @@ class Kernel(Inspectable):
 
     def _pack(self) -> None:
         """Pack the values as they are now; while a graph is traced there are none to pack."""
-        if torch.compiler.is_compiling() or traced_by_modes():
+        if is_compiling() or traced_by_modes():
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._packed = self.contraction.packed(self.operands, self._known())
@@ -104,11 +105,10 @@ class Kernel(Inspectable):
             A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
             Gradients flow to dense operands and to the values of sparse ones.
         """
-        if torch.compiler.is_compiling() or traced_by_modes():
+        if is_compiling() or traced_by_modes():
             from sparsetc.contraction import library  # loaded where a graph is traced first
 
-            held = self._given(values)
-            return library.traced(self._called, self.contraction, self._patterns, held, dense, self.drop_zeros)
+            return library.traced(self, dense, values)
         return self._called(dense, values)
 
     @entry_point
@@ -129,10 +129,8 @@ class Kernel(Inspectable):
         pairs = zip(self.operands, self._given(values), strict=True)
         return self._on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 
-    def _given(self, values: NewValues | None) -> tuple[torch.Tensor, ...]:
+    def _given(self, values: NewValues) -> tuple[torch.Tensor, ...]:
         """Values of all sparse operands, new ones checked."""
-        if values is None:
-            return self._values
         values = values if isinstance(values, Sequence) else [values]
         if len(values) != len(self._values):
             count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"

@@ -1,7 +1,8 @@
 """Operators of `torch.library`: a contraction as one node of a graph that torch traces, exports or differentiates.
 
 In: contractions, known by a text that names each. Out: ``sparsetc::contract`` and ``sparsetc::gradient``, with rules
-for shapes, gradients and batches. Eager calls take the shorter way, `autograd.apply`.
+for gradients and batches, and ``sparsetc::run``, which both become below autograd. Eager calls take the shorter way,
+`autograd.apply`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import operator
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches, one_by_one
 from sparsetc.contraction.canonical import Tensors, converted, promoted
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
+from sparsetc.contraction.kernel import Kernel, NewValues
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
@@ -34,16 +38,14 @@ _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.We
 """Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
 
 
-def _of(key: str) -> tuple[Contraction, list[Pattern]]:
-    """A contraction and its patterns; patterns that are gone have left nothing to share, and are made again."""
+def _of(key: str) -> Contraction:
     contraction = known.get(key)
     if contraction is None:
         raise TransformError(
             f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
             "tensor that einsum was called with, and trace again"
         )
-    compiled_for = zip(contraction.bare, contraction.compiled_for, strict=True)
-    return contraction, [ref() or bare for bare, (ref, _) in compiled_for]
+    return contraction
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -51,51 +53,59 @@ def _of(key: str) -> tuple[Contraction, list[Pattern]]:
 _library = torch.library.Library("sparsetc", "DEF")
 _library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
 _library.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
+_library.define("run(str kernel, Tensor[] tensors, int operand) -> Tensor")
+RESULT = -1
+"""In place of an operand's number: the result is wanted, and no gradient."""
 
 
-def _running(key: str, values: Tensors) -> tuple[Contraction, list[Pattern]]:
-    """A contraction and its patterns, of which the values are: kernels read them without a look at their size."""
-    contraction, patterns = _of(key)
-    expected = [(tuple(shape), contraction.dtype, contraction.device) for _, shape in contraction.compiled_for]
+def _ran(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: torch.Tensor) -> torch.Tensor:
+    """The first two, below autograd: `run`, which is what torch leaves of them in a graph once it made gradients."""
+    return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)  # type: ignore[no-any-return]
+
+
+for _key in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
+    _library.impl("contract", _ran, _key)
+    _library.impl("gradient", _ran, _key)
+_library.impl("run", torch.library.fallthrough_kernel, "Autograd")
+
+
+@torch.library.impl(_library, "run", "CompositeExplicitAutograd")
+def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    """The result of values and dense operands, or the gradient for one of them, with the result's as last tensor."""
+    contraction = _of(kernel)
+    count, end = len(contraction.bare), None if operand == RESULT else -1
+    values, dense, upstream = tensors[:count], tensors[count:end], tensors[-1]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):  # in no graph that torch made gradients of
+        if end is None:
+            return contract(kernel, values, dense)  # type: ignore[no-any-return]
+        return torch.ops.sparsetc.gradient(kernel, values, dense, operand, upstream)  # type: ignore[no-any-return]
+    _check_tangents(upstream)
+    holder = contraction.kernels.get(tuple(map(id, values)))
+    patterns = holder._patterns if holder else _patterns_of(contraction, values)
+    if end is not None:
+        return _fresh(contraction.gradient(patterns, operand, values, dense, upstream), [upstream])
+    packed = holder._packed_now() if holder and not captured(values[0]) else None  # a CUDA graph packs them itself
+    return _fresh(contraction.evaluate(patterns, values, dense, packed), tensors)
+
+
+@torch.library.register_fake("sparsetc::run", lib=_library)
+def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    contraction = _of(kernel)
+    if operand == RESULT:
+        return tensors[0].new_empty(contraction.shape, dtype=contraction.result_dtype)
+    return tensors[operand].new_empty(tensors[operand].shape)
+
+
+def _patterns_of(made: Contraction, values: Tensors) -> list[Pattern]:
+    """The patterns, of which the values are: kernels read them without a look at their size.
+
+    Patterns that are gone have left nothing to share, and are made again.
+    """
+    expected = [(tuple(shape), made.dtype, made.device) for _, shape in made.compiled_for]
     kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
     if kinds != expected:
-        raise ShapeError(f"values of the kernel {key!r} must be {expected}, (shape, dtype, device) each, found {kinds}")
-    return contraction, patterns
-
-
-@torch.library.impl(_library, "contract", "CompositeExplicitAutograd")
-def _contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
-    contraction, patterns = _running(kernel, values)
-    _check_tangents(values[0])
-    holder = contraction.kernels.get(tuple(map(id, values)))  # has them packed; a CUDA graph packs them itself
-    packed = holder._packed_now() if holder and not captured(values[0]) else None
-    with torch.no_grad():
-        return _fresh(contraction.evaluate(patterns, values, dense, packed), [*values, *dense])
-
-
-@torch.library.register_fake("sparsetc::contract", lib=_library)
-def _shape_of_contract(kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor]) -> torch.Tensor:
-    contraction, _ = _of(kernel)
-    return values[0].new_empty(contraction.shape, dtype=contraction.result_dtype)
-
-
-@torch.library.impl(_library, "gradient", "CompositeExplicitAutograd")
-def _gradient(
-    kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor], operand: int, upstream: torch.Tensor
-) -> torch.Tensor:
-    contraction, patterns = _running(kernel, values)
-    _check_tangents(upstream)
-    with torch.no_grad():
-        result = contraction.gradient(patterns, operand, values, dense, upstream)
-    return _fresh(result, [upstream])
-
-
-@torch.library.register_fake("sparsetc::gradient", lib=_library)
-def _shape_of_gradient(
-    kernel: str, values: list[torch.Tensor], dense: list[torch.Tensor], operand: int, upstream: torch.Tensor
-) -> torch.Tensor:
-    wanted = [*values, *dense][operand]
-    return wanted.new_empty(wanted.shape)
+        raise ShapeError(f"values of the kernel {made.key!r} must be {expected}, (shape, dtype, device), found {kinds}")
+    return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
 
 
 def _check_tangents(tensor: torch.Tensor) -> None:
@@ -110,8 +120,7 @@ def _check_tangents(tensor: torch.Tensor) -> None:
 
 def _fresh(found: torch.Tensor, given: Tensors) -> torch.Tensor:
     """A result with memory of its own, as the rules for operators' shapes promise."""
-    memory = found.untyped_storage().data_ptr()
-    shared = any(t.untyped_storage().data_ptr() == memory for t in given)
+    shared = any(torch._C._is_alias_of(found, t) for t in given)  # type: ignore[attr-defined]
     return found.clone(memory_format=torch.contiguous_format) if shared else found.contiguous()
 
 
@@ -135,7 +144,7 @@ def _backward_of_gradient(
     *tensors, upstream_then = ctx.saved_tensors
     tensors[ctx.operand] = upstream
     values, dense = tensors[: ctx.count], tensors[ctx.count :]
-    of_given = torch.ops.sparsetc.contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
+    of_given = contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
     return None, *_gradients(ctx, tensors, upstream_then), None, of_given
 
 
@@ -178,26 +187,34 @@ def _register_batches(name: str) -> None:
     _library.impl(name, of_autograd, "Batched")
 
 
-_register_batches("contract")
-_register_batches("gradient")
+for _operator in ("contract", "gradient", "run"):
+    _register_batches(_operator)
+contract = torch.ops.sparsetc.contract.default
 
 
 # -- tracing ----------------------------------------------------------------------------------------------------------
 
 
-def traced(
-    opaque: Callable[..., Result],
-    made: Contraction,
-    patterns: Sequence[Pattern],
-    values: Tensors,
-    dense: Tensors,
-    drop_zeros: bool,
-) -> Result:
-    """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here."""
-    if _transforms(torch.compiler.is_dynamo_compiling()) or drop_zeros:
-        return opaque(dense, values)
-    dense_operands = converted(dense, made.dtype, made.device)
-    return wrap(made, torch.ops.sparsetc.contract(made.key, list(values), list(dense_operands)), patterns)
+def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
+    """A kernel's call as a node of the graph that is being traced; where it cannot be one, the graph breaks here.
+
+    Whatever Dynamo reads here it looks at again at each call of the graph, so constants are asked for by functions.
+    """
+    if kernel.drop_zeros or _transforms(is_dynamo_compiling()):
+        return kernel._called(tuple(dense), values)
+    made, held = kernel.contraction, kernel._values if values is None else kernel._given(values)
+    if _is_plain(made.key):
+        return contract(made.key, [*held], [*dense])  # type: ignore[no-any-return]
+    return wrap(made, contract(made.key, [*held], [*converted(dense, made.dtype, made.device)]), kernel._patterns)
+
+
+def _is_plain(key: str) -> bool:
+    """Whether a contraction's result is dense, and its operands are taken as they are: autocast is off."""
+    contraction = _of(key)
+    return not (contraction.sparse or torch.is_autocast_enabled(contraction.device.type))
+
+
+_is_plain._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced_einsum(
@@ -207,7 +224,7 @@ def traced_einsum(
     text, operands = parse_arguments(args)
     settings = {**dict(latest.traced), **{name: value for name, value in settings.items() if value is not None}}
     if (
-        _transforms(torch.compiler.is_dynamo_compiling())
+        _transforms(is_dynamo_compiling())
         or drop_zeros
         or not all(isinstance(o, SparseTensor | torch.Tensor) for o in operands)
     ):
@@ -221,7 +238,7 @@ def traced_einsum(
     form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number))
     if not form_and_key:
         return opaque(args, output, drop_zeros, settings)
-    result = torch.ops.sparsetc.contract(form_and_key[1:], [o._values for o in sparse], dense)
+    result = contract(form_and_key[1:], [o._values for o in sparse], dense)
     if form_and_key[0] == DENSE:
         return result  # type: ignore[no-any-return]
     pattern = sparse[0]._pattern
@@ -328,11 +345,8 @@ def _stand_in(
     """An operand of a kind, to compile for; None where its pattern is gone."""
     with lasting():
         if isinstance(known, tuple):
-            return (
-                torch.empty_strided(sizes, known, dtype=dtype, device=device)
-                if known
-                else torch.empty(sizes, dtype=dtype, device=device)
-            )
+            make = partial(torch.empty_strided, sizes, known) if known else partial(torch.empty, sizes)
+            return make(dtype=dtype, device=device)
         pattern = Pattern.numbered(known)
         if pattern is None:
             return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import InHalves, Values, stored_dtype
+from sparsetc.codegen.launch import Values, stored_dtype
 from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
@@ -25,7 +25,6 @@ from sparsetc.device.profile import gpu, has_halves, of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.nest.values import scaled_halves
 from sparsetc.ir.plan import without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
@@ -84,8 +83,7 @@ class Step(Contraction, Preparation):
         self.empty = not self.operand.nnz
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
-        e = self.canonical.written.einsum
-        self._plain_sum = e.plain_sum if plain_sum is None else plain_sum
+        self._plain_sum = self.canonical.written.einsum.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self._value_keys = [
             (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
@@ -158,14 +156,14 @@ class Step(Contraction, Preparation):
         numbers = range(len(self.parts)) if parts is None else parts
         flat = resolved(values.detach() if values.requires_grad else values)
         flat = flat.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
-        stored: list[torch.Tensor | InHalves | None] = []
+        stored: list[torch.Tensor | split_float16.InHalves | None] = []
         with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
                 most = split_float16.largest(flat)
-                high, low = scaled_halves(flat, most)
             for n in numbers:
                 (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
-                stored.append((pack(high), pack(low), most) if in_halves else pack(flat).to(dtype))
+                packed = pack(flat)
+                stored.append(split_float16.split_whole(packed, most) if in_halves else packed.to(dtype))
         return stored
 
     @cached_property
@@ -265,9 +263,8 @@ class Step(Contraction, Preparation):
         """
         other = self._others.get(why)
         if other is None:
-            settings = with_settings(self.settings, changes)
             with lasting():
-                operands = stand_ins(bound, [self.operand])
+                operands, settings = stand_ins(bound, [self.operand]), with_settings(self.settings, changes)
                 other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
             self._others[why] = other
         return other
@@ -275,12 +272,14 @@ class Step(Contraction, Preparation):
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Step:
         """The step whose dense operands, those named, and result have one more mode in front: a batch."""
-        bound, letter, batched = self.canonical.bound, self.spare("a batch"), iter(which)
-        e = bound.einsum
+        key = "batch", size, tuple(which)
+        if key in self._others:
+            return self._others[key]
+        e, letter, batched = self.canonical.bound.einsum, self.spare("a batch"), iter(which)
         inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
         einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
-        of_batch = Bound.of(einsum, {**bound.by_index, letter: size})
-        return self.instead(("batch", size, tuple(which)), of_batch, {"plan": self.derived.plan})
+        of_batch = Bound.of(einsum, {**self.canonical.bound.by_index, letter: size})
+        return self.instead(key, of_batch, {"plan": self.derived.plan})
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""

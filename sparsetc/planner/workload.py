@@ -7,9 +7,9 @@ suits one output packs a copy of the nonzeros for it, and ``mm-csf`` one for all
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from math import inf
 
 from sparsetc.ir.plan import Plan, requested
@@ -73,8 +73,7 @@ def choose_together(
     few = [_worth_trying(each, most) for each in options]
     nth = range(max(map(len, few)))
     uniform = (tuple(each[min(n, len(each) - 1)] for each in few) for n in nth)  # the n-th option of every einsum
-    sets = product(*few) if most ** len(options) <= MOST_SETS else uniform
-    best = min(sets, key=lambda chosen: _order(chosen, limit))
+    best = _best(product(*few) if most ** len(options) <= MOST_SETS else uniform, limit)
     fastest = [min(each, key=lambda o: (o.other, o.seconds)) for each in few]
     reason = _reason(best, fastest, limit, request.name)
     choices: list[tuple[Choice, str | Plan]] = []
@@ -131,12 +130,16 @@ def copied(chosen: Sequence[Option]) -> int:
     return sum(copies.values())
 
 
-def _order(chosen: Sequence[Option], limit: int | None) -> tuple[float, ...]:
-    """A key by which the best set is the least: what does not fit is the last, and there the smallest is the best."""
-    nbytes, seconds = copied(chosen), sum(o.seconds for o in chosen)
-    if limit is not None and nbytes > limit:
-        return (1, nbytes, seconds)
-    return (0, sum(o.other for o in chosen), seconds, nbytes)
+def _best(sets: Iterable[tuple[Option, ...]], limit: int) -> tuple[Option, ...]:
+    """The fastest set of those that fit, or the smallest of all; copies are counted from the fastest on."""
+    by_speed = sorted(sets, key=_speed)
+    each = (min(alike, key=copied) for _, alike in groupby(by_speed, _speed))
+    return next((chosen for chosen in each if copied(chosen) <= limit), None) or min(by_speed, key=copied)
+
+
+def _speed(chosen: Sequence[Option]) -> tuple[int, float]:
+    """The number of plans that were not asked for, and seconds."""
+    return sum([o.other for o in chosen]), sum([o.seconds for o in chosen])
 
 
 def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wanted: str) -> str:

@@ -67,9 +67,9 @@ class BlockPath(Inspectable):
         return block_seconds(work, program, p.width, p.rated, p.profile)
 
     @classmethod
-    def plan(cls, p: PairProblem) -> Plan:
+    def plan(cls, p: PairProblem, work: BlockWork | None = None) -> Plan:
         """Both operands in blocks."""
-        return Plan(cls.name, cls.parts(p, p.blocking.work), False)
+        return Plan(cls.name, cls.parts(p, work or p.blocking.work), False)
 
     @staticmethod
     def parts(p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
@@ -367,8 +367,9 @@ def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
 
 WORD = 32
 """Bits of a word of a bitmap."""
-BLOCK_LAUNCHES = 6
-"""Calls that the path takes: values gathered, or scattered to zeros, the kernel, the result read."""
+BLOCK_LAUNCHES = 20
+"""Calls that the path takes: 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and
+a hundredth of the 400 that, once, cut blocks and find places in them."""
 
 
 def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:

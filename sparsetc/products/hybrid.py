@@ -176,7 +176,7 @@ def choose(p: PairProblem) -> Choice:
         path, reason = PATHS[p.wanted.name], "asked for by name"
     elif join.tasks <= FEW_TASKS * (join.x_key.numel() + join.y_key.numel()):
         path, reason = TaskSums, f"at most {FEW_TASKS} tasks a nonzero"
-    elif TaskSums.seconds(p) <= min(BLOCK_LAUNCHES, DENSE_LAUNCHES) * p.profile.call:
+    elif TaskSums.seconds(p) <= DENSE_LAUNCHES * p.profile.call:
         path, reason = TaskSums, "no other path is launched in as little time"
     else:
         return choice_of(estimates(p))
@@ -191,10 +191,13 @@ def _candidate(plan: Plan, seconds: float | None) -> Candidate:
 def estimates(p: PairProblem, every: bool = False) -> list[Candidate]:
     """What each path is expected to take, the hybrid one where a threshold parts blocks.
 
-    Without `every`, a hybrid whose launches alone take longer than another path is not looked at.
+    Without `every`, blocks whose launches alone take longer than another path are not cut.
     """
-    candidates = [_candidate(path.plan(p), path.seconds(p)) for path in (TaskSums, DensePath, BlockPath)]
-    best = min(c.total for c in candidates if c.total is not None)
-    if (every or best > HYBRID_LAUNCHES * p.profile.call) and (split := HybridPath.split(p)).pure is None:
-        candidates.append(_candidate(HybridPath.plan(p, split), HybridPath.seconds(p, split)))
+    candidates = [_candidate(path.plan(p), path.seconds(p)) for path in (TaskSums, DensePath)]
+    for path, launches in ((BlockPath, BLOCK_LAUNCHES), (HybridPath, HYBRID_LAUNCHES)):
+        if not every and min(c.total for c in candidates if c.total is not None) <= launches * p.profile.call:
+            break
+        split = HybridPath.split(p) if path is HybridPath else p.blocking.work
+        if path is BlockPath or split.pure is None:
+            candidates.append(_candidate(path.plan(p, split), path.seconds(p, split)))
     return candidates

@@ -305,14 +305,14 @@ class WorkItem:
 
     def scale(self, s: Scale) -> torch.Tensor:
         """Powers of two: by which the rows of the item's tiles are to be multiplied, or all of an operand."""
-        if not s.out.axes:
-            name = self.program.largest(s)
-            most = self.memory.arrays[name] if name in self.memory.arrays else self.memory.tables[name]
-            return halves.scale(most.float(), s.into).to(self.memory.dtype).view((1,) * self.rank)
-        operand = self.program.stored(s.operand)
-        row = self.read(f"item_{s.operand}", self.position("item"))
-        at = self.row_major([(row, 1), *self.cells(s.out.axes)])
-        return self.load(self.memory.arrays[operand.array("scales")], *at)
+        name = self.program.largest(s)
+        most = self.memory.arrays[name] if name in self.memory.arrays else self.memory.tables[name]
+        if s.out.axes:
+            row = self.read(f"item_{s.operand}", self.position("item"))
+            most = self.load(most, *self.row_major([(row, 1), *self.cells(s.out.axes)]))
+        else:
+            most = most.view((1,) * self.rank)
+        return halves.scale(most.float(), s.into).to(self.memory.dtype)
 
     def gather(self, s: Gather) -> torch.Tensor:
         """Elements of a dense operand."""

@@ -8,6 +8,7 @@ from cases import TILED, assert_matches
 from halves_cases import BY_TILES, EVERY_EINSUM, SPMM, SPREAD, TAKEN, compiled, error, problem, tiles
 
 import sparsetc as stc
+from sparsetc.codegen.split_float16 import largest, split_whole
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -58,3 +59,15 @@ def test_a_graph_scales_what_it_finds_when_it_runs(request_: stc.Plan) -> None:
         graph.replay()
         expected = x.to_dense().double() @ own.double()
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1024, 100_003])
+def test_values_of_one_scale_are_split_as_torch_splits_them(count: int) -> None:
+    """Bit by bit, wherever they begin, by a largest magnitude that may be of others too."""
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 2.0**20
+    values[::3] *= 2.0**-30
+    for own in (values, values[1:]):
+        for most in (largest(own), largest(own) * 8):
+            found = split_whole(values.cuda()[count - own.numel() :], most.cuda())
+            for a, b in zip(found, split_whole(own, most), strict=True):
+                assert torch.equal(a.cpu(), b)

@@ -9,7 +9,19 @@ import torch
 from hypothesis import given, settings
 from split_cases import NO_VALUES, Drawn, Operand, drawn, operand, rows_of
 
-from sparsetc.codegen.split_float16 import BLOCK, EXACT, GROUP, INEXACT, INFINITE, computed, launched, room_for
+from sparsetc.codegen.split_float16 import (
+    BLOCK,
+    EXACT,
+    GROUP,
+    INEXACT,
+    INFINITE,
+    computed,
+    largest,
+    launched,
+    room_for,
+    split_by_kernel,
+)
+from sparsetc.ir.nest.values import scaled_halves
 
 
 def check(x: Operand, y: Operand, expected: int) -> None:
@@ -20,7 +32,7 @@ def check(x: Operand, y: Operand, expected: int) -> None:
         places = [replace(p, at=p.at.to(dtype)) for _, p in (x, y)]
         halves = room_for(places, values[0].device)
         run(values, places, halves)
-        arrays = [*(a for own in halves.arrays for a in own), halves.verdict, *halves.most]
+        arrays = [*(a for own in halves.arrays for a in own), halves.verdict]
         found.append([a.view(torch.uint8) for a in arrays])
         assert int(halves.verdict) == expected
     for other in found[1:]:
@@ -54,6 +66,17 @@ def test_rows_of_which_one_has_an_infinity() -> None:
     values[-1] = -float("inf")
     check((values, places), rows_of(2, 5), INFINITE)
     check(rows_of(2, 5), (values, places), INFINITE)
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK, 2 * BLOCK + 5])
+def test_operands_that_have_one_scale(count: int) -> None:
+    """In the order of their values, by a largest magnitude that may be another part's."""
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 2.0**20
+    values[::3] *= 2.0**-30
+    values[1::3] = 0
+    for most in (largest(values), largest(values) * 8):
+        found, expected = split_by_kernel(values, most), scaled_halves(values, most)
+        assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(found, expected, strict=True))
 
 
 def test_operands_without_values() -> None:

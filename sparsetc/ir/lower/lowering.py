@@ -115,14 +115,14 @@ class Lowering:
         if self.unscale:
             raise self._no_halves()
         tiles_by_name = zip(self.inner.stored, self.view.pairs, strict=False)
-        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in tiles_by_name if "scales" in tiles.packed}
+        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in tiles_by_name if tiles.halves}
         scales = [self.make(Scale(Tile(f"{name}_scale", axes, ITEM), name)) for name, axes in rows.items()]
         return self._scaled(total, scales)
 
     # -- halves -----------------------------------------------------------------------------------------------------
     def _split(self) -> str:
         """Return the operand whose rows the one dot takes in halves; nothing where stored values are not in halves."""
-        if "most" not in self.view.packed:
+        if not self.view.values.halves:
             return ""
         sides = self.dots[0].parts if len(self.dots) == 1 else ()
         rows = [name for name, o in self.operand.items() if factor(name) in sides and o.rows and not o.rounded]

@@ -373,7 +373,7 @@ class Nest:
         """Return the nest whose whole tiles are stored as two float16 a value, with one scale for all; others as is."""
         if not isinstance(v := self.values, Whole):
             return self
-        return replace(self, values=Halves(v.sides, v.sequence, v.contracted, scaled="most"))
+        return replace(self, values=Halves(v.sides, v.sequence, v.contracted))
 
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:
@@ -415,7 +415,7 @@ class Nest:
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays a packed part of this nest holds, in the order kernels take them."""
         stored = list(zip(PAIRED, self.pairs, strict=False))
-        rows = [f"item_{name}" for name, tiles in stored if "scales" in tiles.packed]
+        rows = [f"item_{name}" for name, tiles in stored if tiles.halves]
         values = [f"{name}_{array}" for name, tiles in stored for array in tiles.arrays]
         read = [lookup.array for lookups in self.lookups for lookup in lookups]
         walked = [array for axis in self.loops for array in axis.arrays]

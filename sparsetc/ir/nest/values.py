@@ -6,8 +6,7 @@ In: nothing but numbers. Out: read by the walkers of tile programs, each of whic
             | ones       # none: every value is 1
             | whole      # each position's of a tile, tile after tile
             | bitmap     # of tiles: the nonzeros' alone, and a bit a position that says which have one
-            | halves     # of tiles: two of 16 bits a position, of a row that was scaled
-                         # or of all values, which were scaled as one
+            | halves     # of tiles: two of 16 bits a position, of values that were scaled
 
 Arrays, by name (N stored values, T tiles):
 
@@ -16,12 +15,11 @@ Arrays, by name (N stored values, T tiles):
     bits (T*volume/word)  a bit a position, the lowest bit of a word first
     high_values (N)       of each value the nearest 16-bit float, once it was scaled
     low_values (N)        what that leaves of it, times `LOW`
-    scales (rows*side)    for each row of positions, the power of two that undoes its scale; tiles in one tile row share
-                          their scales, different tile rows do not
-    most (1)              the largest magnitude of all values, from which their one scale follows
+    most (groups)         the largest magnitude of each group of values, from which the group's one scale follows
 
-A float32 v times its scale s is ``high + low / LOW``, and `scales` holds 1 / s. The scale brings the largest magnitude
-that shares it to between 2**14 and 2**15::
+A group is all values, or of paired tiles a row of positions; tiles in one tile row share their groups, different tile
+rows do not. A float32 v times its group's scale is ``high + low / LOW``. The scale is the power of two that brings the
+largest magnitude of the group to between 2**14 and 2**15::
 
     high = float16(v * scale)      11 bits      low = float16((v * scale - high) * 2**11)      12 bits more, the sign
                                                                                               among them
@@ -179,59 +177,35 @@ class Bitmap(Values):
 
 @dataclass(frozen=True)
 class Halves(Values):
-    """A value is the sum of two of 16 bits, the second by a fixed factor too large, times a power of two.
+    """A value is the sum of two of 16 bits, the second by a fixed factor too large, times its group's power of two.
 
-    Attributes:
-        scaled: the name of the array that says how values were scaled: ``scales`` has a power of two for each row, a
-            position of the first mode; ``most`` is the largest magnitude of all values, which have one scale.
+    Paired tiles have a group for each row, a position of the first mode; values of one operand are one group.
     """
 
-    held, halves, tiled, loads = ("high_values", "low_values"), True, True, "load {where}  # high and low parts"
-
-    scaled: str = "scales"
-
-    @property
-    def packed(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.held, self.scaled)
+    held, packed = ("high_values", "low_values"), ("high_values", "low_values", "most")
+    halves, tiled, loads = True, True, "load {where}  # high and low parts"
 
     def scaling(self, operand: Any) -> list[str]:
         high, low = operand.held
-        if self.scaled == "most":
-            return [f"X = ({high} + {low} / {LOW}) * 2 ** (exponent of most - {HEAD}), in float16"]
-        scale = f"{operand.array(self.scaled)}[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]"
-        return [f"{operand.name.upper()} = {scale} * ({high} + {low} / {LOW}), float16 in rows scaled by powers of 2"]
+        row = f"[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]" if operand.name else ""
+        scale = f"2 ** (exponent of {operand.array('most')}{row} - {HEAD})"
+        return [f"{operand.name.upper() or 'X'} = ({high} + {low} / {LOW}) * {scale}, in float16"]
 
 
-TYPES = {"high_values": torch.float16, "low_values": torch.float16, "scales": torch.float32, "most": torch.float32}
+TYPES = {"high_values": torch.float16, "low_values": torch.float16, "most": torch.float32}
 """Types of the arrays of values whose type is not that of the operand."""
 LOW = 2**11
 """Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
 HEAD, BIAS = 14, 127
 """Exponent of the largest magnitude of scaled values; bias of a float32's exponent."""
-RANGE = 80
-"""Exponent of two: how far from 1 a largest magnitude may be, so that sums of scaled products, multiplied by one scale
-after the other, neither overflow nor lose what is normal."""
-FAR = 36
-"""Exponent of two: how far below the largest magnitude of an operand that has one scale a nonzero may be. None then
-loses more than 2**-14 of itself, nor those from 2**-28 of the largest on more than 2**-23."""
-
-
-def exponents(most: torch.Tensor) -> torch.Tensor:
-    """Biased exponents of largest magnitudes, given as int32 bits; such that scales and their inverses are normal."""
-    return (most >> 23).clamp(min=HEAD + 1)
-
-
-def power(exponent: torch.Tensor) -> torch.Tensor:
-    """2 ** (exponent - BIAS), of int32, in float32."""
-    return (exponent << 23).view(torch.float32)
 
 
 def scale(most: torch.Tensor, into: bool) -> torch.Tensor:
     """The power of two by which values of a largest magnitude, float32, are scaled; or the inverse, by which scaled
-    ones are brought back.
+    ones are brought back. Both are normal numbers.
     """
-    exponent = exponents(most.view(torch.int32))
-    return power(2 * BIAS + HEAD - exponent if into else exponent - HEAD)
+    exponent = (most.view(torch.int32) >> 23).clamp(min=HEAD + 1)
+    return ((2 * BIAS + HEAD - exponent if into else exponent - HEAD) << 23).view(torch.float32)
 
 
 def halved(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -241,15 +215,5 @@ def halved(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled_halves(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The high and low halves, float16, of values that share one scale, (1,) `most` being their largest magnitude."""
+    """The high and low halves, float16, of values, given the largest magnitude of each one's group, or of all."""
     return halved(values * scale(most, into=True))
-
-
-def may_be_split(most: float, least: float) -> bool:
-    """Whether halves are exact enough for an operand of one scale.
-
-    Args:
-        most: the largest magnitude; infinite or nan where one of them is.
-        least: the smallest but 0; infinite where all are 0.
-    """
-    return not most or (2.0**-RANGE <= most <= 2.0**RANGE and least >= most * 2.0**-FAR)

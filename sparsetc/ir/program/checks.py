@@ -108,15 +108,13 @@ def _verify_stored(p: ir.TileProgram) -> None:
 
 def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
-    if not s.out.axes:
-        split = any(o.split for o in p.operands if o.name == s.operand)
-        halves = p.view.values.halves if p.largest(s) == "most" else split
-        if not halves or loops or p.terms:
-            raise PlanError(f"{s.out}: a scale is of all stored values in halves, or of an operand that dots split")
-        return
-    stored = p.stored(s.operand)
-    if not p.terms or "scales" not in stored.values.packed or loops or s.out.axes != stored.letters[:1]:
-        raise PlanError(f"{s.out}: scales are of the rows of tiles in halves, and the same for all pairs")
+    dense = [o.split for o in p.operands if o.name == s.operand]
+    (halves,) = dense or [p.stored(s.operand).values.halves]
+    if not halves or loops or s.out.axes != (p.stored(s.operand).letters[:1] if p.terms else ()):
+        raise PlanError(
+            f"{s.out}: a scale is of an operand that dots take in halves, or of the rows of paired tiles, and the same "
+            "for all pairs"
+        )
 
 
 def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop]) -> None:

@@ -46,9 +46,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         how, where = ("expand", tile) if stored.name else ("load", "X.values")
         return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
     if isinstance(s, ir.Scale):
-        if s.out.axes:
-            return f"{s.out} = load {s.operand.upper()}.scale[item_{s.operand}]"
-        exponent = f"exponent of {p.largest(s)}"
+        exponent = f"exponent of {f'{s.operand.upper()}.most[item_{s.operand}]' if s.out.axes else p.largest(s)}"
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
     if isinstance(s, ir.Gather):
         how = "gather" if s.operand.rows else "load"

@@ -303,8 +303,9 @@ class TileProgram:
         return tuple(map(self.stored, PAIRED if self.terms else ("",)))
 
     def largest(self, s: Scale) -> str:
-        """What the largest magnitude is called by which all of an operand is scaled: a dense one's, or that of X."""
-        return names.most(s.operand) if any(o.name == s.operand for o in self.operands) else "most"
+        """What the largest magnitudes are called by which an operand is scaled, dense or of stored values."""
+        dense = any(o.name == s.operand for o in self.operands)
+        return names.most(s.operand) if dense else self.stored(s.operand).array("most")
 
     @property
     def arrays(self) -> tuple[str, ...]:

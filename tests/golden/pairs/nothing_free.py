@@ -6,8 +6,8 @@ Part 0, bcb x bcb: pairs of dense tiles of 1x32 in parts and dense tiles of 1x32
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
     x_high_values[tile * 32 + position], likewise x_low_values, row-major over one_row, ijk = 1x32
     y_high_values[tile * 32 + position], likewise y_low_values, row-major over one_column, ijk = 1x32
-    X = x_scales[item_x[item] * 1 + one_row] * (x_high_values + x_low_values / 2048), float16 in rows scaled by powers of 2
-    Y = y_scales[item_y[item] * 1 + one_column] * (y_high_values + y_low_values / 2048), float16 in rows scaled by powers of 2
+    X = (x_high_values + x_low_values / 2048) * 2 ** (exponent of x_most[item_x[item] * 1 + one_row] - 14), in float16
+    Y = (y_high_values + y_low_values / 2048) * 2 ** (exponent of y_most[item_y[item] * 1 + one_column] - 14), in float16
     streams 8*L + N*w + 16*P bytes, writes rows of w bytes
     stores P rows
     1024*P flops outside dots, 16384*L inside
@@ -25,15 +25,15 @@ import triton.language as tl
 #     x[one_row,ijk] = load X.tile[pair_x]  # high and low parts
 #     y[one_column,ijk] = load Y.tile[pair_y]  # high and low parts
 #     total[one_row,one_column] += einsum "ijk,ijk->" x, y  # dot over ijk, f16x3
-#   x_scale[one_row] = load X.scale[item_x]
-#   y_scale[one_column] = load Y.scale[item_y]
+#   x_scale[one_row] = 2 ** (exponent of X.most[item_x] - 14)
+#   y_scale[one_column] = 2 ** (exponent of Y.most[item_y] - 14)
 #   total[one_row,one_column] = einsum ",->" total, x_scale  # multiply
 #   total[one_row,one_column] = einsum ",->" total, y_scale  # multiply
 #   store Z[item, one_row, one_column] total[one_row,one_column]
 @triton.jit
 def part_0(
-    pid, pair_ptr, pair_x, pair_y, item_x, item_y, x_high_values, x_low_values, x_scales, y_high_values,
-    y_low_values, y_scales, Z,
+    pid, pair_ptr, pair_x, pair_y, item_x, item_y, x_high_values, x_low_values, x_most, y_high_values,
+    y_low_values, y_most, Z,
 ):
     item = pid
     side_one_row = tl.arange(0, 16)
@@ -56,8 +56,10 @@ def part_0(
         # Pairs are summed outside of the dot, which rounds its sums towards zero.
         total = tl.fma(total_high, 1.0, total)
     total += total_low * 0.00048828125
-    x_scale = tl.load(x_scales + tl.load(item_x + item) * 1 + side_one_row, mask=side_one_row < 1, other=0)
-    y_scale = tl.load(y_scales + tl.load(item_y + item) * 1 + side_one_column, mask=side_one_column < 1, other=0)
+    x_scale = tl.load(x_most + tl.load(item_x + item) * 1 + side_one_row, mask=side_one_row < 1, other=0)
+    x_scale = ((tl.maximum(x_scale.to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
+    y_scale = tl.load(y_most + tl.load(item_y + item) * 1 + side_one_column, mask=side_one_column < 1, other=0)
+    y_scale = ((tl.maximum(y_scale.to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     total = x_scale[:, None] * total
     total = y_scale[None, :] * total
     tl.store(Z + item + side_one_row[:, None] + side_one_column[None, :], total, mask=((side_one_row < 1)[:, None]) & ((side_one_column < 1)[None, :]))
@@ -65,10 +67,10 @@ def part_0(
 
 @triton.jit(do_not_specialize=["programs_0"])
 def kernel(
-    programs_0, pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
-    x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+    programs_0, pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0, x_most_0,
+    y_high_values_0, y_low_values_0, y_most_0, Z,
 ):
     part_0(
         tl.program_id(0), pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
-        x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+        x_most_0, y_high_values_0, y_low_values_0, y_most_0, Z,
     )

@@ -6,8 +6,8 @@ Part 0, bcb x bcb: pairs of dense tiles of 64x32 in parts and dense tiles of 64x
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
     x_high_values[tile * 2048 + position], likewise x_low_values, row-major over ij, k = 64x32
     y_high_values[tile * 2048 + position], likewise y_low_values, row-major over lm, k = 64x32
-    X = x_scales[item_x[item] * 64 + ij] * (x_high_values + x_low_values / 2048), float16 in rows scaled by powers of 2
-    Y = y_scales[item_y[item] * 64 + lm] * (y_high_values + y_low_values / 2048), float16 in rows scaled by powers of 2
+    X = (x_high_values + x_low_values / 2048) * 2 ** (exponent of x_most[item_x[item] * 64 + ij] - 14), in float16
+    Y = (y_high_values + y_low_values / 2048) * 2 ** (exponent of y_most[item_y[item] * 64 + lm] - 14), in float16
     streams 8*L + N*w + 16*P bytes, writes rows of 4096*w bytes
     stores P rows
     16384*P flops outside dots, 262144*L inside
@@ -25,15 +25,15 @@ import triton.language as tl
 #     x[ij,k] = load X.tile[pair_x]  # high and low parts
 #     y[lm,k] = load Y.tile[pair_y]  # high and low parts
 #     total[ij,lm] += einsum "ijk,lmk->ijlm" x, y  # dot over k, f16x3
-#   x_scale[ij] = load X.scale[item_x]
-#   y_scale[lm] = load Y.scale[item_y]
+#   x_scale[ij] = 2 ** (exponent of X.most[item_x] - 14)
+#   y_scale[lm] = 2 ** (exponent of Y.most[item_y] - 14)
 #   total[ij,lm] = einsum "ijlm,ij->ijlm" total, x_scale  # multiply
 #   total[ij,lm] = einsum "ijlm,lm->ijlm" total, y_scale  # multiply
 #   store Z[item, ij, lm] total[ij,lm]
 @triton.jit
 def part_0(
-    pid, pair_ptr, pair_x, pair_y, item_x, item_y, x_high_values, x_low_values, x_scales, y_high_values,
-    y_low_values, y_scales, Z,
+    pid, pair_ptr, pair_x, pair_y, item_x, item_y, x_high_values, x_low_values, x_most, y_high_values,
+    y_low_values, y_most, Z,
 ):
     item = pid
     side_ij = tl.arange(0, 64)
@@ -56,8 +56,10 @@ def part_0(
         # Pairs are summed outside of the dot, which rounds its sums towards zero.
         total = tl.fma(total_high, 1.0, total)
     total += total_low * 0.00048828125
-    x_scale = tl.load(x_scales + tl.load(item_x + item) * 64 + side_ij)
-    y_scale = tl.load(y_scales + tl.load(item_y + item) * 64 + side_lm)
+    x_scale = tl.load(x_most + tl.load(item_x + item) * 64 + side_ij)
+    x_scale = ((tl.maximum(x_scale.to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
+    y_scale = tl.load(y_most + tl.load(item_y + item) * 64 + side_lm)
+    y_scale = ((tl.maximum(y_scale.to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     total = x_scale[:, None] * total
     total = y_scale[None, :] * total
     tl.store(Z + item * 4096 + side_ij[:, None] * 64 + side_lm[None, :], total)
@@ -65,10 +67,10 @@ def part_0(
 
 @triton.jit(do_not_specialize=["programs_0"])
 def kernel(
-    programs_0, pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
-    x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+    programs_0, pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0, x_most_0,
+    y_high_values_0, y_low_values_0, y_most_0, Z,
 ):
     part_0(
         tl.program_id(0), pair_ptr_0, pair_x_0, pair_y_0, item_x_0, item_y_0, x_high_values_0, x_low_values_0,
-        x_scales_0, y_high_values_0, y_low_values_0, y_scales_0, Z,
+        x_most_0, y_high_values_0, y_low_values_0, y_most_0, Z,
     )
