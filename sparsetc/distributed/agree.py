@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.errors import DistributedError
+from sparsetc.errors import DistributedError, PlanError
 from sparsetc.options import current
 
 T = TypeVar("T")
@@ -67,6 +67,33 @@ def agreed(
         raise DistributedError(f"{what}: {_listed(failed, ranks.size)}") from error
     _check_same(what, [one for *_, one in found])
     return result  # type: ignore[no-any-return]
+
+
+def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
+    """What `make` gives for settings, on every rank; collective.
+
+    A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
+    Where others take it, the rank's is chosen by cost.
+
+    Raises:
+        PlanError: no rank's share fits the plan.
+        DistributedError: a rank failed otherwise.
+    """
+
+    def tried() -> T | PlanError:
+        try:
+            return make(**settings)
+        except PlanError as error:
+            return error
+
+    found = agreed(ranks, what, tried)
+    fits = ranks.objects(not isinstance(found, PlanError))
+    if isinstance(found, PlanError) and not any(fits):
+        raise found
+    if all(fits):
+        return found  # type: ignore[return-value]
+    other = {**settings, "plan": "auto"}
+    return agreed(ranks, what, lambda: make(**other) if isinstance(found, PlanError) else found)
 
 
 def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
