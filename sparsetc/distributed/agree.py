@@ -44,19 +44,16 @@ def agreed(
         DistributedError: arguments differ, or some ranks failed.
         Exception: a rank's own error where every rank failed.
     """
+    if ranks.size == 1:
+        return function()
     error: Exception | None = None
     result: Any = None
     checked: dict[str, str] = {}
     try:
         result = function()
-        if same is not None and ranks.size > 1:
-            checked = _printed(same(result))
+        checked = {} if same is None else _printed(same(result))
     except Exception as raised:
         error = raised
-    if ranks.size == 1:
-        if error is not None:
-            raise error
-        return result  # type: ignore[no-any-return]
     failure = None if error is None else f"{type(error).__name__}: {error}"
     found = ranks.objects((_printed(given or {}), failure, checked))
     _check_same(what, [one for one, *_ in found])
@@ -129,11 +126,9 @@ def _printed(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_same(what: str, said: Sequence[Mapping[str, str]]) -> None:
-    names = list(dict.fromkeys(name for one in said for name in one))
-    for name in names:
-        by_value: dict[str, list[int]] = {}
-        for rank, one in enumerate(said):
-            by_value.setdefault(one.get(name, "nothing"), []).append(rank)
+    for name in dict.fromkeys(name for one in said for name in one):
+        values = [one.get(name, "nothing") for one in said]
+        by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
         if len(by_value) > 1:
             listed = "; ".join(f"{_named(own)} {value:.200}" for value, own in list(by_value.items())[:4])
             raise DistributedError(f"{what}: ranks were given different arguments; {name}: {listed}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -46,10 +47,10 @@ def dense_result(share: Share, gather: bool, ranks: Ranks, device: torch.device)
     whole, rows = [(0, full[0])] * size, shares((0, full[0]), size)
     transfers = []
     if shape and (not gather or len(share.summing) < size):
-        transfers.append(Transfer.of_boxes(ranks, boxes, rows, full, device))
+        transfers.append(Transfer.of_boxes(ranks, boxes, rows, full))
         boxes = [(one, *((0, n) for n in full[1:])) for one in rows]
     if gather or not shape:
-        transfers.append(Transfer.of_boxes(ranks, boxes, whole, full, device))
+        transfers.append(Transfer.of_boxes(ranks, boxes, whole, full))
     placement: Placement = Shard(0) if shape else Replicate()
     stride = tuple(prod(shape[n + 1 :]) for n in range(len(shape)))
 
@@ -107,16 +108,18 @@ def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[Spa
         return numbers[rank][(numbers[rank] >= span[0]) & (numbers[rank] < span[1])].sort().values
 
     start, stop = spans[ranks.rank]
+    mine = [within(ranks.rank, spans.get(rank, (0, 0))).numel() for rank in every]
+    ends = list(accumulate(mine))
     places = [(at - start, (at.numel(), *width)) for at in (within(rank, (start, stop)) for rank in every)]
     values = local.values.new_zeros((stop - start, *width))
     transfer = Transfer(
         ranks,
-        tuple(within(ranks.rank, spans.get(rank, (0, 0))).numel() * prod(width) for rank in every),
-        tuple(prod(sizes) for _, sizes in places),
-        torch.argsort(numbers[ranks.rank]),
+        tuple((end - n, end) for n, end in zip(mine, ends, strict=True)),
+        prod(width),
         tuple(places),
         tuple(values.shape),
         adds=True,
+        order=torch.argsort(numbers[ranks.rank]),
     )
     kept = torch.stack(union.coords)[:, start:stop].contiguous()
     return SparseTensor._of(kept, values, local.shape, True), (transfer,)

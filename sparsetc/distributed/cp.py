@@ -91,7 +91,7 @@ def prepared(
     def transfers(rows: Sequence[Sequence[Range]], targets: Sequence[Sequence[Range]]) -> list[Transfer]:
         boxes = [[(one, (0, width)) for one in each] for each in rows]
         each = zip(boxes, targets, x.shape, strict=True)
-        return [Transfer.of_boxes(ranks, box, to, (n, width), x.device) for box, to, n in each]
+        return [Transfer.of_boxes(ranks, box, to, (n, width)) for box, to, n in each]
 
     to_owners, to_blocks, to_all = transfers(held, owned), transfers(owned, held), transfers(owned, whole)
 
@@ -105,7 +105,7 @@ def prepared(
             blocks,
             ranks.sum_,
             lambda mode, rhs: to_owners[mode](rhs),
-            lambda mode: to_blocks[mode].begin(own[mode], blocks[mode])[0],
+            lambda mode: to_blocks[mode].begin(own[mode], blocks[mode]),
             **settings,
         ), own
 

@@ -109,7 +109,7 @@ class DistributedKernel:
     def explain(self, symbolic: bool = False) -> Explained:
         """The cut, what a call sends, and this rank's kernel, as `Kernel.explain` has it: prints as a table."""
         share, itemsize = self.share, self.kernel.contraction.result_dtype.itemsize
-        sends = tuple(t.elements * itemsize for t in self.combined.transfers if t.moves)
+        sends = tuple(sum(t.sent) * itemsize for t in self.combined.transfers if t.moves)
         local = self.kernel.explain(symbolic)
         return Explained(share.bound.einsum.text, share.cut, share.placed, sends, self.combined.said, local)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -20,36 +21,34 @@ from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
 
 Place = tuple[Any, tuple[int, ...]]
 """An index of a tensor, slices or numbers of rows, and the sizes of what lies there."""
+Parts = list[tuple[Any, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What this rank sends and gets. Where ranks send the same elements, sums are made in order of the ranks.
+    """What this rank sends and gets. What it keeps is not sent, and where nothing moves nothing is copied.
 
     Attributes:
-        sent: for each rank, how many elements it is sent.
-        rows: (n,) which rows are sent, in order of the rank that they are for; None for all as they lie.
-        places: where the part of each rank that sends something lies in the result.
+        spans: for each rank, which rows it is sent.
+        width: elements of each of these rows.
+        places: where the part of each rank lies in the result.
         shape: of the result.
-        adds: whether parts are added up, on any rank.
-        in_order: whether parts as they come are the result.
+        adds: whether parts are added up, on any rank: in order of the ranks, so sums have the same bits at each run.
         moves: whether anything is to be done, on any rank.
+        order: (n,) the rows in the order that `spans` count them in; None for as they lie.
     """
 
     ranks: Ranks
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    rows: torch.Tensor | None
+    spans: tuple[Range, ...]
+    width: int
     places: tuple[Place, ...]
     shape: tuple[int, ...]
     adds: bool
-    in_order: bool = False
     moves: bool = True
+    order: torch.Tensor | None = None
 
     @classmethod
-    def of_boxes(
-        cls, ranks: Ranks, boxes: Sequence[Box], targets: Sequence[Range], shape: Sequence[int], device: torch.device
-    ) -> Transfer:
+    def of_boxes(cls, ranks: Ranks, boxes: Sequence[Box], targets: Sequence[Range], shape: Sequence[int]) -> Transfer:
         """From boxes of a dense tensor to ranges of its rows.
 
         Args:
@@ -57,103 +56,94 @@ class Transfer:
             boxes: what each rank has; they are equal or do not overlap.
             targets: the rows, of the first mode, that each rank shall have.
             shape: of the whole tensor.
-            device: where it is.
         """
         (rows, *others), (start, stop) = boxes[ranks.rank], targets[ranks.rank]
-        spans = [_common(rows, target) for target in targets]
-        numbers = [torch.arange(a - rows[0], b - rows[0], device=device) for a, b in spans]
         parts = [(_common(box[0], (start, stop)), *box[1:]) for box in boxes]
-        there = [part for part in parts if elements(part)]
         whole = tuple((0, n) for n in shape[1:])
-        full = [box for box in boxes if elements(box)]
+        full = [box for box in boxes if prod(sizes(box))]
         adds = len(set(full)) < len(full)
         return cls(
             ranks,
-            tuple((b - a) * elements(others) for a, b in spans),
-            tuple(map(elements, parts)),
-            None if _follow(spans, rows) else torch.cat(numbers),
-            tuple((_slices(part, start), sizes(part)) for part in there),
+            tuple(_from(rows[0], _common(rows, target)) for target in targets),
+            prod(sizes(others)),
+            tuple(((slice(*_from(start, part[0])), *(slice(*r) for r in part[1:])), sizes(part)) for part in parts),
             (stop - start, *shape[1:]),
             adds,
-            all(part[1:] == whole for part in there) and _follow([part[0] for part in there], (start, stop)),
-            len(set(full)) < len(full)
-            or any(box != (target, *whole) for box, target in zip(boxes, targets, strict=True)),
+            adds or any(box != (target, *whole) for box, target in zip(boxes, targets, strict=True)),
         )
 
     @property
-    def elements(self) -> int:
-        """How many elements this rank sends to others."""
-        return sum(self.sent) - self.sent[self.ranks.rank] if self.moves else 0
+    def sent(self) -> list[int]:
+        """How many elements each rank is sent, this one none."""
+        return [(b - a) * self.width * (rank != self.ranks.rank) for rank, (a, b) in enumerate(self.spans)]
 
     def __call__(self, local: torch.Tensor, what: str = "") -> torch.Tensor:
-        """Send this rank's part, and return the result; collective.
+        """Send the rows of this rank, and return the result; collective.
 
         Raises:
             DtypeError, DistributedError: an integer does not fit, here or on another rank; names `what`.
         """
-        finish, found = self.begin(local)
-        finish()
-        return self._summed(found, what) if self.adds else self._placed(found)
-
-    def begin(self, local: torch.Tensor, out: torch.Tensor | None = None) -> tuple[Callable[[], None], torch.Tensor]:
-        """Begin to send this rank's part; collective.
-
-        Args:
-            local: the part.
-            out: contiguous; gets the parts of all ranks.
-
-        Returns:
-            What, when called, has the stream wait for the end, and the parts of all ranks.
-        """
         if not self.moves:
-            return lambda: None, local
-        local = torch.atleast_1d(local)
-        rows = local.contiguous() if self.rows is None else local.index_select(0, self.rows)
-        found = local.new_empty(sum(self.received)) if out is None else out
-        return self.ranks.exchange(found, rows.view(-1), self.received, self.sent), found
+            return local
+        parts = self._sent(local)()
+        return self._summed(parts, local, what) if self.adds else self._placed(parts, local.new_empty(self.shape))
 
-    def _placed(self, found: torch.Tensor) -> torch.Tensor:
-        if self.in_order or not self.moves:
-            return found.view(self.shape)
-        out = found.new_empty(self.shape)
-        for index, part in self._parts(found):
+    def begin(self, local: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
+        """Begin to send rows that are not added up; what is returned puts the result into `out`; collective."""
+        if not self.moves:
+            return lambda: None
+        finish = self._sent(local)
+        return lambda: self._placed(finish(), out)
+
+    def _sent(self, local: torch.Tensor) -> Callable[[], Parts]:
+        """Begin to send; what is returned has the stream wait, and gives the parts of all ranks."""
+        local = torch.atleast_1d(local if self.order is None else local.index_select(0, self.order))
+        rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
+        others = [one for rank, one in enumerate(rows) if rank != me and one.numel()] or [local[:0]]
+        away = others[0] if len(others) == 1 else torch.cat(others)
+        counts = [prod(one) * (rank != me) for rank, (_, one) in enumerate(self.places)]
+        found = local.new_empty(sum(counts))
+        wait = self.ranks.exchange(found, away.reshape(-1), counts, self.sent)
+
+        def finish() -> Parts:
+            wait()
+            each = zip(self.places, found.split(counts), strict=True)
+            parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
+            return [(index, part) for index, part in parts if part.numel()]
+
+        return finish
+
+    def _placed(self, parts: Parts, out: torch.Tensor) -> torch.Tensor:
+        for index, part in parts:
             out[index] = part
         return out
 
-    def _summed(self, found: torch.Tensor, what: str) -> torch.Tensor:
+    def _summed(self, parts: Parts, like: torch.Tensor, what: str) -> torch.Tensor:
         """Sums rounded once, to the dtype that the parts have."""
-        sums = self._added_up(found, accumulator(found.dtype))
-        if found.dtype not in INTEGERS:
-            return sums.to(found.dtype)
-        close = self._added_up(found, torch.float64)
+        dtype = like.dtype
+        sums = self._added_up(parts, like, accumulator(dtype))
+        if dtype not in INTEGERS:
+            return sums.to(dtype)
+        close = self._added_up(parts, like, torch.float64)
 
         def fitting() -> torch.Tensor:
             refuse_wrapped(sums, close, what)
-            return fitted(sums, found.dtype, what)
+            return fitted(sums, dtype, what)
 
         return agreed(self.ranks, what, fitting)
 
-    def _added_up(self, found: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if all(one == self.shape for _, one in self.places):
-            return found.view(len(self.places), *self.shape).sum(0, dtype=dtype)
-        out = found.new_zeros(self.shape, dtype=dtype)
-        for index, part in self._parts(found):
+    def _added_up(self, parts: Parts, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if parts and all(part.shape == self.shape for _, part in parts):
+            return reduce(torch.add, [part.to(dtype) for _, part in parts])
+        out = like.new_zeros(self.shape, dtype=dtype)
+        for index, part in parts:
             out[index] += part
         return out
-
-    def _parts(self, found: torch.Tensor) -> list[tuple[Any, torch.Tensor]]:
-        parts = found.split([prod(one) for _, one in self.places])
-        return [(index, part.view(one)) for (index, one), part in zip(self.places, parts, strict=True)]
 
 
 def sizes(box: Sequence[Range]) -> tuple[int, ...]:
     """The sizes of a box."""
     return tuple(stop - start for start, stop in box)
-
-
-def elements(box: Sequence[Range]) -> int:
-    """How many elements a box has."""
-    return prod(sizes(box))
 
 
 def shares(rows: Range, ranks: int) -> list[Range]:
@@ -163,19 +153,12 @@ def shares(rows: Range, ranks: int) -> list[Range]:
     return [(min(stop, start + share * n), min(stop, start + share * (n + 1))) for n in range(ranks)]
 
 
-def _slices(box: Box, start: int) -> tuple[slice, ...]:
-    """The index of a box in a tensor whose first row is row `start` of the whole."""
-    (first, last), *others = box
-    return slice(first - start, last - start), *(slice(*r) for r in others)
-
-
 def _common(one: Range, other: Range) -> Range:
     """The rows that two ranges have in common."""
     start = max(one[0], other[0])
     return start, max(start, min(one[1], other[1]))
 
 
-def _follow(spans: Sequence[Range], rows: Range) -> bool:
-    """Whether ranges, but for the empty ones, follow one another and are all of `rows`."""
-    spans = [(start, stop) for start, stop in spans if start < stop]
-    return [rows[0], *(stop for _, stop in spans)] == [*(start for start, _ in spans), rows[1]]
+def _from(first: int, rows: Range) -> Range:
+    """A range counted from a row; rows that are none are the first."""
+    return (rows[0] - first, rows[1] - first) if rows[0] < rows[1] else (0, 0)
