@@ -84,9 +84,9 @@ def link(ranks: Ranks) -> dict[str, float]:
     """GB a second that each rank sends in a large all-to-all, and microseconds of a small sum."""
     if ranks.size == 1:
         return {}
-    rows, small = torch.ones(LINK_BYTES // 4, device=DEVICE), torch.ones(1, device=DEVICE)
-    counts = [rows.numel() // ranks.size] * ranks.size
-    sent = counts[0] * 4 * (ranks.size - 1) / 1e6
+    share, small = LINK_BYTES // 4 // ranks.size, torch.ones(1, device=DEVICE)
+    counts = [share * (rank != ranks.rank) for rank in range(ranks.size)]
+    rows, sent = torch.ones(sum(counts), device=DEVICE), sum(counts) * 4 / 1e6
     return {
         "all_to_all_gb_s": round(sent / milliseconds(ranks, lambda: ranks.exchanged(rows, counts, counts)), 1),
         "small_sum_us": round(1e3 * milliseconds(ranks, lambda: ranks.sum_(small)), 1),

@@ -557,19 +557,19 @@ def what_fails_on_one_rank_is_said_on_all(mesh: Any, folder: Path) -> None:
         sd.shard(path if ranks.rank < last else folder / "absent.stc", mesh=mesh)
     own = sd.shard.__module__
     module = sys.modules[own]
-    taken = module.taken  # type: ignore[attr-defined]
+    kind = module.SparseTensor  # type: ignore[attr-defined]
 
-    def lacking(*args: Any) -> Any:
+    def lacking(*args: Any, **settings: Any) -> Any:
         if ranks.rank == last:
             raise MemoryError("std::bad_alloc")
-        return taken(*args)
+        return kind(*args, **settings)
 
-    module.taken = lacking  # type: ignore[attr-defined]
+    module.SparseTensor = lacking  # type: ignore[attr-defined]
     try:
         with raises(stc.DistributedError, f"rank {last} of {ranks.size} failed: MemoryError"):
             sd.shard(x, mesh=mesh)
     finally:
-        module.taken = taken  # type: ignore[attr-defined]
+        module.SparseTensor = kind  # type: ignore[attr-defined]
     assert sd.shard(x, mesh=mesh).nnz == x.nnz  # ranks are still together
     assert s.nnz == x.nnz
     v = dense(90, dtype=torch.float32)

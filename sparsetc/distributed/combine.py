@@ -1,13 +1,12 @@
 """Ranks' results brought together, as the cut says: sums over the ranks that share a block, rows where they stay.
 
-In: an einsum's share, and of a sparse result this rank's pattern. Out: a `Combined`: what is sent in a call, and what
-is made of what arrives.
+In: an einsum's share, and of a sparse result this rank's pattern. Out: what is sent in a call, and what is made of what
+arrives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -23,20 +22,8 @@ from sparsetc.distributed.transfer import Transfer, shares
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-
-@dataclass(frozen=True)
-class Combined:
-    """How the results of ranks become that of all.
-
-    Attributes:
-        transfers: of a dense result, or of the values of a sparse one, in order.
-        wrap: gives the result, of this rank's part after all transfers.
-        said: what the result is, for people.
-    """
-
-    transfers: tuple[Transfer, ...]
-    wrap: Callable[[torch.Tensor], Any]
-    said: str
+Combined = tuple[tuple[Transfer, ...], Callable[[torch.Tensor], Any]]
+"""Transfers of a dense result, or of the values of a sparse one, in order, and what makes the result of the last's."""
 
 
 def dense_result(share: Share, gather: bool, ranks: Ranks, device: torch.device) -> Combined:
@@ -60,7 +47,7 @@ def dense_result(share: Share, gather: bool, ranks: Ranks, device: torch.device)
             return part
         return DTensor.from_local(part, ranks.mesh(device), [placement], shape=torch.Size(shape), stride=stride)
 
-    return Combined(tuple(transfers), wrap, "dense, " + ("whole on every rank" if gather else "each rank keeps rows"))
+    return tuple(transfers), wrap
 
 
 def sparse_result(share: Share, local: SparseTensor, ranks: Ranks) -> Combined:
@@ -80,9 +67,7 @@ def sparse_result(share: Share, local: SparseTensor, ranks: Ranks) -> Combined:
     local, transfers = _united(local, part, ranks) if len(part) > 1 else (local, ())
     places = tuple((*at, number[rank]) for rank, at in enumerate(along))
     cut = Cut(shape, tuple(bounds), places, tuple(ranks.objects(local.nnz)))
-    return Combined(
-        transfers, lambda values: Sharded(cut, local.with_values(values), ranks), "sparse, each rank keeps its share"
-    )
+    return transfers, lambda values: Sharded(cut, local.with_values(values), ranks)
 
 
 def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[SparseTensor, tuple[Transfer, ...]]:

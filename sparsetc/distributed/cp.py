@@ -45,8 +45,10 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
         if wanted.mask is not None:
             raise DecompositionError(f"{NAME}: there is no mask= of a sharded tensor; one of one process has it")
         checks.kind(x.dtype, x.device, x.shape, NAME)
-        chosen = wanted.checked(x.order)
-        return chosen, start(_without_nonzeros(x), chosen, ("random",))
+        chosen, no_coords = wanted.checked(x.order), torch.zeros((x.order, 0), dtype=torch.int64, device=x.device)
+        # A random start asks for shape, dtype and device alone.
+        without_nonzeros = SparseTensor._of(no_coords, x.local.values.new_zeros(0), x.shape, True)
+        return chosen, start(without_nonzeros, chosen, ("random",))
 
     chosen, factors = agreed(ranks, NAME, begun, _said(x, wanted) | alike(settings))
     _check_values(x)
@@ -121,10 +123,9 @@ def prepared(
 
 def _owned(cut: Cut, mode: int) -> list[Range]:
     """The rows of a mode that each rank owns: an equal share of those of its range."""
-    parts = cut.sharing((mode,))
-    owned = {
-        r: rows for part in parts for r, rows in zip(part, shares(cut.ranges(part[0])[mode], len(part)), strict=True)
-    }
+    owned: dict[int, Range] = {}
+    for part in cut.sharing((mode,)):
+        owned |= zip(part, shares(cut.ranges(part[0])[mode], len(part)), strict=True)
     return [owned[rank] for rank in range(cut.size)]
 
 
@@ -139,12 +140,6 @@ def _said(x: Sharded, wanted: Wanted) -> dict[str, Any]:
         random_state=random if random is None or isinstance(random, int) else type(random).__name__,
     )
     return {"x": (x.shape, x.cut.nnz, x.dtype)} | vars(printed)
-
-
-def _without_nonzeros(x: Sharded) -> SparseTensor:
-    """A tensor of x's shape, dtype and device, of which a random start asks no more."""
-    coords = torch.zeros((x.order, 0), dtype=torch.int64, device=x.device)
-    return SparseTensor._of(coords, x.local.values.new_zeros(0), x.shape, True)
 
 
 def _check_values(x: Sharded) -> None:

@@ -145,13 +145,9 @@ def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -
         modes: those that may be cut; no mode is into more ranges than it has rows.
         pieces: whether boxes may be cut into pieces, in which grids come after the others.
     """
-    axes = [*sorted(set(modes)), len(shape)] if pieces else sorted(set(modes))
-    most = [max(1, shape[m]) if m < len(shape) else size for m in axes]
-    found = []
-    for parts in _factorings(size, len(axes)):
-        if all(p <= n for p, n in zip(parts, most, strict=True)):
-            by_axis = dict(zip(axes, parts, strict=True))
-            found.append(tuple(by_axis.get(m, 1) for m in range(len(shape) + 1)))
+    most = [n if m in modes else 1 for m, n in enumerate(shape)] + [size if pieces else 1]
+    ranges = [[d for d in range(1, size + 1) if size % d == 0 and d <= max(1, n)] for n in most]
+    found = [grid for grid in product(*ranges) if prod(grid) == size]
     return sorted(found, key=lambda grid: (grid[-1], rows_sent(grid, shape), grid))
 
 
@@ -162,45 +158,34 @@ def rows_sent(grid: Grid, shape: Sequence[int]) -> float:
     return sum(n / g * (s - 1) / s for n, g, s in zip(shape, grid[:-1], sharing, strict=True))
 
 
-def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ranks, scattered: bool) -> Cut:
-    """The cut of a tensor; collective where its nonzeros are scattered.
+def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ranks) -> Cut:
+    """The cut of a tensor; collective.
 
     Args:
-        coords: (sparse order, n) those that this rank counts.
+        coords: (sparse order, n) those that this rank has.
         shape: of all modes, dense ones last.
         modes: that may be cut.
         ranks: as many as there will be boxes, or pieces of them.
-        scattered: whether each rank counts others; else all count the same.
     """
-
-    def over_ranks(counts: torch.Tensor) -> torch.Tensor:
-        return ranks.sum_(counts) if scattered else counts
-
-    counts = {m: over_ranks(torch.bincount(coords[m], minlength=shape[m])) for m in modes}
+    counts = {m: ranks.sum_(torch.bincount(coords[m], minlength=shape[m])) for m in modes}
 
     def cut(grid: Grid) -> Cut:
         bounds = tuple(boundaries(counts[m], g) if m in counts else (0, shape[m]) for m, g in enumerate(grid[:-1]))
         per_box = torch.bincount(box_of(coords, bounds), minlength=prod(grid[:-1]))
-        return cut_of(shape, grid, bounds, over_ranks(per_box).tolist())
+        return cut_of(shape, grid, bounds, ranks.sum_(per_box).tolist())
 
-    def tried(listed: Iterable[Grid]) -> Iterator[Cut]:
-        return (cut(grid) for grid in islice(listed, TRIED))
+    def tried(pieces: bool) -> Iterator[Cut]:
+        listed = (grid for grid in grids(ranks.size, shape, modes, pieces) if pieces == (grid[-1] > 1))
+        return map(cut, islice(listed, TRIED))
 
-    plain = _until_even(tried(grids(ranks.size, shape, modes, False)))
-    if plain and plain[0].imbalance <= UNEVEN:
-        return plain[0]
-    pieced = tried(grid for grid in grids(ranks.size, shape, modes, True) if grid[-1] > 1)
-    return min([*plain, *pieced], key=lambda c: c.imbalance)
-
-
-def _until_even(tried: Iterable[Cut]) -> list[Cut]:
-    """The first cut that is even enough, or the most even one; empty of no cuts."""
-    uneven: list[Cut] = []
-    for cut in tried:
-        if cut.imbalance <= EVEN:
-            return [cut]
-        uneven.append(cut)
-    return sorted(uneven, key=lambda c: c.imbalance)[:1]
+    cuts: list[Cut] = []
+    for plain in tried(False):
+        if plain.imbalance <= EVEN:
+            return plain
+        cuts.append(plain)
+    if not cuts or min(one.imbalance for one in cuts) > UNEVEN:
+        cuts += tried(True)
+    return min(cuts, key=lambda one: one.imbalance)
 
 
 def box_of(coords: torch.Tensor, bounds: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -225,10 +210,3 @@ def cut_of(shape: Sequence[int], grid: Grid, bounds: tuple[tuple[int, ...], ...]
     pieces = grid[-1]
     nnz = [n * (k + 1) // pieces - n * k // pieces for n in counts for k in range(pieces)]
     return Cut(tuple(shape), bounds, tuple(product(*map(range, grid))), tuple(nnz))
-
-
-def _factorings(n: int, parts: int) -> list[Grid]:
-    """All ways to write n as an ordered product of so many factors."""
-    if parts <= 1:
-        return [(n,) * parts] if parts or n == 1 else []
-    return [(d, *rest) for d in range(1, n + 1) if n % d == 0 for rest in _factorings(n // d, parts - 1)]

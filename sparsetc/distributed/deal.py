@@ -1,8 +1,8 @@
 """Where the nonzeros that are to be cut come from, and how they come to the ranks that a cut deals them to.
 
-In: a tensor, the same on every rank or other nonzeros on each, or a packed file of which a rank reads some blocks; then
-a cut. Out: a `ShardSource`; then this rank's nonzeros. Pieces of a box are equal ranges of its nonzeros in the
-order in which ranks have them.
+In: a tensor that every rank has, of which it takes an equal part, other nonzeros on each, or a packed file of which a
+rank reads some blocks; then a cut. Out: a `ShardSource`; then this rank's nonzeros. Pieces of a box are equal ranges of
+its nonzeros in the order in which ranks have them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ Nonzeros = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Nonzeros to be cut.
+    """Nonzeros to be cut, of which each rank has others.
 
     Attributes:
         shape: sizes of the whole tensor, dense modes last.
         modes: those that may be cut.
-        scattered: whether each rank has others.
-        nonzeros: this rank's own if they are scattered, else all; on the device where shares will be.
+        nonzeros: this rank's, on the device where shares will be.
         said: what must be the same on every rank.
     """
 
     shape: tuple[int, ...]
     modes: tuple[int, ...]
-    scattered: bool
     nonzeros: Nonzeros
     said: dict[str, Any]
 
@@ -63,7 +61,7 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
         modes = modes_to_cut(along, x.shape, x.order)
         coords, values = _part(x, ranks)
         said = {"shape": x.shape, "dtype": x.dtype, "device": to.type, "nnz": x.nnz, "checksum": x.crc}
-        return ShardSource(x.shape, modes, True, (coords.to(to), values.to(to)), said)
+        return ShardSource(x.shape, modes, (coords.to(to), values.to(to)), said)
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"shard: x must be sparse, a PackedFile or a path, found {type(x).__name__}")
@@ -71,11 +69,17 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
     if device is not None:
         sparse = sparse.to(torch.device(device))
     ranks.check(sparse.device)
-    modes, values = modes_to_cut(along, sparse.shape, sparse.sparse_order), sparse.values.detach()
+    modes, coords, values = (
+        modes_to_cut(along, sparse.shape, sparse.sparse_order),
+        sparse.coords,
+        sparse.values.detach(),
+    )
     said = {"shape": sparse.shape, "dtype": sparse.dtype, "device": sparse.device.type}
     if not scattered and ranks.size > 1:
-        said |= {"nnz": sparse.nnz, "the bits of coordinates": bits(sparse.coords), "the bits of values": bits(values)}
-    return ShardSource(sparse.shape, modes, scattered, (sparse.coords, values), said)
+        said |= {"nnz": sparse.nnz, "the bits of coordinates": bits(coords), "the bits of values": bits(values)}
+        part = slice(*(sparse.nnz * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1)))
+        coords, values = coords[:, part], values[part]
+    return ShardSource(sparse.shape, modes, (coords, values), said)
 
 
 def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
@@ -135,15 +139,8 @@ def owners(coords: torch.Tensor, cut: Cut, before: torch.Tensor | None = None) -
     return box * pieces + ((number + 1) * pieces - 1) // counts[box]
 
 
-def taken(whole: Nonzeros, cut: Cut, rank: int) -> Nonzeros:
-    """A rank's own of nonzeros that every rank has, in their order."""
-    coords, values = whole
-    own = torch.nonzero(owners(coords, cut) == rank).flatten()
-    return coords.index_select(1, own), values.index_select(0, own)
-
-
 def exchanged(mine: Nonzeros, cut: Cut, ranks: Ranks) -> Nonzeros:
-    """A rank's own of nonzeros of which every rank has others, by all-to-all; in order of the ranks that had them."""
+    """The nonzeros that a cut deals to this rank, by all-to-all; in order of the ranks that had them."""
     coords, values = mine
     before = None
     if cut.grid[-1] > 1:

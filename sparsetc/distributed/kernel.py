@@ -47,7 +47,6 @@ class Explained:
     cut: Cut
     placed: tuple[int, ...]
     sends: tuple[int, ...]
-    result: str
     local: Any
 
     @property
@@ -58,8 +57,8 @@ class Explained:
     def __str__(self) -> str:
         ranks = ranks_of(self.cut.size)
         sends = [f"  all-to-all over {ranks}, {n:,} bytes from this one" for n in self.sends] or ["  nothing is sent"]
-        lines = [f'"{self.equation}" over {ranks}', str(self.cut), *sends, f"  result: {self.result}", "on this rank:"]
-        return "\n".join([*lines, str(self.local)])
+        lines = [f'"{self.equation}" over {ranks}', str(self.cut), *sends, "on this rank:", str(self.local)]
+        return "\n".join(lines)
 
 
 class DistributedKernel:
@@ -71,12 +70,13 @@ class DistributedKernel:
     Attributes:
         share: the einsum, and how it is cut.
         kernel: this rank's kernel.
-        combined: how results are brought together.
+        transfers: of a dense result, or of the values of a sparse one, in order.
         ranks: all ranks.
     """
 
     def __init__(self, share: Share, kernel: Kernel, combined: Combined, ranks: Ranks) -> None:
-        self.share, self.kernel, self.combined, self.ranks = share, kernel, combined, ranks
+        self.share, self.kernel, self.ranks = share, kernel, ranks
+        self.transfers, self._wrap = combined
 
     @entry_point
     def __call__(self, *dense: Any) -> torch.Tensor | Sharded:
@@ -102,29 +102,19 @@ class DistributedKernel:
         else:
             local = self.kernel(*narrowed)
         part = local.values if isinstance(local, SparseTensor) else local
-        for transfer in self.combined.transfers:
+        for transfer in self.transfers:
             part = transfer(part, what)
-        return self.combined.wrap(part)  # type: ignore[no-any-return]
+        return self._wrap(part)  # type: ignore[no-any-return]
 
     def explain(self, symbolic: bool = False) -> Explained:
         """The cut, what a call sends, and this rank's kernel, as `Kernel.explain` has it: prints as a table."""
         share, itemsize = self.share, self.kernel.contraction.result_dtype.itemsize
-        sends = tuple(sum(t.sent) * itemsize for t in self.combined.transfers if t.moves)
+        sends = tuple(sum(t.sent) * itemsize for t in self.transfers if t.moves)
         local = self.kernel.explain(symbolic)
-        return Explained(share.bound.einsum.text, share.cut, share.placed, sends, self.combined.said, local)
+        return Explained(share.bound.einsum.text, share.cut, share.placed, sends, local)
 
     def __repr__(self) -> str:
         return f'DistributedKernel("{self.share.bound.einsum.text}", rank {self.ranks.rank} of {self.ranks.size})'
-
-
-def einsum(x: Sharded, args: tuple[Any, ...], **settings: Any) -> torch.Tensor | Sharded:
-    """Evaluate an einsum of one sharded operand and dense ones; collective. Arguments as of `compiled`.
-
-    The kernel is kept with the sharded operand, but ranks ask each other at each call whether they were given the same:
-    loops are for `sparsetc.compile`.
-    """
-    kernel, dense = compiled(x, args, called=True, **settings)
-    return kernel._called(dense)
 
 
 def compiled(
@@ -214,7 +204,7 @@ def _made(
     def make(**chosen: Any) -> Kernel:
         narrowed: list[Any] = share.narrowed(dense, x.ranks.rank)
         narrowed.insert(share.position, x.as_whole(share.whole))
-        kernel = compile_local(share.text, *narrowed, output=output, **chosen)
+        kernel = compile_local(str(share.bound.einsum), *narrowed, output=output, **chosen)
         if gather and kernel.pattern is None:
             nbytes = 2 * prod(share.bound.output_shape) * kernel.contraction.result_dtype.itemsize
             what = f'the whole result of "{share.bound.einsum.text}" on every rank'

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
-from sparsetc.distributed.deal import exchanged, source_of, taken
+from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DistributedError, ShapeError
 from sparsetc.options import current
@@ -115,10 +115,15 @@ class Sharded:
     # that answer import this one.
 
     def _einsum(self, args: tuple[Any, ...], **settings: Any) -> Any:
-        """`sparsetc.einsum` of arguments with this operand among them; collective."""
-        from sparsetc.distributed.kernel import einsum
+        """`sparsetc.einsum` of arguments with this operand among them; collective.
 
-        return einsum(self, args, **settings)
+        The kernel is kept with the operand, but ranks ask each other at each call whether they were given the same:
+        loops are for `sparsetc.compile`.
+        """
+        from sparsetc.distributed.kernel import compiled
+
+        kernel, dense = compiled(self, args, called=True, **settings)
+        return kernel._called(dense)
 
     def _compile(self, args: tuple[Any, ...], **settings: Any) -> Any:
         """`sparsetc.compile` of arguments with this operand among them; collective."""
@@ -173,19 +178,13 @@ def shard(
     modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
     given = {"along": modes, "scattered": scattered}
     source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), given, lambda it: it.said)
-    nonzeros = source.nonzeros
-    cut = chosen(nonzeros[0], source.shape, source.modes, ranks, source.scattered)
-    if source.scattered:
-        nonzeros = exchanged(nonzeros, cut, ranks)
+    cut = chosen(source.nonzeros[0], source.shape, source.modes, ranks)
+    coords, values = exchanged(source.nonzeros, cut, ranks)
 
     def share() -> SparseTensor:
-        coords, values = nonzeros if source.scattered else taken(nonzeros, cut, ranks.rank)
         ranges = cut.ranges(ranks.rank)
         starts = torch.tensor([start for start, _ in ranges[: coords.shape[0]]], device=coords.device)
-        coords, sizes = coords - starts[:, None], tuple(stop - start for start, stop in ranges)
-        if source.scattered:
-            return SparseTensor(coords, values, sizes, check=False)
-        return SparseTensor._of(coords, values, sizes, True)
+        return SparseTensor(coords - starts[:, None], values, [stop - start for start, stop in ranges], check=False)
 
     local = agreed(ranks, "shard", share)
     return Sharded(replace(cut, nnz=tuple(ranks.objects(local.nnz))), local, ranks)

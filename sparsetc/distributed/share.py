@@ -45,11 +45,6 @@ class Share:
         return tuple(m for m in self.cut.modes if m not in self.modes.values())
 
     @cached_property
-    def text(self) -> str:
-        """The equation of every rank, without ellipses."""
-        return str(self.bound.einsum)
-
-    @cached_property
     def placed(self) -> tuple[int, ...]:
         """The modes by which the result is cut."""
         return tuple(self.modes[c] for c in self.bound.einsum.output if c in self.modes)
