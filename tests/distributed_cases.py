@@ -374,6 +374,18 @@ def kernels_say_what_they_send(mesh: Any, folder: Path) -> None:
 
 @check
 @few
+def rows_that_are_even_stay_where_they_are(mesh: Any, folder: Path) -> None:
+    x, b, c = tensor((14, 9, 7), density=1), dense(9, 4), dense(7, 4)
+    s = sd.shard(x, 0, mesh=mesh)
+    n = s.ranks.size
+    kernel = sd.compile("ijk,jr,kr->ir", sd.shard(tensor((4 * n, 9, 7), density=1), 0, mesh=mesh), b, c)
+    assert s.ranks.objects(kernel.explain().nbytes) == [0] * n
+    assert "nothing is sent" in str(kernel.explain())
+    compare(x, s, "ijk,jr,kr->ir", b, c)
+
+
+@check
+@few
 def results_are_operands(mesh: Any, folder: Path) -> None:
     x = tensor((9, 7, 9))
     s, b, c = sd.shard(x, mesh=mesh), dense(7, 4), dense(9, 4)

@@ -39,6 +39,14 @@ def test_a_row_with_most_nonzeros_is_a_range_of_its_own() -> None:
     assert cut.boundaries(torch.tensor([90, 1, 1]), 3)[-1] == 3
 
 
+def test_rows_that_are_about_even_are_cut_as_a_dtensor_is() -> None:
+    counts = torch.full((1001,), 50)
+    counts[3], counts[900] = 55, 40
+    assert cut.boundaries(counts, 4) == (0, 251, 502, 753, 1001)
+    assert cut.boundaries(torch.zeros(7, dtype=torch.int64), 3) == (0, 3, 6, 7)
+    assert cut.boundaries(torch.tensor([4]), 1) == (0, 1)
+
+
 def test_grids_are_all_there_are_and_send_few_rows_first() -> None:
     shape = (1000, 10, 500)
     found = cut.grids(8, shape, (0, 1, 2), False)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from sparsetc.distributed.cut import Cut, Range
+from sparsetc.distributed.cut import Cut, Range, shares
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share
-from sparsetc.distributed.transfer import Transfer, shares
+from sparsetc.distributed.transfer import Transfer
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -20,9 +20,9 @@ from sparsetc.decomposition.cp import NAME, Wanted, run, start
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES
 from sparsetc.decomposition.models import CP
 from sparsetc.distributed.agree import agreed, alike, on_all
-from sparsetc.distributed.cut import Cut, Range
+from sparsetc.distributed.cut import Cut, Range, shares
 from sparsetc.distributed.shard import Sharded
-from sparsetc.distributed.transfer import Transfer, shares
+from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import DecompositionError
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -146,13 +146,6 @@ def sizes(box: Sequence[Range]) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-def shares(rows: Range, ranks: int) -> list[Range]:
-    """A range in equal parts, of which the last may be shorter, or empty: as a DTensor is cut."""
-    start, stop = rows
-    share = -(-(stop - start) // ranks)
-    return [(min(stop, start + share * n), min(stop, start + share * (n + 1))) for n in range(ranks)]
-
-
 def _common(one: Range, other: Range) -> Range:
     """The rows that two ranges have in common."""
     start = max(one[0], other[0])
