@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from cases import TILED
 from torch.autograd import forward_ad
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import sparsetc as stc
@@ -370,6 +370,24 @@ def kernels_say_what_they_send(mesh: Any, folder: Path) -> None:
     across = sd.compile("ijk,ir,kr->jr", s, dense(13, 4), c).explain()
     assert (across.nbytes > 0) == (s.ranks.size > 1)
     assert sd.compile("ijk,ir,jr,kr->ijk", s, dense(13, 4), b, c).explain().nbytes == 0
+
+
+@check
+@few
+def a_dimension_of_a_mesh_is_a_mesh(mesh: Any, folder: Path) -> None:
+    if Ranks(mesh).size < max(SIZES):
+        return  # a mesh of several dimensions is made by all processes
+    both, x = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")), tensor(SHAPE)
+    for name in ("a", "b"):
+        s = sd.shard(x, mesh=both[name])
+        assert s.ranks.size == 2
+        compare(x, s, "ijk,jr,kr->ir", dense(9, 4), dense(7, 4))
+        assert sd.einsum("ijk,k->i", s, dense(7)).device_mesh == both[name]
+        same_models(
+            sd.cp_als(s, 2, n_iter_max=2, random_state=0), decomposition.cp_als(x, 2, n_iter_max=2, random_state=0)
+        )
+    with raises(stc.DistributedError, "DeviceMesh of one dimension"):
+        sd.shard(x, mesh=both)
 
 
 @check

@@ -146,7 +146,7 @@ def compiled(
         EquationError, ShapeError, …: all ranks failed alike.
     """
     text, operands = parse_arguments(args)
-    kinds = [(type(o), tuple(getattr(o, "shape", ())), getattr(o, "dtype", None)) for o in operands]
+    kinds = [(tuple(getattr(o, "shape", ())), getattr(o, "dtype", type(o)), isinstance(o, DTensor)) for o in operands]
     said = {"equation": text, "operands": kinds, "gather": gather, "output": output, "drop_zeros": drop_zeros}
     said |= {"the sharded operand": (x.shape, x.cut.nnz, x.dtype)} | alike(settings)
     if any(isinstance(o, DTensor) for o in operands):  # to make it whole takes all ranks
