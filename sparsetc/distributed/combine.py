@@ -93,13 +93,13 @@ def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[Spa
         return numbers[rank][(numbers[rank] >= span[0]) & (numbers[rank] < span[1])].sort().values
 
     start, stop = spans[ranks.rank]
-    mine = [within(ranks.rank, spans.get(rank, (0, 0))).numel() for rank in every]
-    ends = list(accumulate(mine))
+    numbers_sent = [within(ranks.rank, spans.get(rank, (0, 0))).numel() for rank in every]
+    ends = list(accumulate(numbers_sent))
     places = [(at - start, (at.numel(), *width)) for at in (within(rank, (start, stop)) for rank in every)]
     values = local.values.new_zeros((stop - start, *width))
     transfer = Transfer(
         ranks,
-        tuple((end - n, end) for n, end in zip(mine, ends, strict=True)),
+        tuple((end - n, end) for n, end in zip(numbers_sent, ends, strict=True)),
         prod(width),
         tuple(places),
         tuple(values.shape),

@@ -57,10 +57,10 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
     if callback is not None:
         chosen = replace(chosen, callback=lambda *now: agreed(ranks, "callback", lambda: callback(*now)))
     flat = replace(x, local=x.local.expand_dense()) if x.local.dense_order else x
-    equations, own, gather = prepared(flat, factors, chosen.free, settings)
+    equations, own_rows, gather = prepared(flat, factors, chosen.free, settings)
     return run(
         equations,
-        own,
+        own_rows,
         HALS if wanted.nonnegative else LEAST_SQUARES,
         chosen,
         gather,
@@ -99,26 +99,27 @@ def prepared(
 
     def make(**settings: Any) -> tuple[Equations, list[torch.Tensor]]:
         blocks = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, held, strict=True)]
-        own = [factors[m][slice(*owned[m][ranks.rank])].clone() if to_blocks[m].moves else blocks[m] for m in modes]
+        parts = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, owned, strict=True)]
+        own_rows = [parts[m] if to_blocks[m].moves else blocks[m] for m in modes]
         return Equations(
             x.local,
-            own,
+            own_rows,
             free,
             blocks,
             ranks.sum_,
             lambda mode, rhs: to_owners[mode](rhs),
-            lambda mode: to_blocks[mode].begin(own[mode], blocks[mode]),
+            lambda mode: to_blocks[mode].begin(own_rows[mode], blocks[mode]),
             **settings,
-        ), own
+        ), own_rows
 
-    equations, own = on_all(ranks, NAME, make, settings)
+    equations, own_rows = on_all(ranks, NAME, make, settings)
     equations.join()
 
     def gather() -> list[torch.Tensor]:
         equations.arrived()
-        return [transfer(rows) for transfer, rows in zip(to_all, own, strict=True)]
+        return [transfer(rows) for transfer, rows in zip(to_all, own_rows, strict=True)]
 
-    return equations, own, gather
+    return equations, own_rows, gather
 
 
 def _owned(cut: Cut, mode: int) -> list[Range]:

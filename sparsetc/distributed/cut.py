@@ -155,8 +155,8 @@ def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -
     """
     most = [n if m in modes else 1 for m, n in enumerate(shape)] + [size if pieces else 1]
     ranges = [[d for d in range(1, size + 1) if size % d == 0 and d <= max(1, n)] for n in most]
-    found = [grid for grid in product(*ranges) if prod(grid) == size]
-    return sorted(found, key=lambda grid: (grid[-1], rows_sent(grid, shape), grid))
+    fitting = [grid for grid in product(*ranges) if prod(grid) == size]
+    return sorted(fitting, key=lambda grid: (grid[-1], rows_sent(grid, shape), grid))
 
 
 def rows_sent(grid: Grid, shape: Sequence[int]) -> float:

@@ -185,10 +185,10 @@ def _whole(operand: Any) -> Any:
 
 def _dense(operand: Any, what: str) -> torch.Tensor:
     """A dense tensor, of an ndarray too; DtypeError of all else."""
-    given = as_dense(operand, what)
-    if not isinstance(given, torch.Tensor) or given.layout != torch.strided:
-        raise DtypeError(f"{what} must be dense, found {getattr(given, 'layout', type(given).__name__)}")
-    return given
+    tensor = as_dense(operand, what)
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        raise DtypeError(f"{what} must be dense, found {getattr(tensor, 'layout', type(tensor).__name__)}")
+    return tensor
 
 
 def _refuse_gradients(dense: Sequence[torch.Tensor]) -> None:

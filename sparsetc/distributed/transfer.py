@@ -100,14 +100,14 @@ class Transfer:
         local = torch.atleast_1d(local if self.order is None else local.index_select(0, self.order))
         rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
         others = [one for rank, one in enumerate(rows) if rank != me and one.numel()] or [local[:0]]
-        away = others[0] if len(others) == 1 else torch.cat(others)
+        sending = others[0] if len(others) == 1 else torch.cat(others)
         counts = [prod(one) * (rank != me) for rank, (_, one) in enumerate(self.places)]
-        found = local.new_empty(sum(counts))
-        wait = self.ranks.exchange(found, away.reshape(-1), counts, self.sent)
+        buffer = local.new_empty(sum(counts))
+        wait = self.ranks.exchange(buffer, sending.reshape(-1), counts, self.sent)
 
         def finish() -> Parts:
             wait()
-            each = zip(self.places, found.split(counts), strict=True)
+            each = zip(self.places, buffer.split(counts), strict=True)
             parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
             return [(index, part) for index, part in parts if part.numel()]
 
