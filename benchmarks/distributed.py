@@ -22,37 +22,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from common import DEVICE, factors, letters, mttkrp_equation, record, relative_error, tensor
+from torch.distributed.tensor import DTensor
 
 import sparsetc as stc
 from sparsetc.decomposition import cp_als
+from sparsetc.distributed.ranks import Ranks
 
 RANK, SHORT, LONG, CALLS = 32, 8, 136 if DEVICE == "cuda" else 40, 20
 LINK_BYTES = 1 << 28 if DEVICE == "cuda" else 1 << 20
 
 
-def begin() -> stc.distributed.Ranks:
+def begin() -> Ranks:
     """Join the processes that torchrun started."""
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if DEVICE == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if "RANK" in os.environ:
         dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")
-    return stc.distributed.Ranks.of()
+    return Ranks()
 
 
-def wait(ranks: stc.distributed.Ranks) -> None:
+def wait(ranks: Ranks) -> None:
     """Until all ranks are here and their GPUs have nothing to do."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     ranks.objects(None)
 
 
-def slowest(ranks: stc.distributed.Ranks, value: float) -> float:
+def slowest(ranks: Ranks, value: float) -> float:
     """The largest of all ranks' numbers."""
     return float(max(ranks.objects(value)))
 
 
-def milliseconds(ranks: stc.distributed.Ranks, call: Callable[[], Any]) -> float:
+def milliseconds(ranks: Ranks, call: Callable[[], Any]) -> float:
     """Median of as many calls on every rank, which time would not be: a call waits for the other ranks'."""
     for _ in range(3):
         call()
@@ -78,28 +80,33 @@ def milliseconds(ranks: stc.distributed.Ranks, call: Callable[[], Any]) -> float
     return round(slowest(ranks, statistics.median(times)), 4)
 
 
-def link(ranks: stc.distributed.Ranks) -> dict[str, float]:
-    """GB a second that each rank sends in large collectives, and microseconds of a small sum."""
+def link(ranks: Ranks) -> dict[str, float]:
+    """GB a second that each rank sends in a large all-to-all, and microseconds of a small sum."""
     if ranks.size == 1:
         return {}
-    own = torch.ones(LINK_BYTES // 4 // ranks.size, device=DEVICE)
-    whole, small = torch.ones(own.numel() * ranks.size, device=DEVICE), torch.ones(1, device=DEVICE)
-    sent = own.numel() * 4 * (ranks.size - 1) / 1e6
+    share, small = LINK_BYTES // 4 // ranks.size, torch.ones(1, device=DEVICE)
+    counts = [share * (rank != ranks.rank) for rank in range(ranks.size)]
+    rows, sent = torch.ones(sum(counts), device=DEVICE), sum(counts) * 4 / 1e6
     return {
-        "all_gather_gb_s": round(sent / milliseconds(ranks, lambda: ranks.gather_into(whole, own)()), 1),
-        "reduce_scatter_gb_s": round(sent / milliseconds(ranks, lambda: ranks.scattered_sum(whole)), 1),
+        "all_to_all_gb_s": round(sent / milliseconds(ranks, lambda: ranks.exchanged(rows, counts, counts)), 1),
         "small_sum_us": round(1e3 * milliseconds(ranks, lambda: ranks.sum_(small)), 1),
     }
 
 
-def ttv(x: stc.SparseTensor, ranks: stc.distributed.Ranks, mode: int) -> dict[str, Any]:
+def whole(found: Any) -> Any:
+    """A result on every rank."""
+    if isinstance(found, stc.distributed.Sharded):
+        return found.gather()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
+def ttv(x: stc.SparseTensor, ranks: Ranks, mode: int) -> dict[str, Any]:
     """All modes but the contracted one are cut; the sparse result stays in shares, so nothing is sent."""
     own = letters(x.order)
     text, v = f"{own},{own[mode]}->{own.replace(own[mode], '')}", factors(x, 1)[mode][:, 0].contiguous()
     shared = stc.distributed.shard(x, text)
-    kernel, alone = stc.distributed.compile(text, shared, v), stc.compile(text, x, v)
-    found, expected = kernel(v), alone(v)
-    found = found.gather() if isinstance(found, stc.distributed.Sharded) else found
+    kernel, alone = stc.compile(text, shared, v), stc.compile(text, x, v)
+    found, expected = whole(kernel(v)), alone(v)
     if isinstance(found, stc.SparseTensor):
         assert torch.equal(found.coords, expected.coords)
         found, expected = found.values, expected.values
@@ -109,15 +116,14 @@ def ttv(x: stc.SparseTensor, ranks: stc.distributed.Ranks, mode: int) -> dict[st
     return row("ttv", mode, shared, kernel, one, milliseconds(ranks, lambda: kernel(v)))
 
 
-def mttkrp(x: stc.SparseTensor, ranks: stc.distributed.Ranks, mode: int) -> dict[str, Any]:
-    """Cut by output rows; each rank keeps its block of the result, and all have it in ``gathered_ms``."""
+def mttkrp(x: stc.SparseTensor, ranks: Ranks, mode: int) -> dict[str, Any]:
+    """Cut by output rows, of which each rank keeps a part; all have the whole in ``gathered_ms``."""
     text, others = mttkrp_equation(x.order, mode), [f for m, f in enumerate(factors(x, RANK)) if m != mode]
     shared = stc.distributed.shard(x, text)
-    kernel = stc.distributed.compile(text, shared, *others, gather=False)
-    gathered = stc.distributed.compile(text, shared, *others)
+    kernel, gathered = stc.compile(text, shared, *others), stc.compile(text, shared, *others, gather=True)
     alone = stc.compile(text, x, *others)
     expected = alone(*others).double()
-    for found in (kernel(*others).gather(), gathered(*others)):
+    for found in (whole(kernel(*others)), gathered(*others)):
         assert slowest(ranks, relative_error(found, expected)) < 1e-4
     one = milliseconds(ranks, lambda: alone(*others))
     found = row("mttkrp", mode, shared, kernel, one, milliseconds(ranks, lambda: kernel(*others)))
@@ -138,7 +144,7 @@ def row(name: str, mode: int, shared: Any, kernel: Any, one: float, ms: float) -
     }
 
 
-def iteration(ranks: stc.distributed.Ranks, run: Callable[[int], Any]) -> float:
+def iteration(ranks: Ranks, run: Callable[[int], Any]) -> float:
     """Milliseconds a sweep: what a longer run takes more than a shorter one."""
 
     def seconds(n_iter: int) -> float:
@@ -153,16 +159,16 @@ def iteration(ranks: stc.distributed.Ranks, run: Callable[[int], Any]) -> float:
     return round(slowest(ranks, 1e3 * (long - short) / (LONG - SHORT)), 4)
 
 
-def als(x: stc.SparseTensor, ranks: stc.distributed.Ranks) -> dict[str, Any]:
+def als(x: stc.SparseTensor, ranks: Ranks) -> dict[str, Any]:
     """A sweep on the grid that sends the fewest rows."""
     shared = stc.distributed.shard(x)
     settings: dict[str, Any] = {"tol": 0, "random_state": 0}
-    found = stc.distributed.cp_als(shared, RANK, n_iter_max=SHORT, **settings)
+    found = cp_als(shared, RANK, n_iter_max=SHORT, **settings)
     expected = cp_als(x, RANK, n_iter_max=SHORT, **settings)
     worst = max(abs(a - b) for a, b in zip(found.fits, expected.fits, strict=True))
     assert slowest(ranks, worst) < 1e-3, (found.fits, expected.fits)
     one = iteration(ranks, lambda n: cp_als(x, RANK, n_iter_max=n, **settings))
-    ms = iteration(ranks, lambda n: stc.distributed.cp_als(shared, RANK, n_iter_max=n, **settings))
+    ms = iteration(ranks, lambda n: cp_als(shared, RANK, n_iter_max=n, **settings))
     return {
         "what": "cp_als sweep",
         "grid": list(shared.cut.grid),

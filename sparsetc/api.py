@@ -55,6 +55,9 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
     counted a change, which it does not of one through ``.data``. Where the caller never had them (they were read from a
     file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
 
+    A sparse operand may be a `distributed.Sharded` one, of which each process has a share; all processes call then. The
+    dense result is a DTensor, each process having a part of its rows, or, with ``gather=True``, whole on all of them.
+
     Where several sparse operands give tens of millions of results, a bar is drawn, with rich and on a terminal.
 
     Args:
@@ -85,6 +88,8 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
 @entry_point
 def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]) -> Result:
+    if (sharded := inputs.elsewhere(parse_arguments(args)[1])) is not None:
+        return sharded._einsum(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     return _run(compiled(text, operands, of_call(settings), output), operands, drop_zeros)
 
@@ -101,8 +106,11 @@ def _run(made: Contraction, operands: Operands, drop_zeros: bool, known: dict[An
 def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
 
-    A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices.
+    A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices. Of a
+    `distributed.Sharded` operand it is a `distributed.DistributedKernel`.
     """
+    if (sharded := inputs.elsewhere(parse_arguments(args)[1])) is not None:
+        return sharded._compile(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     return Kernel(contraction(parsed(text, operands), operands, of_call(settings), output), sparse, drop_zeros)
@@ -217,9 +225,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
         operands.append(coerced)
     if not any(isinstance(o, SparseTensor) for o in operands):
-        raise EquationError(
-            f'"{text}" has no sparse operand: use torch.einsum, or make one with SparseTensor.from_dense'
-        )
+        raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or make one by SparseTensor.from_dense')
     return text, promoted(operands)
 
 

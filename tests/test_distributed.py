@@ -9,6 +9,8 @@ from pathlib import Path
 import distributed_cases as cases
 import processes
 
+import sparsetc as stc
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -45,6 +47,11 @@ def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
     result = processes.run([*run, ROOT / "examples" / "distributed_cp.py"], env=env, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "over 2 ranks" in result.stdout
+
+
+def test_there_is_one_einsum_and_one_cp_als() -> None:
+    assert (stc.distributed.einsum, stc.distributed.compile) == (stc.einsum, stc.compile)
+    assert stc.distributed.cp_als is stc.decomposition.cp_als
 
 
 def test_without_a_process_group_there_is_one_rank(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Tomasi & Bro 2005 without imputation (one least-squares problem a row).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,9 @@ def cp_als(
     """Decompose a sparse tensor into a sum of `rank` outer products, by alternating least squares.
 
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU.
+        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU. A
+            `distributed.Sharded` one is decomposed by all its processes together, of which each gets the whole model;
+            there is no `mask` of it and no ``"nvecs"``, and `init` and a generator are those of rank 0.
         rank: the number of components.
         n_iter_max: sweeps over the modes, at most.
         tol: stop when the fit changes by less than this in a sweep; 0 or None for never. What is less than the
@@ -75,59 +77,61 @@ def cp_als(
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep.
     """
-    sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
-    wanted = Wanted.checked(
-        sparse.order, rank, n_iter_max, tol, normalize_factors, nonnegative, fixed_modes, l2_reg, callback, progress
+    wanted = Wanted(
+        *(rank, n_iter_max, tol, init, normalize_factors, nonnegative, fixed_modes, mask, l2_reg),
+        *(callback, progress, random_state),
     )
+    if hasattr(x, "_cp_als"):  # a tensor of several processes
+        return x._cp_als(wanted, settings)
+    sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
+    wanted = wanted.checked(sparse.order)
     entries = sparse if mask is None else observed(sparse, mask, NAME)
-    factors = start(entries, wanted, init, checks.generator(random_state, NAME))
+    factors = start(entries, wanted)
     equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
     update = HALS if nonnegative else LEAST_SQUARES if mask is None else ROWWISE
-    return run(equations, factors, update, wanted, is_model(init), lambda: factors)
+    return run(equations, factors, update, wanted, lambda: factors)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of a run: checked arguments, but for the tensor, the start and what kernels are compiled with."""
+    """What is wanted of a run: the arguments of `cp_als`, but for the tensor and what kernels are compiled with.
+
+    Attributes:
+        free: the modes that are not fixed, once arguments were checked.
+    """
 
     rank: int
-    free: tuple[int, ...]
     n_iter_max: int
-    tol: float
+    tol: Any
+    init: Any
     normalize_factors: bool
     nonnegative: bool
+    fixed_modes: Any
+    mask: Any
     l2_reg: float
     callback: Any
     progress: bool
+    random_state: Any
+    free: tuple[int, ...] = ()
 
-    @classmethod
-    def checked(
-        cls,
-        order: int,
-        rank: int,
-        n_iter_max: int,
-        tol: float | None,
-        normalize_factors: bool,
-        nonnegative: bool,
-        fixed_modes: Iterable[int] | None,
-        l2_reg: float,
-        callback: Any,
-        progress: bool,
-    ) -> Wanted:
-        """What `cp_als` was asked for; DecompositionError where it cannot be done."""
-        rank, free = checks.rank(rank, NAME), checks.free_modes(fixed_modes, order, NAME)
-        n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
-        asking(callback, lambda rows: None)
-        tol, l2_reg = checks.level(tol, f"{NAME}: tol"), checks.level(l2_reg, f"{NAME}: l2_reg")
-        return cls(rank, free, n_iter_max, tol, normalize_factors, nonnegative, l2_reg, callback, progress)
+    def checked(self, order: int) -> Wanted:
+        """The same for a tensor of so many modes; DecompositionError where it cannot be done."""
+        asking(self.callback, lambda rows: None)
+        return replace(
+            self,
+            rank=checks.rank(self.rank, NAME),
+            free=checks.free_modes(self.fixed_modes, order, NAME),
+            n_iter_max=checks.number(self.n_iter_max, 0, f"{NAME}: n_iter_max"),
+            tol=checks.level(self.tol, f"{NAME}: tol"),
+            l2_reg=checks.level(self.l2_reg, f"{NAME}: l2_reg"),
+        )
 
 
-def start(
-    x: SparseTensor, wanted: Wanted, init: Any, random: torch.Generator | None, starts: Sequence[str] = STARTS
-) -> list[torch.Tensor]:
+def start(x: SparseTensor, wanted: Wanted, starts: Sequence[str] = STARTS) -> list[torch.Tensor]:
     """The factors that a run starts from."""
-    factors = cp_factors(x, wanted.rank, init, random, wanted.free, NAME, starts)
-    if wanted.nonnegative and isinstance(init, str):
+    random = checks.generator(wanted.random_state, NAME)
+    factors = cp_factors(x, wanted.rank, wanted.init, random, wanted.free, NAME, starts)
+    if wanted.nonnegative and isinstance(wanted.init, str):
         return [f.abs_() for f in factors]
     if wanted.nonnegative:
         checks.nonnegative(factors, NAME)
@@ -139,7 +143,6 @@ def run(
     factors: Sequence[torch.Tensor],
     update: Update,
     wanted: Wanted,
-    goes_on: bool,
     gather: Callable[[], Sequence[torch.Tensor]],
     **looks: Any,
 ) -> CP:
@@ -150,7 +153,6 @@ def run(
         factors: changed in place: the model's, or this process's rows of them.
         update: how a factor is made of its equations.
         wanted: what the user asked for.
-        goes_on: whether the factors are a model's, and not to be scaled first.
         gather: returns the model's factors as they are.
         looks: settings of `iterate` that are not the user's.
     """
@@ -165,7 +167,7 @@ def run(
     if not bool(equations.norm > 0):
         factors[free[0]].zero_()
         return model([[1.0]], "converged")
-    if not goes_on:
+    if not is_model(wanted.init):
         sweep.fit_scale()
     asked, converged = asking(wanted.callback, model), settled(wanted.tol, factors[0].dtype)
     title = f"CP, rank {wanted.rank}"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.errors import DistributedError
+from sparsetc.errors import DistributedError, PlanError
 from sparsetc.options import current
 
 T = TypeVar("T")
@@ -21,7 +21,8 @@ T = TypeVar("T")
 WORDS = {1: torch.int8, 2: torch.int16}
 """Integers that hold the bits of elements of so many bytes; int32 those of larger ones."""
 CHUNK = 1 << 18
-"""Words that are taken at a time, so that a core's cache holds their products: 1.2 ns each on one core of a CPU."""
+"""Words that are taken at a time, so that a core's cache holds their products: 1.2 ns each on one core of a CPU. On a
+GPU 16 times as many, so that launches take less time than products; not measured."""
 
 
 def agreed(
@@ -44,19 +45,16 @@ def agreed(
         DistributedError: arguments differ, or some ranks failed.
         Exception: a rank's own error where every rank failed.
     """
+    if ranks.size == 1:
+        return function()
     error: Exception | None = None
     result: Any = None
     checked: dict[str, str] = {}
     try:
         result = function()
-        if same is not None and ranks.size > 1:
-            checked = _printed(same(result))
+        checked = {} if same is None else _printed(same(result))
     except Exception as raised:
         error = raised
-    if ranks.size == 1:
-        if error is not None:
-            raise error
-        return result  # type: ignore[no-any-return]
     failure = None if error is None else f"{type(error).__name__}: {error}"
     found = ranks.objects((_printed(given or {}), failure, checked))
     _check_same(what, [one for one, *_ in found])
@@ -67,6 +65,33 @@ def agreed(
         raise DistributedError(f"{what}: {_listed(failed, ranks.size)}") from error
     _check_same(what, [one for *_, one in found])
     return result  # type: ignore[no-any-return]
+
+
+def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
+    """What `make` gives for settings, on every rank; collective.
+
+    A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
+    Where others take it, the rank's is chosen by cost.
+
+    Raises:
+        PlanError: no rank's share fits the plan.
+        DistributedError: a rank failed otherwise.
+    """
+
+    def tried() -> T | PlanError:
+        try:
+            return make(**settings)
+        except PlanError as error:
+            return error
+
+    found = agreed(ranks, what, tried)
+    fits = ranks.objects(not isinstance(found, PlanError))
+    if isinstance(found, PlanError) and not any(fits):
+        raise found
+    if all(fits):
+        return found  # type: ignore[return-value]
+    other = {**settings, "plan": "auto"}
+    return agreed(ranks, what, lambda: make(**other) if isinstance(found, PlanError) else found)
 
 
 def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,18 +108,19 @@ def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
 def bits(x: torch.Tensor) -> int:
     """A number for the bits of a tensor in their order, which other tensors rarely have; waits for a GPU."""
     x = torch.atleast_1d(torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()).resolve_neg()
-    weights, found = _weights().to(x.device), torch.zeros((), dtype=torch.int64, device=x.device)
-    for rows in x.split(max(1, CHUNK // max(1, x[:1].numel()))):
-        for words in rows.reshape(-1).view(WORDS.get(x.element_size(), torch.int32)).split(CHUNK):
+    weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
+    chunk, found = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
+    for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
+        for words in rows.reshape(-1).view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
             found.mul_(3).add_((words * weights[: words.numel()]).sum())
     return int(found)
 
 
 @lru_cache
-def _weights() -> torch.Tensor:
-    """(CHUNK,) random: exchanged words change a sum of products but in one of 2**33 cases."""
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """(count,) random: exchanged words change a sum of products but in one of 2**33 cases."""
     random = torch.Generator().manual_seed(0)
-    return torch.empty(CHUNK, dtype=torch.int64).random_(generator=random)
+    return torch.empty(count, dtype=torch.int64).random_(generator=random).to(device)
 
 
 def _printed(given: Mapping[str, Any]) -> dict[str, str]:
@@ -102,11 +128,9 @@ def _printed(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_same(what: str, said: Sequence[Mapping[str, str]]) -> None:
-    names = list(dict.fromkeys(name for one in said for name in one))
-    for name in names:
-        by_value: dict[str, list[int]] = {}
-        for rank, one in enumerate(said):
-            by_value.setdefault(one.get(name, "nothing"), []).append(rank)
+    for name in dict.fromkeys(name for one in said for name in one):
+        values = [one.get(name, "nothing") for one in said]
+        by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
         if len(by_value) > 1:
             listed = "; ".join(f"{_named(own)} {value:.200}" for value, own in list(by_value.items())[:4])
             raise DistributedError(f"{what}: ranks were given different arguments; {name}: {listed}")

@@ -1,21 +1,119 @@
-"""Nonzeros brought to the ranks that a cut deals them to.
+"""Where the nonzeros that are to be cut come from, and how they come to the ranks that a cut deals them to.
 
-In: nonzeros, the same on every rank or others on each, and a cut. Out: this rank's own, counted from where its box
-begins. Pieces of a box are equal ranges of its nonzeros in the order in which ranks have them.
+In: a tensor that every rank has, of which it takes an equal part, other nonzeros on each, or a packed file of which a
+rank reads some blocks; then a cut. Out: a `ShardSource`; then this rank's nonzeros. Pieces of a box are equal ranges of
+its nonzeros in the order in which ranks have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from sparsetc.distributed.choose import box_of
-from sparsetc.distributed.cut import Cut
+from sparsetc.distributed.agree import bits
+from sparsetc.distributed.cut import Cut, box_of
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.io import memory
+from sparsetc.io.stc import PackedFile
+from sparsetc.ir.equation.parse import parse
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Nonzeros = tuple[torch.Tensor, torch.Tensor]
 """(sparse order, n) coordinates and (n, *dense sizes) values."""
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Nonzeros to be cut, of which each rank has others.
+
+    Attributes:
+        shape: sizes of the whole tensor, dense modes last.
+        modes: those that may be cut.
+        nonzeros: this rank's, on the device where shares will be.
+        said: what must be the same on every rank.
+    """
+
+    shape: tuple[int, ...]
+    modes: tuple[int, ...]
+    nonzeros: Nonzeros
+    said: dict[str, Any]
+
+
+def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> ShardSource:
+    """A source of what a user gave.
+
+    Raises:
+        DtypeError: it is no tensor and no packed file.
+        ShapeError, EquationError: `along` does not fit it.
+        IOFormatError, FileNotFoundError: of a file.
+        DeviceError: the group cannot send tensors on the device.
+    """
+    if isinstance(x, str | os.PathLike):
+        with PackedFile(x) as file:
+            return source_of(file, along, ranks, device, scattered)
+    if isinstance(x, PackedFile):
+        to = ranks.device if device is None else torch.device(device)
+        ranks.check(to)
+        modes = modes_to_cut(along, x.shape, x.order)
+        coords, values = _part(x, ranks)
+        said = {"shape": x.shape, "dtype": x.dtype, "device": to.type, "nnz": x.nnz, "checksum": x.crc}
+        return ShardSource(x.shape, modes, (coords.to(to), values.to(to)), said)
+    sparse = SparseTensor.coerce(x)
+    if sparse is None:
+        raise DtypeError(f"shard: x must be sparse, a PackedFile or a path, found {type(x).__name__}")
+    sparse = (sparse.expand_dense() if sparse.blocksize else sparse).coalesce()
+    if device is not None:
+        sparse = sparse.to(torch.device(device))
+    ranks.check(sparse.device)
+    modes, coords, values = (
+        modes_to_cut(along, sparse.shape, sparse.sparse_order),
+        sparse.coords,
+        sparse.values.detach(),
+    )
+    said = {"shape": sparse.shape, "dtype": sparse.dtype, "device": sparse.device.type}
+    if not scattered and ranks.size > 1:
+        said |= {"nnz": sparse.nnz, "the bits of coordinates": bits(coords), "the bits of values": bits(values)}
+        part = slice(*(sparse.nnz * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1)))
+        coords, values = coords[:, part], values[part]
+    return ShardSource(sparse.shape, modes, (coords, values), said)
+
+
+def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
+    """The nonzeros of this rank's range of blocks."""
+    block, blocks = file.layout.block, file.layout.blocks
+    first, last = (min(blocks * r // ranks.size * block, file.nnz) for r in (ranks.rank, ranks.rank + 1))
+    memory.check(file.path, "this rank's part", (last - first) * file.layout.row_bytes)
+    return file.block(first, last)
+
+
+def modes_to_cut(along: Any, shape: tuple[int, ...], sparse_order: int) -> tuple[int, ...]:
+    """The modes that may be cut: those given, those that an equation keeps, or all; of dense modes none."""
+    order, every = len(shape), tuple(range(sparse_order))
+    if along is None:
+        return every
+    if isinstance(along, str):
+        return _kept(along, shape, every) or every
+    modes = set()
+    for mode in along if isinstance(along, tuple) else (along,):
+        if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
+            raise ShapeError(f"shard: along has {mode!r:.80}, expected modes {-order}..{order - 1}, or an equation")
+        if mode % order >= sparse_order:
+            raise ShapeError(f"shard: mode {mode} is dense; only modes with coordinates are cut")
+        modes.add(mode % order)
+    return tuple(sorted(modes))
+
+
+def _kept(equation: str, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[int, ...]:
+    """The modes whose letters the result of an equation keeps, each once in the first term."""
+    others = [piece.replace("...", "") for piece in equation.split("->")[0].split(",")[1:]]
+    shapes = [shape, *((1,) * sum(c.isalpha() for c in piece) for piece in others)]
+    einsum = parse(equation, shapes, [True] + [False] * len(others)).einsum
+    letters = einsum.inputs[0]
+    return tuple(m for m in modes if letters[m] in einsum.output and letters.count(letters[m]) == 1)
 
 
 def owners(coords: torch.Tensor, cut: Cut, before: torch.Tensor | None = None) -> torch.Tensor:
@@ -38,34 +136,19 @@ def owners(coords: torch.Tensor, cut: Cut, before: torch.Tensor | None = None) -
     if before is not None:
         number += before[box]
     # Piece k has numbers from n k / pieces on; what rounds to it from below is the next one's.
-    piece = ((number + 1) * pieces - 1) // counts[box]
-    return box * pieces + piece
-
-
-def taken(whole: Nonzeros, cut: Cut, rank: int) -> Nonzeros:
-    """A rank's own of nonzeros that every rank has, in their order."""
-    coords, values = whole
-    own = torch.nonzero(owners(coords, cut) == rank).flatten()
-    return coords.index_select(1, own), values.index_select(0, own)
+    return box * pieces + ((number + 1) * pieces - 1) // counts[box]
 
 
 def exchanged(mine: Nonzeros, cut: Cut, ranks: Ranks) -> Nonzeros:
-    """A rank's own of nonzeros of which every rank has others, by all-to-all; in order of the ranks that had them."""
+    """The nonzeros that a cut deals to this rank, by all-to-all; in order of the ranks that had them."""
     coords, values = mine
     before = None
     if cut.grid[-1] > 1:
-        per_box = torch.bincount(box_of(coords, cut.bounds), minlength=cut.size // cut.grid[-1])
-        before = ranks.gathered(per_box[None])[: ranks.rank].sum(0)
+        per_box = torch.bincount(box_of(coords, cut.bounds), minlength=cut.size // cut.grid[-1]).cpu()
+        before = sum(ranks.objects(per_box)[: ranks.rank], torch.zeros_like(per_box)).to(coords.device)
     rank = owners(coords, cut, before)
-    sent = torch.bincount(rank, minlength=ranks.size)
-    counts = ranks.gathered(sent[None]).tolist()
+    counts = ranks.objects(torch.bincount(rank, minlength=ranks.size).tolist())
     order = torch.argsort(rank, stable=True)
-    routes = counts[ranks.rank], [row[ranks.rank] for row in counts]
-    moved = [ranks.exchanged(row.index_select(0, order), *routes) for row in coords]
-    return torch.stack(moved), ranks.exchanged(values.index_select(0, order), *routes)
-
-
-def moved(coords: torch.Tensor, cut: Cut, rank: int, whole: Sequence[int] = ()) -> torch.Tensor:
-    """Coordinates of the whole tensor counted from where a rank's box begins, but for the modes in `whole`."""
-    starts = [0 if m in whole else cut.ranges(rank)[m][0] for m in range(coords.shape[0])]
-    return coords - torch.tensor(starts, device=coords.device)[:, None]
+    routes = [row[ranks.rank] for row in counts], counts[ranks.rank]
+    rows = [ranks.exchanged(row.index_select(0, order), *routes) for row in coords]
+    return torch.stack(rows), ranks.exchanged(values.index_select(0, order), *routes)

@@ -1,61 +1,53 @@
-"""The processes that work together, and all that they say to each other: torch.distributed behind one small class.
+"""The processes that work together: the ranks of a DeviceMesh of one dimension, and what they say to each other.
 
-In: a process group, or none. Out: `Ranks`: sums, gatherings and exchanges of tensors of any dtype, each an error of one
-kind where it fails. One rank, or no group at all, says nothing to anybody.
+In: a mesh, or none. Out: `Ranks`: sums and exchanges of tensors of any dtype, each an error of one kind where it fails.
+One rank alone says nothing to anybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetc.errors import DeviceError, DistributedError
 from sparsetc.support.entry import lacks_memory
 
-SUMMED_IN = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.int8: torch.int64,
-    torch.int16: torch.int64,
-    torch.int32: torch.int64,
-}
-"""What narrow dtypes are summed in over ranks: sums of many ranks' sums, rounded once."""
-
-_parts: WeakKeyDictionary[Any, dict[tuple[tuple[int, ...], ...], Ranks]] = WeakKeyDictionary()
-"""Groups that were made of a group, by how its ranks were divided."""
-
 
 class Ranks:
-    """The ranks of a process group, numbered from 0 within it; one rank without a group is alone.
+    """The ranks of a mesh, numbered from 0; one rank without a process group is alone.
 
-    Every method but the properties is collective: all ranks call it, in one order.
+    Every method but `check`, `mesh` and the properties is collective: all ranks call it, in one order.
 
     Attributes:
         size: how many there are.
         rank: the number of this one.
     """
 
-    def __init__(self, group: Any = None) -> None:
-        self.group = group
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self.rank = 0 if group is None else dist.get_rank(group)
-        if self.rank < 0:
-            raise DistributedError("this process is none of the group's; only the group's ranks may call")
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        """The ranks of a mesh; without one all processes, or this one where torch.distributed was not initialised.
 
-    @classmethod
-    def of(cls, group: Any = None) -> Ranks:
-        """The ranks of a group: the default one if None; alone where torch.distributed was not initialised."""
-        if not dist.is_available() or not dist.is_initialized():
-            if group is not None:
-                raise DistributedError("group= was given, but torch.distributed was not initialised")
-            return cls()
-        return cls(dist.group.WORLD if group is None else group)
+        Raises:
+            DistributedError: it is no mesh of one dimension, or this process is not in it.
+        """
+        if mesh is not None and (not isinstance(mesh, DeviceMesh) or mesh.ndim != 1):
+            raise DistributedError(
+                "mesh must be a DeviceMesh of one dimension, as init_device_mesh('cuda', (8,)), or mesh['name'] of one "
+                f"that has more; found {mesh!r:.80}"
+            )
+        if mesh is not None and mesh.get_coordinate() is None:
+            raise DistributedError("this process is none of the mesh's; only the mesh's ranks may call")
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        self.group = world if mesh is None else mesh.get_group()
+        self.size, self.rank = 1, 0
+        if self.group is not None:
+            self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        self._meshes = {} if mesh is None else {mesh.device_type: mesh}
 
     def __repr__(self) -> str:
         return f"Ranks({self.rank} of {self.size}, {self.backend})"
@@ -81,120 +73,69 @@ class Ranks:
                 "torch.distributed with backend='cpu:gloo,cuda:nccl'"
             )
 
-    @property
-    def divisible(self) -> bool:
-        """Whether groups can be made of some of the ranks, in which torch.distributed wants all processes to help."""
-        return self.group is None or self.size == dist.get_world_size()
-
-    def divided(self, parts: Sequence[Sequence[int]]) -> Ranks:
-        """The part that this rank is in; parts of several ranks get a group each, made once and kept.
-
-        Args:
-            parts: the ranks of each, ascending; together all of them. If not `divisible`, they are one, or single
-                ranks.
-        """
-        own = next(part for part in parts if self.rank in part)
-        if len(own) == self.size:
-            return self
-        if self.group is None or max(map(len, parts)) == 1:
-            return Ranks()
-        assert self.divisible
-        kept = _parts.setdefault(self.group, {})
-        key = tuple(tuple(part) for part in parts)
-        if key not in kept:
-            made = [self._group_of(part) for part in parts]
-            kept[key] = Ranks(made[parts.index(own)])
-        return kept[key]
-
-    def _group_of(self, part: Sequence[int]) -> Any:
-        """A group of some ranks: the same backend, and as patient as this one."""
-        named = dist.get_process_group_ranks(self.group)
-        with self._naming("a group of some ranks could not be made"):
-            return dist.new_group([named[r] for r in part], timeout=_timeout(self.group), backend=self.backend)
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """The mesh of results on a device; there is none of a rank that is alone."""
+        if device.type not in self._meshes:
+            assert self.group is not None
+            self._meshes[device.type] = DeviceMesh.from_group(self.group, device.type)
+        return self._meshes[device.type]
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
     def sum_(self, x: torch.Tensor) -> torch.Tensor:
         """The tensor, contiguous, its elements summed over ranks in place."""
-        if self.size > 1:
-            with self._naming("a sum over ranks failed"):
-                dist.all_reduce(_real(x), group=self.group)
-        return x
+        return self._in_place(dist.all_reduce, x, "a sum over ranks failed")
 
     def most(self, x: torch.Tensor) -> torch.Tensor:
         """The largest of each element over ranks, in place."""
-        if self.size > 1:
-            with self._naming("a comparison of ranks failed"):
-                dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
-        return x
+        return self._in_place(dist.all_reduce, x, "a comparison of ranks failed", op=dist.ReduceOp.MAX)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
         """What rank 0 has, in place."""
+        return self._in_place(dist.broadcast, x, "rank 0 could not be asked", group_src=0)
+
+    def _in_place(self, collective: Callable[..., Any], x: torch.Tensor, what: str, **settings: Any) -> torch.Tensor:
         if self.size > 1:
-            with self._naming("rank 0 could not be asked"):
-                dist.broadcast(_real(x), group=self.group, group_src=0)
+            with self._naming(what):
+                collective(x, group=self.group, **settings)
         return x
 
-    def scattered_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """(n / ranks, ...): this rank's share of the rows of (n, ...) tensors summed over ranks."""
-        if self.size == 1:
-            return x
-        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        if not out.numel():
-            return out
-        with self._naming("a sum over ranks failed"):
-            _reduce_scatter(_real(out), _real(x.contiguous()), group=self.group)
-        return out
+    def exchange(
+        self, out: torch.Tensor, x: torch.Tensor, received: Sequence[int], sent: Sequence[int]
+    ) -> Callable[[], None]:
+        """Begin to send rows to the ranks that they are for; what is returned, when called, has the stream wait.
 
-    def gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """(ranks * n, ...): (n, ...) tensors, one of a shape on each rank, one after the other."""
-        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self.gather_into(out, x)()
-        return out
-
-    def gather_into(self, out: torch.Tensor, x: torch.Tensor) -> Any:
-        """Begin to gather into (ranks * n, ...); what is returned, when called, has the stream wait for the end."""
+        Args:
+            out: contiguous; gets the rows for this rank, in order of who had them.
+            x: contiguous rows, in order of the rank that they are for.
+            received: how many rows come from each rank.
+            sent: how many are for each.
+        """
         if self.size == 1:
-            if out.data_ptr() != x.data_ptr():
-                out.copy_(x)
-            return _nothing
-        if not out.numel():
-            return _nothing
-        x = x.contiguous()
-        with self._naming("rows could not be gathered"):
-            work = _all_gather(_bytes(out), _bytes(x), group=self.group, async_op=True)
+            out.copy_(x.view_as(out))
+            return lambda: None
+        width = prod(x.shape[1:]) * x.element_size()
+        splits = [n * width for n in received], [n * width for n in sent]
+        # The bytes of both, the same memory: what is only sent may be of any dtype.
+        raw_out, raw_x = out.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8)
+        with self._naming("rows could not be sent"):
+            work = dist.all_to_all_single(raw_out, raw_x, *splits, group=self.group, async_op=True)
 
         def wait() -> None:
-            with self._naming("rows could not be gathered"):
+            with self._naming("rows could not be sent"):
                 work.wait()
 
         return wait
 
-    def gathered_unequal(self, x: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-        """(n, ...) tensors of all ranks, of which n differs, and is known."""
-        if self.size == 1:
-            return [x]
-        most = max(counts)
-        padded = x.new_zeros((most, *x.shape[1:]))
-        padded[: x.shape[0]] = x
-        found = self.gathered(padded)
-        return [found[r * most : r * most + n] for r, n in enumerate(counts)]
-
-    def exchanged(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """Rows of (n, ...) in order of the rank that they are for; those for this one, in order of who had them.
-
-        Args:
-            x: contiguous.
-            sent: how many rows are for each rank.
-            received: how many come from each.
-        """
-        if self.size == 1:
-            return x
-        out, width = x.new_empty((sum(received), *x.shape[1:])), prod(x.shape[1:]) * x.element_size()
-        splits = [n * width for n in received], [n * width for n in sent]
-        with self._naming("nonzeros could not be exchanged"):
-            dist.all_to_all_single(_bytes(out), _bytes(x), *splits, group=self.group)
+    def exchanged(self, x: torch.Tensor, received: Sequence[int], sent: Sequence[int]) -> torch.Tensor:
+        """The rows for this rank, as `exchange` sends them."""
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        self.exchange(out, x, received, sent)()
         return out
+
+    def gathered(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """The rows of all ranks, of which each has as many as `counts` says."""
+        return self.exchanged(torch.cat([x] * self.size), counts, [x.shape[0]] * self.size)
 
     def objects(self, mine: Any) -> list[Any]:
         """What each rank gives, on all of them; it is pickled, and waits for the GPU."""
@@ -218,29 +159,3 @@ class Ranks:
                 f"rank {self.rank} of {self.size}: {what}: another rank has failed, died, or did not come within the "
                 f"group's timeout; look at its own error ({said:.300})"
             ) from error
-
-
-def _nothing() -> None:
-    """What there is to wait for where nothing was sent."""
-
-
-def _real(x: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(x) if x.is_complex() else x
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, the same memory: what is only sent may be of any dtype."""
-    return x.reshape(-1).view(torch.uint8)
-
-
-def _timeout(group: Any) -> Any:
-    """A group's timeout, which torch has no public name for; None, torch's own, where it cannot be found."""
-    try:
-        return group._get_backend(group._device_types[0]).options._timeout
-    except (AttributeError, IndexError, RuntimeError):
-        return None
-
-
-# torch 2.13 gave them new names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

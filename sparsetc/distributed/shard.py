@@ -12,14 +12,13 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetc.distributed.agree import agreed
-from sparsetc.distributed.choose import chosen
-from sparsetc.distributed.cut import Cut, Range
-from sparsetc.distributed.deal import Nonzeros, exchanged, moved, taken
+from sparsetc.distributed.cut import Box, Cut, chosen
+from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.distributed.source import ShardSource, modes_to_cut, source_of
-from sparsetc.errors import ShapeError
+from sparsetc.errors import DistributedError, ShapeError
 from sparsetc.options import current
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
@@ -71,7 +70,7 @@ class Sharded:
         return self.local.device
 
     @property
-    def ranges(self) -> tuple[Range, ...]:
+    def ranges(self) -> Box:
         """The rows of each mode that this rank's share may have."""
         return self.cut.ranges(self.ranks.rank)
 
@@ -90,9 +89,6 @@ class Sharded:
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:
         """The local share with coordinates of the whole tensor in some modes, which then have their whole size."""
-        return self.kept.once(("whole", tuple(modes)), lambda: self._as_whole(modes)) if modes else self.local
-
-    def _as_whole(self, modes: Sequence[int]) -> SparseTensor:
         local, added, shape = self.local, [0] * self.local.sparse_order, list(self.local.shape)
         for m in modes:
             added[m], shape[m] = self.ranges[m][0], self.shape[m]
@@ -107,13 +103,39 @@ class Sharded:
             OutOfMemoryError: it would pass the memory limit.
             DistributedError: a rank failed or is gone.
         """
-        local, counts = self.as_whole(range(self.local.sparse_order)), self.cut.nnz
+        local = self.as_whole(range(self.local.sparse_order))
         row = 8 * local.sparse_order + local.dtype.itemsize * prod(local.values.shape[1:])
         what = f"the whole of {self!r}"
         agreed(self.ranks, "gather", lambda: current().check_memory(2 * row * self.nnz, local.device, what))
-        coords = self.ranks.gathered_unequal(local.coords.T.contiguous(), counts)
-        values = self.ranks.gathered_unequal(local.values.detach(), counts)
-        return SparseTensor(torch.cat(coords).T.contiguous(), torch.cat(values), self.shape, check=False)
+        coords = self.ranks.gathered(local.coords.T.contiguous(), self.cut.nnz)
+        values = self.ranks.gathered(local.values.detach(), self.cut.nnz)
+        return SparseTensor(coords.T.contiguous(), values, self.shape, check=False)
+
+    # What `sparsetc.einsum`, `sparsetc.compile` and `sparsetc.decomposition.cp_als` ask an operand for. The modules
+    # that answer import this one.
+
+    def _einsum(self, args: tuple[Any, ...], **settings: Any) -> Any:
+        """`sparsetc.einsum` of arguments with this operand among them; collective.
+
+        The kernel is kept with the operand, but ranks ask each other at each call whether they were given the same:
+        loops are for `sparsetc.compile`.
+        """
+        from sparsetc.distributed.kernel import compiled
+
+        kernel, dense = compiled(self, args, called=True, **settings)
+        return kernel._called(dense)
+
+    def _compile(self, args: tuple[Any, ...], **settings: Any) -> Any:
+        """`sparsetc.compile` of arguments with this operand among them; collective."""
+        from sparsetc.distributed.kernel import compiled
+
+        return compiled(self, args, **settings)[0]
+
+    def _cp_als(self, wanted: Any, settings: dict[str, Any]) -> Any:
+        """`sparsetc.decomposition.cp_als` of this operand; collective."""
+        from sparsetc.distributed.cp import cp_als
+
+        return cp_als(self, wanted, settings)
 
 
 @entry_point
@@ -121,22 +143,25 @@ def shard(
     x: Any,
     along: str | int | Iterable[int] | None = None,
     *,
-    group: Any = None,
+    mesh: DeviceMesh | None = None,
     device: torch.device | str | None = None,
     scattered: bool = False,
+    group: None = None,
 ) -> Sharded:
-    """Cut a sparse tensor over the ranks of a process group; collective.
+    """Cut a sparse tensor over the ranks of a mesh; collective.
 
     Args:
         x: a sparse tensor of any kind that `einsum` takes, the same on every rank; a `PackedFile`, or the path of a
             packed file (.stc), of which each rank reads its part.
         along: the modes that may be cut: a mode or several; an equation, whose first term is x's, for those that its
             result keeps, so that no sum crosses ranks; None for all modes, as `cp_als` wants it.
-        group: the process group; the default one if None, and one rank where torch.distributed was not initialised.
+        mesh: a DeviceMesh of one dimension; all processes if None, and one rank where torch.distributed was not
+            initialised.
         device: where shares are put. By default a tensor's own device, and for a file this process's GPU where the
             group has NCCL, else the CPU.
         scattered: each rank gives other nonzeros, in coordinates of the whole tensor. Those of equal coordinates are
             summed.
+        group: is none any more; a process group is a mesh by ``DeviceMesh.from_group(group, "cuda")``.
 
     Returns:
         Shares of about equally many nonzeros, as boxes: a grid of ranges along modes. Of grids the one is taken that
@@ -147,30 +172,19 @@ def shard(
         DistributedError: ranks were given different arguments, or some of them failed.
         ShapeError, EquationError, IOFormatError, DeviceError, …: all ranks failed alike.
     """
-    ranks, what = Ranks.of(group), "shard"
-    several = isinstance(along, Iterable) and not isinstance(along, str)
-    given = {"along": tuple(along) if several else along, "scattered": scattered}  # type: ignore[arg-type]
+    if group is not None:
+        raise DistributedError("shard takes mesh=, no group=: give mesh=DeviceMesh.from_group(group, 'cuda'), or 'cpu'")
+    ranks = Ranks(mesh)
+    modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
+    given = {"along": modes, "scattered": scattered}
+    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), given, lambda it: it.said)
+    cut = chosen(source.nonzeros[0], source.shape, source.modes, ranks)
+    coords, values = exchanged(source.nonzeros, cut, ranks)
 
-    def opened() -> tuple[ShardSource, tuple[int, ...]]:
-        source = source_of(x, ranks, device, scattered)
-        return source, modes_to_cut(given["along"], source)
+    def share() -> SparseTensor:
+        ranges = cut.ranges(ranks.rank)
+        starts = torch.tensor([start for start, _ in ranges[: coords.shape[0]]], device=coords.device)
+        return SparseTensor(coords - starts[:, None], values, [stop - start for start, stop in ranges], check=False)
 
-    source, modes = agreed(ranks, what, opened, given)
-    mine = agreed(ranks, what, source.read, source.said)
-    cut = chosen(mine[0], source.shape, modes, ranks, source.scattered)
-    if source.scattered:
-        own = exchanged(mine, cut, ranks)
-        share = agreed(ranks, what, lambda: _share(own, cut, ranks.rank, False))
-        cut = replace(cut, nnz=tuple(ranks.objects(share.nnz)))
-    else:
-        share = agreed(ranks, what, lambda: _share(taken(mine, cut, ranks.rank), cut, ranks.rank, True))
-    return Sharded(cut, share, ranks)
-
-
-def _share(own: Nonzeros, cut: Cut, rank: int, coalesced: bool) -> SparseTensor:
-    """A rank's nonzeros as a tensor of the shape of its box; of a coalesced tensor they are so too."""
-    coords, values = moved(own[0], cut, rank), own[1]
-    shape = tuple(stop - start for start, stop in cut.ranges(rank))
-    if coalesced:
-        return SparseTensor._of(coords, values, shape, True)
-    return SparseTensor(coords, values, shape, check=False)
+    local = agreed(ranks, "shard", share)
+    return Sharded(replace(cut, nnz=tuple(ranks.objects(local.nnz))), local, ranks)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.distributed.cut import Cut, Range
-from sparsetc.errors import DtypeError, EquationError, ShapeError
+from sparsetc.distributed.cut import Box, Cut
+from sparsetc.errors import EquationError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support.lru import cached_property
 
@@ -45,11 +45,6 @@ class Share:
         return tuple(m for m in self.cut.modes if m not in self.modes.values())
 
     @cached_property
-    def text(self) -> str:
-        """The equation of every rank, without ellipses."""
-        return str(self.bound.einsum)
-
-    @cached_property
     def placed(self) -> tuple[int, ...]:
         """The modes by which the result is cut."""
         return tuple(self.modes[c] for c in self.bound.einsum.output if c in self.modes)
@@ -59,7 +54,7 @@ class Share:
         """The ranks, those together that have the same block of the result, each a part of its sums."""
         return self.cut.sharing(self.placed)
 
-    def block(self, rank: int) -> tuple[Range, ...]:
+    def block(self, rank: int) -> Box:
         """Where the block of a rank's result lies, in the result."""
         ranges, e = self.cut.ranges(rank), self.bound.einsum
         return tuple(
@@ -80,20 +75,12 @@ class Share:
         found = []
         for position, operand in zip(e.dense, dense, strict=True):
             term, sizes = e.inputs[position], self.bound.shape(position)
-            _check(operand, sizes, f'operand {position + 1} of "{e.text}"')
+            shape = tuple(operand.shape)
+            if len(shape) != len(sizes) or any(n not in (1, size) for n, size in zip(shape, sizes, strict=True)):
+                raise ShapeError(f'operand {position + 1} of "{e.text}" must have shape {sizes}, found {shape}')
             for dim, letter in enumerate(term):
                 if letter in self.modes and operand.shape[dim] != 1:
                     start, stop = ranges[self.modes[letter]]
                     operand = operand.narrow(dim, start, stop - start)
             found.append(operand)
         return found
-
-
-def _check(operand: torch.Tensor, sizes: tuple[int, ...], what: str) -> None:
-    if not isinstance(operand, torch.Tensor):
-        raise DtypeError(f"{what} must be a torch tensor, found {type(operand).__name__}")
-    if operand.layout != torch.strided:
-        raise DtypeError(f"{what} must be dense, found {operand.layout}")
-    found = tuple(operand.shape)
-    if len(found) != len(sizes) or any(n not in (1, size) for n, size in zip(found, sizes, strict=True)):
-        raise ShapeError(f"{what} must have shape {sizes}, found {found}")

@@ -1,7 +1,7 @@
 """What more ranks would give: the time of an MTTKRP and of a sweep of CP-ALS on P ranks, from measured rates.
 
-In: a tensor's sizes, a number of ranks, and `Rates`. Out: seconds, and bytes that a rank holds. ``python -m
-sparsetc.distributed.model`` prints the table of `docs/distributed.md`, which has the formulas.
+In: a tensor's sizes, a number of ranks, and `Rates`. Out: seconds, and bytes that a rank holds. ``python
+benchmarks/distributed_model.py`` prints the table of `docs/distributed.md`, which has the formulas.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
-from sparsetc.distributed.choose import Grid, grids
+from sparsetc.distributed.cut import Grid, grids
 
 WORD = 4
 """Bytes of an element of a factor: float32."""
@@ -59,7 +59,7 @@ class SweepCost:
 
     Attributes:
         rows: updates of rows that a rank owns.
-        sent: reduce-scatters and all-gathers of factor rows.
+        sent: factor rows, to the ranks that own them and back.
         waits: steps of collective operations.
         nbytes: a packed copy for each mode, and blocks of factors with what is made of them.
     """
@@ -99,7 +99,7 @@ def sharing(grid: Grid, mode: int) -> int:
 
 
 def mttkrp(tensor: TensorSize, grid: Grid, mode: int, rates: Rates) -> float:
-    """Seconds of one MTTKRP, its rows summed over the ranks that share them: a reduce-scatter."""
+    """Seconds of one MTTKRP, its rows summed over the ranks that share them."""
     local = tensor.nnz * rates.imbalance / prod(grid) / rates.nonzeros
     return local + _collective(tensor, grid, mode, rates) + rates.latency * _steps(sharing(grid, mode))
 
@@ -124,7 +124,7 @@ def sweep(tensor: TensorSize, ranks: int, rates: Rates) -> SweepCost:
 
 
 def _collective(tensor: TensorSize, grid: Grid, mode: int, rates: Rates) -> float:
-    """Seconds in which the rows of a range are scattered to the ranks that share it, or gathered from them."""
+    """Seconds in which the rows of a range are sent to the ranks that own them, or come from them."""
     ranks = sharing(grid, mode)
     sent = rows_of(tensor, grid, mode) * rates.rank * WORD * (ranks - 1) / ranks
     return sent / (rates.link if prod(grid) <= rates.node else rates.network)

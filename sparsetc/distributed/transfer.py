@@ -1,0 +1,157 @@
+"""Rows sent from the ranks that computed them to the ranks that keep them, added up where several have the same.
+
+In: which box of a dense tensor, or which entries of a sparse one, each rank has, and which each shall have. Out: a
+`Transfer`: one all-to-all, of which every rank knows beforehand what it sends, what it gets, and where that belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.distributed.agree import agreed
+from sparsetc.distributed.cut import Box, Range
+from sparsetc.distributed.ranks import Ranks
+from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
+
+Place = tuple[Any, tuple[int, ...]]
+"""An index of a tensor, slices or numbers of rows, and the sizes of what lies there."""
+Parts = list[tuple[Any, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What this rank sends and gets. What it keeps is not sent, and where nothing moves nothing is copied.
+
+    Attributes:
+        spans: for each rank, which rows it is sent.
+        width: elements of each of these rows.
+        places: where the part of each rank lies in the result.
+        shape: of the result.
+        adds: whether parts are added up, on any rank: in order of the ranks, so sums have the same bits at each run.
+        moves: whether anything is to be done, on any rank.
+        order: (n,) the rows in the order that `spans` count them in; None for as they lie.
+    """
+
+    ranks: Ranks
+    spans: tuple[Range, ...]
+    width: int
+    places: tuple[Place, ...]
+    shape: tuple[int, ...]
+    adds: bool
+    moves: bool = True
+    order: torch.Tensor | None = None
+
+    @classmethod
+    def of_boxes(cls, ranks: Ranks, boxes: Sequence[Box], targets: Sequence[Range], shape: Sequence[int]) -> Transfer:
+        """From boxes of a dense tensor to ranges of its rows.
+
+        Args:
+            ranks: as many as there are boxes and ranges.
+            boxes: what each rank has; they are equal or do not overlap.
+            targets: the rows, of the first mode, that each rank shall have.
+            shape: of the whole tensor.
+        """
+        (rows, *others), (start, stop) = boxes[ranks.rank], targets[ranks.rank]
+        parts = [(_common(box[0], (start, stop)), *box[1:]) for box in boxes]
+        whole = tuple((0, n) for n in shape[1:])
+        full = [box for box in boxes if prod(sizes(box))]
+        adds = len(set(full)) < len(full)
+        return cls(
+            ranks,
+            tuple(_from(rows[0], _common(rows, target)) for target in targets),
+            prod(sizes(others)),
+            tuple(((slice(*_from(start, part[0])), *(slice(*r) for r in part[1:])), sizes(part)) for part in parts),
+            (stop - start, *shape[1:]),
+            adds,
+            adds or any(box != (target, *whole) for box, target in zip(boxes, targets, strict=True)),
+        )
+
+    @property
+    def sent(self) -> list[int]:
+        """How many elements each rank is sent, this one none."""
+        return [(b - a) * self.width * (rank != self.ranks.rank) for rank, (a, b) in enumerate(self.spans)]
+
+    def __call__(self, local: torch.Tensor, what: str = "") -> torch.Tensor:
+        """Send the rows of this rank, and return the result; collective.
+
+        Raises:
+            DtypeError, DistributedError: an integer does not fit, here or on another rank; names `what`.
+        """
+        if not self.moves:
+            return local
+        parts = self._sent(local)()
+        return self._summed(parts, local, what) if self.adds else self._placed(parts, local.new_empty(self.shape))
+
+    def begin(self, local: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
+        """Begin to send rows that are not added up; what is returned puts the result into `out`; collective."""
+        if not self.moves:
+            return lambda: None
+        finish = self._sent(local)
+        return lambda: self._placed(finish(), out)
+
+    def _sent(self, local: torch.Tensor) -> Callable[[], Parts]:
+        """Begin to send; what is returned has the stream wait, and gives the parts of all ranks."""
+        local = torch.atleast_1d(local if self.order is None else local.index_select(0, self.order))
+        rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
+        others = [one for rank, one in enumerate(rows) if rank != me and one.numel()] or [local[:0]]
+        sending = others[0] if len(others) == 1 else torch.cat(others)
+        counts = [prod(one) * (rank != me) for rank, (_, one) in enumerate(self.places)]
+        buffer = local.new_empty(sum(counts))
+        wait = self.ranks.exchange(buffer, sending.reshape(-1), counts, self.sent)
+
+        def finish() -> Parts:
+            wait()
+            each = zip(self.places, buffer.split(counts), strict=True)
+            parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
+            return [(index, part) for index, part in parts if part.numel()]
+
+        return finish
+
+    def _placed(self, parts: Parts, out: torch.Tensor) -> torch.Tensor:
+        for index, part in parts:
+            out[index] = part
+        return out
+
+    def _summed(self, parts: Parts, like: torch.Tensor, what: str) -> torch.Tensor:
+        """Sums rounded once, to the dtype that the parts have."""
+        dtype = like.dtype
+        sums = self._added_up(parts, like, accumulator(dtype))
+        if dtype not in INTEGERS:
+            return sums.to(dtype)
+        close = self._added_up(parts, like, torch.float64)
+
+        def fitting() -> torch.Tensor:
+            refuse_wrapped(sums, close, what)
+            return fitted(sums, dtype, what)
+
+        return agreed(self.ranks, what, fitting)
+
+    def _added_up(self, parts: Parts, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if parts and all(part.shape == self.shape for _, part in parts):
+            return reduce(torch.add, [part.to(dtype) for _, part in parts])
+        out = like.new_zeros(self.shape, dtype=dtype)
+        for index, part in parts:
+            out[index] += part
+        return out
+
+
+def sizes(box: Sequence[Range]) -> tuple[int, ...]:
+    """The sizes of a box."""
+    return tuple(stop - start for start, stop in box)
+
+
+def _common(one: Range, other: Range) -> Range:
+    """The rows that two ranges have in common."""
+    start = max(one[0], other[0])
+    return start, max(start, min(one[1], other[1]))
+
+
+def _from(first: int, rows: Range) -> Range:
+    """A range counted from a row; rows that are none are the first."""
+    return (rows[0] - first, rows[1] - first) if rows[0] < rows[1] else (0, 0)
