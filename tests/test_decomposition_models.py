@@ -147,26 +147,17 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.safetensors").write_text("no archive")
     with pytest.raises(stc.IOFormatError):
         CP.load(tmp_path / "text.safetensors")
+    whole = {"weights": torch.ones(2), "factor_0": torch.ones(3, 2)}
     known = {"kind": "CP", "stopped": "", "fits": "[]", "log_likelihoods": "[]"}
     for name, tensors, metadata, message in (
-        ("odd", {"weights": torch.ones(2), "factor_0": torch.ones(3, 4)}, known, r"factors \(size, rank\)"),
-        (
-            "integers",
-            {"weights": torch.ones(2, dtype=torch.long), "factor_0": torch.ones(3, 2)},
-            known,
-            "of torch.int64",
-        ),
-        ("headless", {"factor_0": torch.ones(3, 2)}, known, "weights"),
-        ("gaps", {"weights": torch.ones(2), "factor_1": torch.ones(3, 2)}, known, "factor_0"),
-        ("text", {"weights": torch.ones(2), "factor_0": torch.ones(3, 2)}, known | {"fits": '["a"]'}, "could not"),
-        (
-            "nested",
-            {"weights": torch.ones(2), "factor_0": torch.ones(3, 2)},
-            known | {"fits": "[" * 10**5},
-            "recursion",
-        ),
-        ("lacking", {"weights": torch.ones(2), "factor_0": torch.ones(3, 2)}, {"kind": "CP"}, "fits"),
-        ("plain", {"weights": torch.ones(2), "factor_0": torch.ones(3, 2)}, None, "holds no CP model"),
+        ("odd", whole | {"factor_0": torch.ones(3, 4)}, known, r"factors \(size, rank\)"),
+        ("integers", whole | {"weights": torch.ones(2, dtype=torch.long)}, known, "weights is of torch.int64"),
+        ("headless", {"factor_0": torch.ones(3, 2)}, known, "it has no 'weights'"),
+        ("gaps", {"weights": torch.ones(2), "factor_1": torch.ones(3, 2)}, known, "it has no 'factor_0'"),
+        ("text", whole, known | {"fits": '["a"]'}, "could not"),
+        ("nested", whole, known | {"fits": "[" * 10**5}, "recursion"),
+        ("lacking", whole, {"kind": "CP"}, "it has no 'stopped'"),
+        ("plain", whole, None, "holds no CP model"),
     ):
         save_file(tensors, tmp_path / f"{name}.safetensors", metadata)
         with pytest.raises(stc.IOFormatError, match=rf"{name}\.safetensors: .*{message}"):

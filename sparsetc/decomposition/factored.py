@@ -251,7 +251,8 @@ class Factored:
         except (library.SafetensorError, SparsetcError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, OutOfMemoryError):
                 raise
-            raise IOFormatError(f"{os.fspath(path)}: {error!s:.200}") from error
+            fault = f"it has no {error}" if isinstance(error, KeyError) else f"{error!s:.200}"
+            raise IOFormatError(f"{os.fspath(path)}: {fault}") from error
 
     def _run(self) -> str:
         """What a repr says of the run that made it; empty where there was none."""

@@ -36,6 +36,7 @@ from sparsetc.support.pickles import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.inputs import NAMED
 
+MOST_ELEMENTS = 1 << 59
 ROWS = "rows"
 """The name of the coordinates of the result's rows."""
 
@@ -171,10 +172,14 @@ def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Re
         settings = with_settings(settings, {"precision": recipe.precision})
         shapes = list(map(checked_shape, recipe.shapes))
         bound = parse(recipe.equation, shapes, [True] + [False] * (len(shapes) - 1))
-        check_form(recipe.output, bound.einsum)
         form = "sparse" if recipe.numbered else recipe.output
+        for one in (recipe.output, form):
+            check_form(one, bound.einsum)
+        if max(map(prod, shapes[1:]), default=0) >= MOST_ELEMENTS:
+            raise ValueError("dense operands of more elements than any memory has")
         compiler = Compiler(bound, NAMED[recipe.dtype], settings, form, target)
-        check_form(form, compiler.canonical.bound.einsum)
+        if recipe.numbered != compiler.template.output.sparse:
+            raise ValueError("rows are numbered where the result is sparse, and nowhere else")
     except MALFORMED as error:
         raise file.fault(f"its metadata has no einsum ({error})") from None
     return recipe, compiler
