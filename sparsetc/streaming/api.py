@@ -129,9 +129,12 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
                 with replacing(chosen.file) as opened:
                     writer = ChunkWriter(opened)
                     contents.write(writer, recipe, compiler, cut(source, compiler, most, writer, where, at))
-                store = contents.opened(chosen.file, pinned)
+                store = ChunkFile(chosen.file, pinned, contents.parsed)
                 made = contents.read(store, compiler)
-    again = partial(stream_kernel, equation, x, *dense, **{**options, "file": None, "device": target, "plan": "coo"})
+    again = None
+    if any(variant.reads_zeros for variant in made.variants):  # else the operands need not be kept
+        changed = {"file": None, "device": target, "plan": "coo"}
+        again = partial(stream_kernel, equation, x, *dense, **{**options, **changed})
     return Stream(recipe, compiler, made, store, budget, chosen, again)
 
 
@@ -159,7 +162,7 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
     if fixed := [name for name, value in options.items() if name not in WHEN_OPENED and value is not None]:
         raise PlanError(f"{fixed[0]}= is as it was when the chunks were packed; pack them again for another")
     target = chosen.target(())
-    file = contents.opened(path, target.type == "cuda")
+    file = ChunkFile(path, target.type == "cuda", contents.parsed)
     try:
         recipe, compiler = contents.einsum(file, settings, target)
         if compiler.backend != recipe.backend:

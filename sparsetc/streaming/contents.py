@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -89,6 +87,11 @@ def _from_json(known: dict[str, Any]) -> Any:
     return record
 
 
+def parsed(text: str) -> Any:
+    """Return what the metadata of a file says of a stream; raises one of `MALFORMED` where it says nothing."""
+    return json.loads(text, object_hook=_from_json)
+
+
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -126,7 +129,8 @@ def _arrays(made: StreamCut) -> dict[str, Any]:
     """Return the header's entries of all arrays, and of the gaps between them, which safetensors must not have."""
     listed, at = {}, 0
     for number, chunk in enumerate(made.chunks):
-        names = _names(number, made.variants[chunk.variant].programs)
+        programs = enumerate(made.variants[chunk.variant].programs)
+        names = [f"{number}.{part}.{name}" for part, program in programs for name in (*_index(program), "values")]
         for name, (dtype, count), (begin, end, after) in zip(names, chunk.arrays, chunk.places, strict=True):
             listed[name] = _entry(dtype, [count], at + begin, at + end)
             if end < after:
@@ -142,27 +146,9 @@ def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def _names(number: int, programs: tuple[TileProgram, ...]) -> Iterator[str]:
-    """Yield the names of a chunk's arrays: ``chunk.part.array``."""
-    for part, program in enumerate(programs):
-        for name in (*_index(program), "values"):
-            yield f"{number}.{part}.{name}"
-
-
 def _index(program: TileProgram) -> list[str]:
     """Return the names of the arrays that a program reads beside values."""
     return [name for name in program.arrays if name not in program.view.packed]
-
-
-def opened(path: str | os.PathLike[str], pinned: bool) -> ChunkFile:
-    """Open a file of chunks; arguments and errors as of `ChunkFile`."""
-    file = ChunkFile(path, pinned)
-    try:
-        file.stream = json.loads(file.text, object_hook=_from_json)
-    except MALFORMED as error:
-        file.close()
-        raise file.fault(f"its metadata is none ({error!s:.80})") from None
-    return file
 
 
 def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Recipe, Compiler]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Lane:
 
     stream: Any
     staging: torch.Tensor | None
-    rows: torch.Tensor | None
+    rows: Any
 
 
 @dataclass
@@ -68,8 +69,8 @@ class ResultTarget:
     """
 
     whole: torch.Tensor | None
-    host: torch.Tensor | None = None
-    firsts: torch.Tensor | None = None
+    host: Any = None
+    firsts: Any = None
 
 
 class HostEvent:
@@ -178,8 +179,6 @@ class Engine:
                 raise
         if target.whole is not None:
             return (target.whole.sum(0) if self.copies > 1 else target.whole[0])[: self.shape[0]]
-        assert target.host is not None
-        assert target.firsts is not None
         first = torch.tensor([self.chunks[n].first for n in self.order], dtype=torch.long, device="cpu")
         return target.host.index_add_(0, first, target.firsts)
 
@@ -195,7 +194,8 @@ class Engine:
         done = 0
         for position, number in enumerate(self.order):
             lane, chunk = self.lanes[position % len(self.lanes)], self.chunks[number]
-            marks: list[Any] = [self._event() for _ in range(4 if target.whole is None else 3)]
+            event = partial(torch.cuda.Event, enable_timing=True) if self.cuda else HostEvent
+            marks: list[Any] = [event() for _ in range(4 if target.whole is None else 3)]
             if not self.cuda:
                 marks[0].record()
             held = next(feed)
@@ -220,9 +220,6 @@ class Engine:
             done += chunk.nbytes
             at(done)
 
-    def _event(self) -> Any:
-        return torch.cuda.Event(enable_timing=True) if self.cuda else HostEvent()
-
     def _watch(self, at: At) -> None:
         """Tell of chunks on a GPU as they end, where anyone is looking."""
         done = 0
@@ -246,7 +243,6 @@ class Engine:
     def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> torch.Tensor:
         """What a chunk adds to."""
         if target.whole is None:
-            assert lane.rows is not None
             lane.rows[: chunk.rows].zero_()
             return lane.rows
         if not self.window:
@@ -255,8 +251,6 @@ class Engine:
 
     def _back(self, position: int, chunk: Chunk, out: torch.Tensor, target: ResultTarget) -> None:
         """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
-        assert target.host is not None
-        assert target.firsts is not None
         target.firsts[position].copy_(out[0], non_blocking=True)
         if chunk.rows > 1:
             own = target.host[chunk.first + 1 : chunk.first + chunk.rows]

@@ -120,7 +120,7 @@ class ChunkFile:
 
     Attributes:
         arrays: the header: dtype, shape and place of each array by name.
-        text: what its metadata says of the stream, as JSON; `stream` once it is parsed.
+        stream: what its metadata says of the stream.
         nbytes: bytes of all arrays.
         check: raises `FormatError` for the bytes of a chunk of which programs would read what is not there.
         passing: True, as the buffers that chunks are read into are filled again.
@@ -128,19 +128,19 @@ class ChunkFile:
 
     passing = True
 
-    def __init__(self, path: str | os.PathLike[str], pinned: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], pinned: bool, parse: Callable[[str], Any]) -> None:
         """Open a file and read its header.
 
         Args:
             path: of the file.
             pinned: whether a GPU copies from the buffers that chunks are read into.
+            parse: makes `stream` of the text that the metadata has of it.
 
         Raises:
             IOFormatError: no file of chunks, or a truncated or altered one.
             FileNotFoundError: no file.
         """
-        self.path, self.pinned, self.lock = Path(path), pinned, Lock()
-        self.stream: Any = None
+        self.path, self.pinned, self.lock, self.closed = Path(path), pinned, Lock(), False
         self.check: Callable[[int, torch.Tensor], None]
         self._ring: list[torch.Tensor] = []
         self._checked: set[int] = set()
@@ -150,14 +150,11 @@ class ChunkFile:
             metadata = self.arrays.pop("__metadata__")
             if zlib.crc32(metadata["stream"].encode()) != int(metadata["crc32"]):
                 raise ValueError("its checksum is another")
-            self.text = metadata["stream"]
-        except MALFORMED as error:
-            self._file.close()
-            if isinstance(error, IOFormatError):
-                raise
-            raise self.fault(f"no file of packed chunks, or a damaged one ({error!s:.80})") from None
-        except BaseException:
-            self._file.close()
+            self.stream = parse(metadata["stream"])
+        except BaseException as error:
+            self.close()
+            if isinstance(error, MALFORMED) and not isinstance(error, IOFormatError):
+                raise self.fault(f"no file of packed chunks, or a damaged one ({error!s:.80})") from None
             raise
 
     def _header(self) -> dict[str, Any]:
@@ -183,13 +180,9 @@ class ChunkFile:
         self._sizes, self._checksums = sizes, checksums
         self._begins = list(accumulate(sizes, initial=self._begin))
 
-    @property
-    def closed(self) -> bool:
-        """True if the file was closed."""
-        return self._file.closed
-
     def close(self) -> None:
         """Close the file, and free the buffers."""
+        self.closed = True
         self._ring.clear()
         self._file.close()
 

@@ -135,6 +135,7 @@ class Stream:
             return self._engine.times()
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    @entry_point
     def __call__(self, *dense: Any, out: torch.Tensor | None = None) -> Result:
         """Stream all chunks through the device.
 
@@ -155,23 +156,13 @@ class Stream:
             TransformError: an operand requires a gradient, has a tangent, or is a batch of `torch.func.vmap`.
         """
         with self._lock:
-            return self._called(dense, out)
-
-    @entry_point
-    def _called(self, dense: Sequence[Any], out: torch.Tensor | None) -> Result:
-        self._check_open()
-        tables, whole = self._tables(dense)
-        if out is not None:
-            self._result.check(out)
-        reads_zeros = any(v.reads_zeros for v in self.cut.variants)
-        if reads_zeros and not finite(tables):
-            result = self._other()(*whole)
-        else:
-            result = self._result.of(self._run(tables))
-        if out is None:
-            return result
-        assert isinstance(result, torch.Tensor)
-        return out.copy_(result)
+            self._check_open()
+            tables, whole = self._tables(dense)
+            if out is not None:
+                self._result.check(out)
+            blind = any(v.reads_zeros for v in self.cut.variants) and not finite(tables)
+            result: Any = self._other()(*whole) if blind else self._result.of(self._run(tables))
+            return result if out is None else out.copy_(result)
 
     def _tables(self, dense: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the tables that programs read, and the dense operands that they are made of."""
