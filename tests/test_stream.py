@@ -456,8 +456,8 @@ def test_other_errors() -> None:
         stc.stream("ijk,jr,kr->ir", x, dense[0].requires_grad_(), dense[1])
     with pytest.raises(stc.DeviceError, match="CPU or a CUDA device"):
         stc.stream("ijk,jr,kr->ir", x, *dense, device="meta")
-    with pytest.raises(TypeError):
-        stc.stream("ijk,jr,kr->ir", x, *dense, chunks=3)
+    with pytest.raises(TypeError, match="chunk_bytes"):
+        stc.stream("ijk,jr,kr->ir", x, *dense, chunk_byte=3)
     with pytest.raises(FileNotFoundError):
         stc.stream("ijk,jr,kr->ir", "absent.stc", *dense)
 

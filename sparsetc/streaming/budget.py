@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import DeviceError, OutOfMemoryError, PlanError
+from sparsetc.errors import DeviceError, KeywordError, OutOfMemoryError, PlanError
 from sparsetc.options import Options, of_call
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.support.memory import as_bytes
+from sparsetc.support.names import refused
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator
+from sparsetc.tensor.sums import accumulator
 
 CHUNK = 64 << 20
 """Bytes of a chunk where none are asked for: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times what it costs to
@@ -85,6 +86,9 @@ class StreamOptions:
         """
         names = [f.name for f in fields(cls)]
         own = cls(**{name: given[name] for name in names if given.get(name) is not None})
+        known = list(dict.fromkeys((*names, *Options.__dataclass_fields__)))
+        if unknown := [name for name in given if name not in known]:
+            raise KeywordError(refused(unknown, known))
         settings = of_call({name: value for name, value in given.items() if name not in names})
         return own, replace(settings, precision=settings.effective_precision())
 
@@ -164,20 +168,15 @@ class Budget:
         dense = sum(given) + (elements * (wide if widened else dtype.itemsize) if widened or moved else 0)
         if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
             dense += elements * 2 * streams  # as many launches may round tables at once
-        row, finished = output.width * wide, 0
-        if wide != dtype.itemsize or output.permutation is not None:
-            finished += output.width * dtype.itemsize
-        if dtype in INTEGERS:  # which are looked at for such as do not fit
-            finished += output.width
-        if output.sparse:
+        row, changed = output.width * wide, output.permutation is not None or wide != dtype.itemsize
+        finished = row * (1 + changed + 2 * drop_zeros)  # converted or in another order, and what is left of it
+        if output.sparse:  # coordinates; in another order those of all elements, and their numbers
             letters = len(output.kept_shape) + len(output.width_shape)
-            # In another order, a pattern of all elements, and their numbers.
-            finished += 8 * (output.width * (letters + 1) if output.permutation else len(output.kept_shape))
-            if drop_zeros:  # a copy of what is left, and its numbers
-                finished += finished + output.width * (dtype.itemsize + 1) + 8
+            coordinates = 8 * (output.width * (letters + 1) if output.permutation else len(output.kept_shape))
+            finished += coordinates * (1 + drop_zeros) + 8 * drop_zeros
         text = f'"{compiler.bound.einsum.text}" on {compiler.target}'
         tensors = 2 * len(given) + 4 if compiler.target.type == "cuda" else 0
-        return cls(text, total, tensors, streams, dense, row, row + finished)
+        return cls(text, total, tensors, streams, dense, row, finished)
 
     @property
     def limit(self) -> int:
@@ -236,8 +235,8 @@ class Budget:
     def _refuse(self, chunk: int, result: int, instead: str) -> None:
         raise OutOfMemoryError(
             f"{self.text}: the dense operands take {self.dense:,} bytes, {self.streams} chunks "
-            f"{self.streams * chunk:,}, and the result, or a row of it, {result:,}; the limit is {self.limit:,}. Raise "
-            f"memory_limit=, take fewer streams, or {instead}"
+            f"{self.streams * chunk:,}, and the result, or a row of it, {result:,}; the limit is {self.limit:,}"
+            f"{f' of {self.total:,}' if self.tensors else ''}. Raise memory_limit=, take fewer streams, or {instead}"
         )
 
     def copies(self, rows: int, chunk: int) -> int:

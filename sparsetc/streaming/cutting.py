@@ -7,7 +7,7 @@ and where the rows of the result are that they number. Only one chunk is held un
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 
@@ -173,7 +173,8 @@ def cut(
                 count = _fewer(stop - start, count, chunk.nbytes, nbytes)
                 continue
             buffer = host_bytes(chunk.nbytes, sink.pinned)
-            for place, array in zip(chunk.tensors(buffer), _arrays(parts), strict=True):
+            packed_arrays = [array for arrays, values in parts for array in (*arrays.index, values)]
+            for place, array in zip(chunk.tensors(buffer), packed_arrays, strict=True):
                 place.copy_(array)
             sink.put(buffer)
             first = 0
@@ -186,10 +187,6 @@ def cut(
         start = stop
         at(start)
     return StreamCut(tuple(chunks), tuple(variants), torch.cat(coords, 1))
-
-
-def _arrays(parts: Iterable[tuple[PartArrays, torch.Tensor]]) -> list[torch.Tensor]:
-    return [array for arrays, values in parts for array in (*arrays.index, values)]
 
 
 def _samples(source: Source, count: int) -> Iterator[Nonzeros]:
