@@ -166,9 +166,8 @@ class Engine:
             try:
                 for lane in self.lanes if self.cuda else ():
                     lane.stream.wait_stream(here)
-                self._chunks(feed, tables, target, copied, unseen if self.cuda else at)
+                self._chunks(feed, tables, target, copied, at)
                 if here is not None:
-                    self._watch(at)
                     for lane in self.lanes:
                         here.wait_stream(lane.stream)
                     if target.host is not None or store.passing:
@@ -218,15 +217,9 @@ class Engine:
                     marks[3].record()
             self._marks.append(marks)
             done += chunk.nbytes
-            at(done)
-
-    def _watch(self, at: At) -> None:
-        """Tell of chunks on a GPU as they end, where anyone is looking."""
-        done = 0
-        for number, marks in zip(self.order, self._marks if at is not unseen else (), strict=False):
-            marks[-1].synchronize()
-            done += self.chunks[number].nbytes
-            at(done)
+            if at is not unseen:  # all streams have work while the host waits for an earlier chunk
+                self._marks[max(0, position - self.streams)][-1].synchronize()
+                at(done)
 
     # -- chunks -----------------------------------------------------------------------------------------------------
     def _call(self, position: int, buffer: torch.Tensor, held: torch.Tensor) -> tuple[Call, list[torch.Tensor]]:
