@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -115,12 +116,11 @@ class StreamOptions:
 
 def named_device(name: Any) -> torch.device:
     """Return the CPU, or a GPU that there is, of what a caller calls it; else raise `DeviceError`."""
-    try:
+    device = None
+    with suppress(RuntimeError, TypeError):
         device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {name!r:.80}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {device}")
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {name!r:.80}")
     if device.type == "cpu":
         return torch.device("cpu")  # "cpu:0" is the same, and compares as another
     if (device.index or 0) >= torch.cuda.device_count():

@@ -169,8 +169,13 @@ def cut(
             chunk = Chunk(stop - start, 0, numbered, 0, tuple([StoredPart.of(*part) for part in parts]))
             share = max(chunk.nbytes / nbytes, numbered / rows if rows else 0.0)
             count = (stop - start) / share * FULL
+            if share > 1 and stop - start == 1:
+                raise PlanError(
+                    f"a chunk of one nonzero takes {chunk.nbytes:,} bytes by this plan, more than the {nbytes:,} that "
+                    'a chunk may have: raise chunk_bytes= or memory_limit=, or take plan="coo"'
+                )
             if share > 1:
-                count = _fewer(stop - start, count, chunk.nbytes, nbytes)
+                count = min(count, stop - start - 1)
                 continue
             buffer = host_bytes(chunk.nbytes, sink.pinned)
             packed_arrays = [array for arrays, values in parts for array in (*arrays.index, values)]
@@ -206,13 +211,3 @@ def _stop(source: Source, start: int, count: int) -> int:
     ends = getattr(source, "ends", None) or ()
     following = ends[bisect_right(ends, start) :][:1]
     return min(start + max(1, count), source.nnz, *following)
-
-
-def _fewer(nnz: int, wanted: float, nbytes: int, most: int) -> float:
-    """Return how many nonzeros to take where so many took more than a chunk may."""
-    if nnz == 1:
-        raise PlanError(
-            f"a chunk of one nonzero takes {nbytes:,} bytes by this plan, more than the {most:,} that a chunk may "
-            'have: raise chunk_bytes= or memory_limit=, or take plan="coo"'
-        )
-    return min(nnz - 1, wanted)
