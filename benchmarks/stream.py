@@ -149,8 +149,8 @@ def measured(s: Stream, dense: list[Any], rate: float | None, **about: Any) -> d
     took = seconds(lambda: s(*dense))
     row = {
         **about,
-        "order": s._ordering,
-        "streams": s._lanes,
+        "order": s.options.order,
+        "streams": s._budget.streams,
         "chunks": s.chunks,
         "nnz": s.nnz,
         "packed_gb": round(s.nbytes / 1e9, 3),
@@ -204,7 +204,7 @@ def from_file(gib: float, block: int, plan: str, chunk: str, rows: list[Any]) ->
     """Chunks read from a file that the system has in memory already, as it was just written."""
     count = max(2, round(gib * 2**30 / (per_nonzero(TTV, plan, block) * block)))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.stcs"
+        path = Path(folder) / "x.safetensors"
         s, packing, dense = made(TTV, Blocks([block] * count), plan, chunk, file=path)
         s.close()
         with stc.open_stream(path, device=DEVICE) as own:

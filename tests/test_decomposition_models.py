@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import random
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from decomposition_cases import F32, F64, random_factors
+from safetensors.torch import save_file
 
 import sparsetc as stc
 from sparsetc.decomposition import CP, Tucker, factored
@@ -115,12 +119,12 @@ def test_a_model_arranged_for_a_reader_is_the_same_tensor() -> None:
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_a_file_holds_all_of_a_model(make: type, dtype: torch.dtype, tmp_path: Path) -> None:
     model = make(dtype)
-    model.save(tmp_path / "model.npz")
-    assert [p.name for p in tmp_path.iterdir()] == ["model.npz"]
-    found = type(model).load(tmp_path / "model.npz")
+    model.save(tmp_path / "model.safetensors")
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+    found = type(model).load(tmp_path / "model.safetensors")
     assert same(model, found)
-    model.to(F32).save(tmp_path / "model.npz")
-    assert type(model).load(tmp_path / "model.npz").dtype == F32
+    model.to(F32).save(tmp_path / "model.safetensors")
+    assert type(model).load(tmp_path / "model.safetensors").dtype == F32
     for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert same(model, copied)
 
@@ -133,23 +137,61 @@ def same(one: Model, other: Model) -> bool:
 
 
 def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
-    cp().save(tmp_path / "cp.npz")
+    cp().save(tmp_path / "cp.safetensors")
     with pytest.raises(stc.IOFormatError, match="holds no Tucker model"):
-        Tucker.load(tmp_path / "cp.npz")
+        Tucker.load(tmp_path / "cp.safetensors")
     with stc.options(memory_limit=100), pytest.raises(stc.OutOfMemoryError, match="the model"):
-        CP.load(tmp_path / "cp.npz")
+        CP.load(tmp_path / "cp.safetensors")
     with pytest.raises(FileNotFoundError):
-        CP.load(tmp_path / "absent.npz")
-    (tmp_path / "text.npz").write_text("no archive")
+        CP.load(tmp_path / "absent.safetensors")
+    (tmp_path / "text.safetensors").write_text("no archive")
     with pytest.raises(stc.IOFormatError):
-        CP.load(tmp_path / "text.npz")
-    word = np.array("CP")
-    np.savez(tmp_path / "odd.npz", kind=word, stopped=word, weights=np.ones(2), factor_0=np.ones((3, 4)))
-    with pytest.raises(stc.IOFormatError, match=r"odd.npz.*factors \(size, rank\)"):
-        CP.load(tmp_path / "odd.npz")
-    np.savez(tmp_path / "integers.npz", kind=word, stopped=word, weights=np.ones(2, np.int64), factor_0=np.ones((3, 2)))
-    with pytest.raises(stc.IOFormatError, match="weights is of int64"):
-        CP.load(tmp_path / "integers.npz")
+        CP.load(tmp_path / "text.safetensors")
+    whole = {"weights": torch.ones(2), "factor_0": torch.ones(3, 2)}
+    known = {"kind": "CP", "stopped": "", "fits": "[]", "log_likelihoods": "[]"}
+    for name, tensors, metadata, message in (
+        ("odd", whole | {"factor_0": torch.ones(3, 4)}, known, r"factors \(size, rank\)"),
+        ("integers", whole | {"weights": torch.ones(2, dtype=torch.long)}, known, "weights is of torch.int64"),
+        ("headless", {"factor_0": torch.ones(3, 2)}, known, "it has no 'weights'"),
+        ("gaps", {"weights": torch.ones(2), "factor_1": torch.ones(3, 2)}, known, "it has no 'factor_0'"),
+        ("text", whole, known | {"fits": '["a"]'}, "could not"),
+        ("nested", whole, known | {"fits": "[" * 10**5}, "recursion"),
+        ("lacking", whole, {"kind": "CP"}, "it has no 'stopped'"),
+        ("plain", whole, None, "holds no CP model"),
+    ):
+        save_file(tensors, tmp_path / f"{name}.safetensors", metadata)
+        with pytest.raises(stc.IOFormatError, match=rf"{name}\.safetensors: .*{message}"):
+            CP.load(tmp_path / f"{name}.safetensors")
+    np.savez(tmp_path / "old.npz", kind=np.array("CP"), weights=np.ones(2), factor_0=np.ones((3, 2)))
+    with pytest.raises(stc.IOFormatError, match=r"old\.npz: a model of an earlier version .* numpy\.load"):
+        CP.load(tmp_path / "old.npz")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(stc.IOFormatError, match="pipe: a model is read from a file on disk"):
+        CP.load(tmp_path / "pipe")
+
+
+def test_files_that_were_altered_give_a_model_or_one_error(tmp_path: Path) -> None:
+    path, r = tmp_path / "cp.safetensors", random.Random(0)
+    cp().save(path)
+    whole, refused = path.read_bytes(), 0
+    for _ in range(300):
+        changed = bytearray(whole)
+        for _ in range(r.choice((1, 1, 3))):
+            changed[r.randrange(300)] = r.randrange(256)
+        path.write_bytes(changed[: r.choice((len(whole), len(whole), r.randrange(len(whole))))])
+        try:
+            assert CP.load(path).order == 3
+        except stc.IOFormatError as error:
+            assert "cp.safetensors: " in str(error)  # noqa: PT017
+            refused += 1
+    assert refused > 200
+
+
+def test_files_need_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for call in (cp().save, CP.load):
+        with pytest.raises(ImportError, match=r'pip install "sparsetc\[files\]"'):
+            call(tmp_path / "x")
 
 
 @MODELS
@@ -157,7 +199,7 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
 def test_files_of_other_dtypes_are_refused_before_an_old_one_is_lost(
     make: type, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    model, path = make(), tmp_path / "model.npz"
+    model, path = make(), tmp_path / "model.safetensors"
     model.save(path)
     with pytest.raises(stc.DtypeError, match=str(dtype)):
         model.to(dtype).save(path)

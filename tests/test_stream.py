@@ -6,7 +6,6 @@ import copy
 import pickle
 import random
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc.streaming import Stream
-from sparsetc.streaming.budget import CHUNK, SMALLEST, Sizes, StreamBudget, most_rows
+from sparsetc.streaming.budget import CHUNK, SMALLEST, Budget
 
 PLANS = ("auto", "coo", "rows", "fiber", *TILED, "mm-csf", "coo+rows", "fiber+rows")
 EQUATIONS = {
@@ -165,11 +164,11 @@ def test_no_nonzeros(equation: str, tmp_path: Path) -> None:
     x = stc.SparseTensor(torch.empty((3, 0), dtype=torch.long), torch.empty(0), (11, 11, 9))
     dense = operands(equation)
     expected = stc.einsum(equation, x, *dense)
-    with stc.stream_kernel(equation, x, *dense, file=tmp_path / "x.stcs") as s:
+    with stc.stream_kernel(equation, x, *dense, file=tmp_path / "x.safetensors") as s:
         assert_same(s(*dense), expected)
         assert s.chunks == 0
         assert s.timeline() == []
-    with stc.open_stream(tmp_path / "x.stcs") as s:
+    with stc.open_stream(tmp_path / "x.safetensors") as s:
         assert_same(s(*dense), expected)
 
 
@@ -457,8 +456,8 @@ def test_other_errors() -> None:
         stc.stream("ijk,jr,kr->ir", x, dense[0].requires_grad_(), dense[1])
     with pytest.raises(stc.DeviceError, match="CPU or a CUDA device"):
         stc.stream("ijk,jr,kr->ir", x, *dense, device="meta")
-    with pytest.raises(TypeError):
-        stc.stream("ijk,jr,kr->ir", x, *dense, chunks=3)
+    with pytest.raises(TypeError, match="chunk_bytes"):
+        stc.stream("ijk,jr,kr->ir", x, *dense, chunk_byte=3)
     with pytest.raises(FileNotFoundError):
         stc.stream("ijk,jr,kr->ir", "absent.stc", *dense)
 
@@ -472,7 +471,7 @@ def test_closed() -> None:
         s(*dense)
     assert isinstance(s, Stream)
     assert "chunks" in repr(s)
-    for late in (s.on, lambda: s.save("absent.stcs")):
+    for late in (s.on, lambda: s.save("absent.safetensors")):
         with pytest.raises(stc.PlanError, match="was closed"):
             late()
     one = stc.stream_kernel("ijk,jr,kr->ir", x, *dense)
@@ -555,48 +554,49 @@ def test_a_plan_that_is_none_is_refused_whatever_is_streamed(plan: str, nnz: int
         stc.stream_kernel("ijk,kr->ijr", x, b, plan=plan, device="cpu")
 
 
-SPACE = Sizes(dense=10_000, row=64, finished=32, coordinates=16)
+SPACE = Budget('"a test" on cpu', total=0, tensors=0, streams=2, dense=10_000, row=64, finished=112)
 
 
-@pytest.mark.parametrize("room", [1 << 12, 1 << 20, (1 << 20) + 1, 24 << 20])
-def test_room_is_left_for_blocks_of_memory_that_are_larger_than_their_tensors(room: int) -> None:
-    sizes = replace(SPACE, block=1 << 20)
-    fits = sizes.within(room)
-    assert sizes.chunks(fits, 2) <= 2 * room
-    assert sizes.chunks(fits + 1, 2) > 2 * room or fits == sizes.block  # the largest, or the largest that has no block
-    assert SPACE.within(room) == room
-    assert SPACE.chunks(room, 2) == 2 * room
+@pytest.mark.parametrize("total", [8 << 20, 24 << 20, 80 << 30])
+@pytest.mark.parametrize("streams", [1, 2, 64])
+def test_room_is_left_for_blocks_of_memory_that_are_larger_than_their_tensors(total: int, streams: int) -> None:
+    """Tensors of more than 1 MiB may each take 1 MiB more on a GPU."""
+    limit = replace(SPACE, total=total, tensors=8, streams=streams).limit
+    tensors = min(limit >> 20, 8 + streams)
+    assert limit + (tensors << 20) < total
+    assert limit > total // 2 - (1 << 17)
 
 
-@pytest.mark.parametrize("kept", [(100, 200), (100,), ()], ids=str)
-@pytest.mark.parametrize("sparse", [False, True])
-def test_what_a_budget_allows_is_within_the_limit_and_uses_it(sparse: bool, kept: tuple[int, ...]) -> None:
-    output: Any = SimpleNamespace(sparse=sparse, kept_shape=kept, rows=prod(kept))
-    rows = most_rows(output, 5000)
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("rows", [100, 20_000, None])
+def test_what_a_budget_allows_is_within_the_limit_and_uses_it(rows: int | None, keeps: bool) -> None:
     kinds = set()
-    for limit in (12_000, 20_000, 40_000, 10**5, 3 * 10**5, 10**6, 10**7):
+    for total in (12_000, 20_000, 40_000, 10**5, 3 * 10**5, 10**6, 10**7, 10**9):
         for streams in (1, 2, 5):
+            own = replace(SPACE, total=total, streams=streams)
             try:
-                own = StreamBudget.of(SPACE, output, 5000, limit, streams, None, "cpu", "a test")
+                chunk, numbered = own.cut(rows, CHUNK, keeps)
             except stc.OutOfMemoryError:
                 kinds.add("none")
                 continue
-            kinds.add("resident" if own.resident else "in pieces")
-            result = SPACE.result(rows + (own.rows or 0)) if own.resident else streams * (own.rows or 0) * SPACE.row
-            assert SPACE.dense + result + streams * own.chunk <= limit
-            free = limit - SPACE.dense - (SPACE.result(rows) if own.resident else 0)
-            assert own.chunk >= max(SMALLEST, min(CHUNK, free // (2 * streams) - SMALLEST))
-            if not own.resident:
-                assert streams * (own.rows + 1) * SPACE.row > free - streams * own.chunk
-    assert kinds == {"none", "resident"} | ({"in pieces"} if kept else set())
+            kinds.add("whole" if numbered is None else "in pieces")
+            result = own.result(rows or 0) if numbered is None else streams * numbered * own.row
+            assert own.dense + result + streams * chunk <= total
+            free = total - own.dense - (own.result(rows or 0) if numbered is None else 0)
+            assert chunk >= max(SMALLEST, min(CHUNK, free // (2 * streams) - SMALLEST))
+            if numbered is not None:
+                assert streams * (numbered + 1) * own.row > free - streams * chunk
+    assert kinds == {"none"} | ({"whole"} if rows is not None else set()) | ({"in pieces"} if keeps else set())
 
 
-def test_what_fits_exactly_fits() -> None:
+@pytest.mark.parametrize("window", [0, 10])
+def test_what_fits_exactly_fits(window: int) -> None:
+    made: Any = SimpleNamespace(largest=8192, window=window, copies=1)
     exact = SPACE.dense + 2 * 8192 + SPACE.result(30)
-    for limit, fits in ((exact, True), (exact - 1, False)):
-        pieces = StreamBudget(limit, False, 8192, 10)
-        assert pieces.known(SPACE, 30, 8192, 2) == (StreamBudget(limit, True, 8192, None) if fits else pieces)
-        assert pieces.opened(SPACE, 20, 1, 8192, 10, limit, 2, "cpu", "a test").resident == fits
-    assert pieces.opened(SPACE, 30, 1, 8192, None, exact, 2, "cpu", "a test").resident
-    with pytest.raises(stc.OutOfMemoryError, match="2 chunks 16,384, and the result 3,360; the limit is 29,743"):
-        pieces.opened(SPACE, 30, 1, 8192, None, exact - 1, 2, "cpu", "a test")
+    assert replace(SPACE, total=exact).keeps(made, 30 - window)
+    less = replace(SPACE, total=exact - 1)
+    if window:
+        assert not less.keeps(made, 30 - window)
+        made.window = 1000
+    with pytest.raises(stc.OutOfMemoryError, match=r"2 chunks 16,384, and the result.* 3,360; the limit is 29,743"):
+        less.keeps(made, 30)

@@ -113,6 +113,15 @@ def test_copies_follow_one_another_and_nothing_is_waited_for(enqueued: FakeStrea
         assert [("joins", one) for one in own] == enqueued.log
 
 
+def test_progress_leaves_every_stream_a_chunk(enqueued: FakeStream) -> None:
+    x, dense = tensor(5, 4000), operands("ijklm,jr,kr->ir")
+    with stc.stream_kernel("ijklm,jr,kr->ir", x, *dense, plan="coo", chunk_bytes=4096, progress=True) as s:
+        s(*dense)
+        waited = [marks[-1].waited for marks in s._engine._marks]
+        assert waited[0] == 4  # of the first four chunks, then of one before each
+        assert waited[1:] == [1] * (s.chunks - 4) + [0] * 3
+
+
 def test_buffers_of_a_file_are_overwritten_once_they_are_copied(enqueued: FakeStream, tmp_path: Path) -> None:
     x, dense = tensor(5, 4000), operands("ijklm,jr,kr->ir")
     with stc.stream_kernel("ijklm,jr,kr->ir", x, *dense, plan="coo", chunk_bytes=4096, file=tmp_path / "x") as s:

@@ -6,9 +6,11 @@ coordinates, files of it, and the same model as an object of tensorly or pyttb.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import stat
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from math import prod
@@ -17,83 +19,15 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from sparsetc.errors import DeviceError, DtypeError, IOFormatError, ShapeError, SparsetcError
-from sparsetc.io import memory, npy
+from sparsetc.errors import DeviceError, DtypeError, IOFormatError, OutOfMemoryError, ShapeError, SparsetcError
+from sparsetc.io import memory
 from sparsetc.io.atomic import replacing
 from sparsetc.options import current
 from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.coords import check_range
 
 DTYPES = (torch.float32, torch.float64)
-"""Dtypes that a model in a file may have: those that decompositions compute in, and numpy has."""
-
-WORD = 256
-"""Bytes that a word in a file may take."""
-
-
-def write(
-    path: str | os.PathLike[str],
-    kind: str,
-    tensors: Mapping[str, torch.Tensor],
-    numbers: Mapping[str, Sequence[float]],
-    stopped: str,
-) -> None:
-    """Write tensors, lists of numbers and two words; OSError names the path, DtypeError what `read` would not take."""
-    dtype = next(iter(tensors.values())).dtype
-    if dtype not in DTYPES:
-        raise DtypeError(f"a file of a model holds float32 or float64, found {dtype}; convert it: .to(torch.float32)")
-    arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
-    lists = {name: np.array(given, np.float64) for name, given in numbers.items()}
-    with replacing(path) as file:
-        np.savez(file, **arrays, **lists, kind=np.array(kind), stopped=np.array(stopped))  # type: ignore[arg-type]
-
-
-def read(
-    path: str | os.PathLike[str], kind: str, first: str, lists: Sequence[str], device: torch.device | str
-) -> dict[str, Any]:
-    """The fields of a model that `write` wrote; IOFormatError where it is none, OutOfMemoryError above the limit.
-
-    Args:
-        path: of the file.
-        kind: of the model.
-        first: name of the tensor before the factors.
-        lists: names of the lists of numbers; one that the file has not is empty.
-        device: where the tensors go.
-    """
-    with npy.opened(path) as archive:
-        if "kind" not in archive.names or first not in archive.names or _word(archive, "kind") != kind:
-            raise ValueError(f"it holds no {kind} model")
-        count = sum(name.startswith("factor_") for name in archive.names)
-        names = (first, *(f"factor_{m}" for m in range(count)))
-        memory.check(path, "the model", sum(archive.header(name).nbytes for name in names))
-        tensors = [_tensor(archive, name, device) for name in names]
-        numbers = {
-            name: tuple(archive.array(name).astype(np.float64).ravel().tolist()) if name in archive.names else ()
-            for name in lists
-        }
-        return {first: tensors[0], "factors": tuple(tensors[1:]), "stopped": _word(archive, "stopped"), **numbers}
-
-
-@contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An error of a model that is made of what a file holds is one of the file."""
-    try:
-        yield
-    except SparsetcError as error:
-        raise IOFormatError(f"{path}: {error}") from error
-
-
-def _tensor(archive: npy.Archive, name: str, device: torch.device | str) -> torch.Tensor:
-    if archive.header(name).dtype not in (np.float32, np.float64):
-        raise ValueError(f"{name} is of {archive.header(name).dtype}, not of float32 or float64")
-    return torch.from_numpy(np.ascontiguousarray(archive.array(name))).to(device)
-
-
-def _word(archive: npy.Archive, name: str) -> str:
-    header = archive.header(name)
-    if header.shape or header.dtype.kind != "U" or header.nbytes > WORD:
-        raise ValueError(f"{name} is not a single word")
-    return str(archive.array(name).item())
+"""Dtypes that a model in a file may have: those that decompositions compute in."""
 
 
 def check_memory(
@@ -149,6 +83,14 @@ def _imported(name: str) -> Any:
         raise ImportError(
             f"{name} is not installed, and a model cannot be given in its form: pip install {name}"
         ) from error
+
+
+def _safetensors() -> Any:
+    try:
+        import_module("safetensors.torch")
+    except ImportError as error:
+        raise ImportError('files of models need safetensors: pip install "sparsetc[files]"') from error
+    return import_module("safetensors")
 
 
 CHUNK = 1 << 22
@@ -257,27 +199,60 @@ class Factored:
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.
+        """Write all of it to a safetensors file, whole or not at all; an old file stays until it is complete.
 
         Raises:
             DtypeError: of a model that is not of float32 or float64; an old file stays.
+            ImportError: without safetensors, the extra ``files``.
+            OSError: names the path.
         """
-        arrays = {self.HEAD: self._head} | {f"factor_{m}": f for m, f in enumerate(self.factors)}
-        numbers = {name: getattr(self, name) for name in self.NUMBERS}
-        write(path, self.KIND, arrays, numbers, self.stopped)
+        if self.dtype not in DTYPES:
+            raise DtypeError(
+                f"a file of a model holds float32 or float64, found {self.dtype}; convert it: .to(torch.float32)"
+            )
+        named = {self.HEAD: self._head} | {f"factor_{m}": f for m, f in enumerate(self.factors)}
+        tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in named.items()}
+        lists = {name: json.dumps(getattr(self, name)) for name in self.NUMBERS}
+        data = _safetensors().torch.save(tensors, {"kind": self.KIND, "stopped": self.stopped, **lists})
+        with replacing(path) as file:
+            file.write(data)
 
     @classmethod
     def load(cls: type[Own], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Own:
-        """The model in a file that `save` wrote.
+        """Return the model in a file that `save` wrote. Nothing of the file is run.
 
         Raises:
             IOFormatError: the file holds no model of this kind.
             OutOfMemoryError: it would pass the memory limit.
+            ImportError: without safetensors, the extra ``files``.
             FileNotFoundError: no such file.
         """
-        fields = read(path, cls.KIND, cls.HEAD, cls.NUMBERS, device)
-        with naming(path):
-            return cls(**fields)
+        library, status = _safetensors(), os.stat(path)
+        try:
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("a model is read from a file on disk, this is none")
+            if zipfile.is_zipfile(path):
+                raise ValueError(
+                    f"a model of an earlier version (.npz): save {cls.KIND}({cls.HEAD}, factors) of its arrays, which "
+                    "numpy.load gives"
+                )
+            with library.safe_open(path, "pt") as opened:
+                metadata, names = opened.metadata() or {}, sorted(opened.keys())
+                if metadata.get("kind") != cls.KIND:
+                    raise ValueError(f"it holds no {cls.KIND} model")
+                memory.check(path, "the model", status.st_size)
+                tensors = {name: opened.get_tensor(name).clone() for name in names}
+            for name, tensor in tensors.items():
+                if tensor.dtype not in DTYPES:
+                    raise ValueError(f"{name} is of {tensor.dtype}, not of float32 or float64")
+            fields: dict[str, Any] = {cls.HEAD: tensors.pop(cls.HEAD).to(device), "stopped": metadata["stopped"]}
+            fields["factors"] = tuple(tensors[f"factor_{m}"].to(device) for m in range(len(tensors)))
+            return cls(**fields, **{name: tuple(map(float, json.loads(metadata[name]))) for name in cls.NUMBERS})
+        except (library.SafetensorError, SparsetcError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, OutOfMemoryError):
+                raise
+            fault = f"it has no {error}" if isinstance(error, KeyError) else f"{error!s:.200}"
+            raise IOFormatError(f"{os.fspath(path)}: {fault}") from error
 
     def _run(self) -> str:
         """What a repr says of the run that made it; empty where there was none."""

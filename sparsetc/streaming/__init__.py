@@ -1,11 +1,13 @@
 """Einsums of a sparse operand that is larger than the device: packed chunks that pass through it, one after the other.
 
 In: a sparse operand in host memory or in a file. Out: results as of `einsum`. `sources` gives nonzeros, `cutting` and
-`compiler` make packed chunks of them, `store` and `file` keep these, `engine` runs them; `budget` says what fits.
+`compiler` make packed chunks of them, `store` keeps these, `contents` says what a file of them holds, `engine` runs
+them; `budget` says what was asked for and what fits.
 """
 
 from sparsetc.streaming.api import open_stream, stream, stream_kernel
+from sparsetc.streaming.budget import StreamOptions
 from sparsetc.streaming.engine import ChunkTimes
 from sparsetc.streaming.stream import Stream
 
-__all__ = ["ChunkTimes", "Stream", "open_stream", "stream", "stream_kernel"]
+__all__ = ["ChunkTimes", "Stream", "StreamOptions", "open_stream", "stream", "stream_kernel"]

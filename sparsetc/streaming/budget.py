@@ -1,244 +1,250 @@
-"""What a stream may take of the device's memory, and what it takes: decided before anything runs.
+"""How a stream is cut and run: what the caller says of it, and what the memory of the device allows.
 
-In: an einsum, the memory limit, what the caller asks of chunks. Out: `StreamBudget`: whether the result stays on the
-device, how large a chunk may be, how many rows of the result it may have; or `OutOfMemoryError`, with the sizes.
+In: keyword arguments, an einsum, the memory limit. Out: `StreamOptions`, checked; `Budget`, which says how to cut
+before anything is packed, and where the result goes once chunks are known; or `OutOfMemoryError`, with the sizes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparsetc.contraction.output import Output
-from sparsetc.errors import OutOfMemoryError, PlanError
+import torch
+
+from sparsetc.errors import DeviceError, KeywordError, OutOfMemoryError, PlanError
+from sparsetc.options import Options, of_call
+from sparsetc.streaming.compiler import Compiler
+from sparsetc.streaming.cutting import StreamCut
 from sparsetc.support.memory import as_bytes
-from sparsetc.tensor.sums import INTEGERS, accumulator
-
-if TYPE_CHECKING:
-    from sparsetc.streaming.compiler import Compiler
+from sparsetc.support.names import refused
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
 
 CHUNK = 64 << 20
 """Bytes of a chunk where none are asked for: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times what it costs to
 start one; and a power of two, to which torch rounds pinned memory."""
-ROUNDED = 64 << 10
-"""Bytes set apart on a GPU, where each tensor begins at a multiple of 512, and small ones are made on the way."""
-BLOCK = 1 << 20
-"""Bytes above which torch's memory of a GPU gives a tensor a block that may be this much larger than it."""
 SMALLEST = 4096
 """Bytes of the smallest chunk."""
-STREAMS = 2
-"""Streams where no number is asked for: of plain copies an H200 reached 98 % with 2 and 96 with 3
-(`benchmarks/results/stream.json`)."""
 MOST_STREAMS = 64
+BLOCK = 1 << 20
+"""Bytes that a tensor larger than this may take more on a GPU: torch gives it a whole block."""
 COPIES_SHARE = 8
 """Copies of a result that is met in no order take at most this part of what is free beside it."""
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Bytes that an einsum takes on the device beside chunks.
+class StreamOptions:
+    """How a tensor is cut, packed and streamed.
 
     Attributes:
-        dense: dense operands, and the tables made of them.
-        row: a row of the result, as it is summed.
-        finished: what is made of a row where the result is converted, or copied in another order; 0 where it is not.
-        coordinates: coordinates of a row of a sparse result.
-        block: what a tensor larger than this may take more than its bytes; 0 where it takes none.
+        chunk_bytes: most bytes of a chunk, a number or text as in ``"32MiB"``; fewer are taken where memory is short.
+        streams: CUDA streams, each with a chunk of its own on the device. With one nothing overlaps; plain copies on an
+            H200 reached 98 % with 2 and 96 with 3 (`benchmarks/results/stream.json`). Ignored on the CPU.
+        order: ``"size"`` runs chunks from most to fewest nonzeros (Chen et al., SpTV), ``"given"`` as they were cut.
+        device: where chunks are run; by default the GPU of a dense operand, or the one that there is, or the CPU.
+        file: write the packed chunks to this path as they are packed, and stream them from there: for tensors that are
+            larger than the host's memory too. It is a file of `Stream.save`, and stays.
+        packed_on: the device that packs chunks; by default the one that runs them, or, where ``memory_limit=`` is
+            given, the CPU: packing takes more memory than running does.
+        output: as of `einsum`.
+        drop_zeros: as of `einsum`.
+        progress: a bar on stderr: None for long work when stderr is a terminal, True always, False never.
     """
 
-    dense: int
-    row: int
-    finished: int
-    coordinates: int
-    block: int = 0
+    chunk_bytes: int | str = CHUNK
+    streams: int = 2
+    order: str = "size"
+    device: torch.device | str | None = None
+    file: str | os.PathLike[str] | None = None
+    packed_on: torch.device | str | None = None
+    output: str = "auto"
+    drop_zeros: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk < SMALLEST:
+            raise PlanError(
+                f'chunk_bytes must be a number of bytes, {SMALLEST} or more, or text like "64MiB"; found '
+                f"{self.chunk_bytes!r:.80}"
+            )
+        whole = isinstance(self.streams, int) and not isinstance(self.streams, bool)
+        if not (whole and 1 <= self.streams <= MOST_STREAMS):
+            raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {self.streams!r:.80}")
+        if self.order not in ("size", "given"):
+            raise PlanError(f'order must be "size" or "given", found {self.order!r:.80}')
 
     @classmethod
-    def of(cls, compiler: Compiler, streams: int, drop_zeros: bool) -> Sizes:
-        """Return the sizes of an einsum whose zeros are left out of the result or not."""
-        canonical, output, dtype = compiler.canonical, compiler.template.output, compiler.dtype
-        widened, gpu = compiler.backend == "torch", compiler.target.type == "cuda"
-        beside, block = (ROUNDED, BLOCK) if gpu else (0, 0)
-        e, wide = canonical.written.einsum, accumulator(dtype).itemsize
-        lie = [prod(canonical.written.shape(p)) * dtype.itemsize for p in e.dense]
-        given = sum(lie) + 2 * block * sum(n > block for n in lie)  # of each there may be a table
-        own = sum(prod(canonical.bound.shape(p)) for p in canonical.bound.einsum.dense)
-        moved = bool(canonical.reduction.steps) or any(p is not None for p in canonical.arrangement)
-        tables = own * wide if widened and wide != dtype.itemsize else own * dtype.itemsize if moved else 0
-        made = wide != dtype.itemsize or output.permutation is not None
-        # A sparse result of several elements a row, in another order, has a pattern of them all, and their numbers.
-        moved_pattern = output.sparse and output.permutation is not None
-        letters = len(output.kept_shape) + len(output.width_shape)
-        coordinates = 8 * (output.width * (letters + 1) if moved_pattern else len(output.kept_shape))
-        finished = output.width * dtype.itemsize if made else 0
-        if dtype in INTEGERS:  # which are looked at for such as do not fit
-            finished += output.width
-        if drop_zeros and output.sparse:  # a copy of what is left, and its numbers
-            finished, coordinates = finished + output.width * (dtype.itemsize + 1), 2 * coordinates + 8
-        if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
-            beside += own * 2 * streams  # as many launches may round tables at once
-        return cls(given + tables + beside, output.width * wide, finished, coordinates if output.sparse else 0, block)
+    def of_call(cls, given: dict[str, Any]) -> tuple[StreamOptions, Options]:
+        """Return what keyword arguments say of a stream, None for a default, and the other settings of the call.
 
-    def result(self, rows: int, copies: int = 1) -> int:
-        """Bytes of a whole result on the device, and of what is made of it at the end."""
-        summed = self.row if copies > 1 else 0
-        each = [rows * n for n in (self.row * copies, summed, self.finished, self.coordinates)]
-        return sum(each) + self.block * sum(n > self.block for n in each)
+        Raises:
+            PlanError: a size, a number of streams, an order or a setting that is not valid.
+            KeywordError: an argument that is not known.
+        """
+        names = [f.name for f in fields(cls)]
+        own = cls(**{name: given[name] for name in names if given.get(name) is not None})
+        known = list(dict.fromkeys((*names, *Options.__dataclass_fields__)))
+        if unknown := [name for name in given if name not in known]:
+            raise KeywordError(refused(unknown, known))
+        settings = of_call({name: value for name, value in given.items() if name not in names})
+        return own, replace(settings, precision=settings.effective_precision())
 
-    def within(self, room: int) -> int:
-        """Bytes of the largest tensor that takes this much at most."""
-        return max(min(room, self.block), room - self.block)
+    @property
+    def chunk(self) -> int:
+        """Most bytes of a chunk; 0 where `chunk_bytes` is no number of bytes."""
+        try:
+            return as_bytes(self.chunk_bytes)
+        except PlanError:
+            return 0
 
-    def chunks(self, nbytes: int, streams: int) -> int:
-        """Bytes that a chunk of this size takes in all streams."""
-        return streams * (nbytes + (self.block if nbytes > self.block else 0))
+    def target(self, operands: Sequence[Any]) -> torch.device:
+        """Return the device that chunks are run on.
+
+        Raises:
+            DeviceError: what was asked for is no device, none that chunks are run on, or not there.
+        """
+        if self.device is not None:
+            return named_device(self.device)
+        devices = [o.device for o in operands if isinstance(o, torch.Tensor | SparseTensor)]
+        gpu = next((d for d in devices if d.type == "cuda"), None)
+        return named_device(gpu or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def named_device(name: Any) -> torch.device:
+    """Return the CPU, or a GPU that there is, of what a caller calls it; else raise `DeviceError`."""
+    device = None
+    with suppress(RuntimeError, TypeError):
+        device = torch.device(name)
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"chunks are streamed to the CPU or a CUDA device, found {name!r:.80}")
+    if device.type == "cpu":
+        return torch.device("cpu")  # "cpu:0" is the same, and compares as another
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"there is no device {device}; torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
 
 
 @dataclass(frozen=True)
-class StreamBudget:
-    """What fits.
+class Budget:
+    """Bytes of the device, and what an einsum takes of them.
 
     Attributes:
-        resident: whether the whole result is kept on the device; else a chunk's rows at a time, which are copied back.
-        chunk: most bytes of a chunk.
-        rows: most rows of the result that a chunk may number; None for any.
+        text: the equation and the device, for messages.
+        total: bytes that the device may be asked for.
+        tensors: on a GPU, how many tensors there are beside chunks, each of which may take a `BLOCK` more; else 0.
+        streams: each of which holds a chunk.
+        dense: bytes of dense operands, and of the tables made of them.
+        row: bytes of a row of the result, as it is summed.
+        finished: bytes of a row of a whole result: sums, what is made of them at the end, coordinates.
     """
 
-    limit: int
-    resident: bool
-    chunk: int
-    rows: int | None
+    text: str
+    total: int
+    tensors: int
+    streams: int
+    dense: int
+    row: int
+    finished: int
 
     @classmethod
-    def of(
-        cls, sizes: Sizes, output: Output, nnz: int, limit: int, streams: int, chunk: int | None, where: Any, what: str
-    ) -> StreamBudget:
-        """The budget of an einsum.
+    def of(cls, compiler: Compiler, total: int, streams: int, drop_zeros: bool) -> Budget:
+        """Return the budget of an einsum.
 
         Args:
-            sizes: of the einsum.
-            output: what it returns; a result that keeps modes may have its rows numbered by chunks.
-            nnz: how many nonzeros there are.
-            limit: bytes of the device.
+            compiler: of the einsum, for the result as the caller wants it.
+            total: bytes that the device may be asked for.
             streams: each of which holds a chunk.
-            chunk: most bytes of a chunk, as asked for; None for what is best.
-            where: the device, for the message.
-            what: the equation, for the message.
+            drop_zeros: whether a sparse result is copied without zeros.
+        """
+        canonical, output, dtype = compiler.canonical, compiler.template.output, compiler.dtype
+        given = [prod(shape) * dtype.itemsize for shape in canonical.written.dense_shapes]
+        elements, wide = sum(map(prod, canonical.bound.dense_shapes)), accumulator(dtype).itemsize
+        moved = bool(canonical.reduction.steps) or any(p is not None for p in canonical.arrangement)
+        widened = compiler.backend == "torch" and wide != dtype.itemsize
+        dense = sum(given) + (elements * (wide if widened else dtype.itemsize) if widened or moved else 0)
+        if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
+            dense += elements * 2 * streams  # as many launches may round tables at once
+        row, changed = output.width * wide, output.permutation is not None or wide != dtype.itemsize
+        finished = row * (1 + changed + 2 * drop_zeros)  # converted or in another order, and what is left of it
+        if output.sparse:  # coordinates; in another order those of all elements, and their numbers
+            letters = len(output.kept_shape) + len(output.width_shape)
+            coordinates = 8 * (output.width * (letters + 1) if output.permutation else len(output.kept_shape))
+            finished += coordinates * (1 + drop_zeros) + 8 * drop_zeros
+        text = f'"{compiler.bound.einsum.text}" on {compiler.target}'
+        tensors = 2 * len(given) + 4 if compiler.target.type == "cuda" else 0
+        return cls(text, total, tensors, streams, dense, row, finished)
+
+    @property
+    def limit(self) -> int:
+        """Bytes that tensors may take; of a GPU a share stays for blocks larger than their tensors, and small ones."""
+        blocks = min(self.total // 2, (self.tensors + self.streams) * BLOCK) + BLOCK // 16
+        return self.total - blocks if self.tensors else self.total
+
+    def result(self, rows: int, copies: int = 1) -> int:
+        """Return the bytes of a whole result, and of what is made of it at the end."""
+        return rows * (self.finished + (self.row * copies if copies > 1 else 0))
+
+    def cut(self, rows: int | None, wanted: int, keeps: bool) -> tuple[int, int | None]:
+        """Return the most bytes of a chunk and the most rows that it may number, None where it numbers none.
+
+        Args:
+            rows: of a dense result; None of a sparse one, whose rows chunks number.
+            wanted: bytes of a chunk.
+            keeps: whether the result keeps modes, so that chunks can number its rows.
 
         Raises:
             OutOfMemoryError: it cannot be run in this memory.
         """
-        wanted, free, rows = chunk or CHUNK, limit - sizes.dense, most_rows(output, nnz)
-        numbered, row = bool(output.kept_shape), max(1, sizes.result(1))
-        room = free - sizes.result(rows)
-        if output.sparse and room // 2 >= max(streams * SMALLEST, row):
-            # The result has as many rows more as a chunk numbers at most.
-            return cls(limit, True, min(wanted, _pages(sizes.within(room // 2 // streams))), room // 2 // row)
-        if not output.sparse and room >= streams * SMALLEST:
-            return cls(limit, True, min(wanted, _pages(sizes.within(room // streams))), None)
-        least = streams * (SMALLEST + (sizes.row if numbered else 0))
-        if not numbered or free < least:
-            result = sizes.row if numbered else sizes.result(rows)
-            rows_of = "a row of the result for each chunk" if numbered else "the result"
-            raise OutOfMemoryError(
-                f'"{what}" on {where}: the dense operands take {sizes.dense:,} bytes, {rows_of} {result:,}, and '
-                f"{streams} chunks {streams * SMALLEST:,} at least; the limit is {limit:,}. Raise memory_limit=, take "
-                "fewer columns of the dense operands at a time, or fewer streams"
-            )
-        # Half of what is left for chunks, half for their rows.
-        chunk_room = max(SMALLEST, min(wanted, _pages(sizes.within(free // 2 // streams))))
-        rows_room = sizes.within((free - sizes.chunks(chunk_room, streams)) // streams)
-        return cls(limit, False, chunk_room, max(1, rows_room // max(1, sizes.row)))
+        free = self.limit - self.dense
+        room = free - self.result(rows or 0)
+        if rows is not None and room >= self.streams * SMALLEST:
+            return min(wanted, _pages(room // self.streams)), None
+        if not keeps or free < self.streams * (SMALLEST + self.row):
+            self._refuse(SMALLEST, self.row if keeps else self.result(rows or 0), "take fewer columns at a time")
+        chunk = max(SMALLEST, min(wanted, _pages(free // 2 // self.streams)))
+        return chunk, max(1, (free // self.streams - chunk) // max(1, self.row))
 
-    @classmethod
-    def opened(
-        cls,
-        sizes: Sizes,
-        rows: int,
-        copies: int,
-        chunk: int,
-        window: int | None,
-        limit: int,
-        streams: int,
-        where: Any,
-        what: str,
-    ) -> StreamBudget:
-        """The budget of chunks that are packed already.
+    def keeps(self, made: StreamCut, rows: int, whole: bool = True) -> bool:
+        """Return True if the result of packed chunks stays on the device, False if it is copied back in pieces.
 
         Args:
-            sizes: of the einsum.
+            made: the chunks.
             rows: of the result.
-            copies: of it, to which programs add.
-            chunk: bytes of the largest chunk.
-            window: rows that chunks number at most; None where they do not.
-            limit: bytes of the device.
-            streams: each of which holds a chunk.
-            where: the device, for the message.
-            what: the equation, for the message.
+            whole: whether it may stay there: of a dense result the rows without nonzeros are made on the host.
 
         Raises:
-            OutOfMemoryError: it cannot be run in this memory.
+            OutOfMemoryError: it can be neither.
         """
-        held = sizes.dense + sizes.chunks(chunk, streams)
-        if held + sizes.result(rows + (window or 0), copies) <= limit:
-            return cls(limit, True, chunk, None)
-        pieces = None if window is None else held + sizes.chunks(window * sizes.row, streams)
-        if pieces is not None and pieces <= limit:
-            return cls(limit, False, chunk, window)
+        if whole and self.bytes(made, rows, True) <= self.limit:
+            return True
+        if not made.window or self.bytes(made, rows, False) > self.limit:
+            self._refuse(made.largest, self.result(rows), "pack the tensor again in smaller chunks")
+        return False
+
+    def bytes(self, made: StreamCut, rows: int, kept: bool) -> int:
+        """Return the bytes that a call takes, whose result is kept on the device or not."""
+        held = self.dense + self.streams * made.largest
+        if kept:
+            return held + self.result(rows + made.window, made.copies)
+        return held + self.streams * made.window * self.row
+
+    def _refuse(self, chunk: int, result: int, instead: str) -> None:
         raise OutOfMemoryError(
-            f'"{what}" on {where}: the dense operands take {sizes.dense:,} bytes, {streams} chunks '
-            f"{streams * chunk:,}, and the result {sizes.result(rows, copies):,}; the limit is {limit:,}. Raise "
-            "memory_limit=, take fewer streams, or pack the tensor again in smaller chunks"
+            f"{self.text}: the dense operands take {self.dense:,} bytes, {self.streams} chunks "
+            f"{self.streams * chunk:,}, and the result, or a row of it, {result:,}; the limit is {self.limit:,}"
+            f"{f' of {self.total:,}' if self.tensors else ''}. Raise memory_limit=, take fewer streams, or {instead}"
         )
 
-    def known(self, sizes: Sizes, rows: int, chunk: int, streams: int) -> StreamBudget:
-        """The budget once the rows of a sparse result are known: it is kept on the device where it fits there.
-
-        Args:
-            sizes: of the einsum.
-            rows: of the result, and as many more as a chunk numbers at most.
-            chunk: bytes of the largest chunk.
-            streams: each of which holds a chunk.
-        """
-        fits = sizes.dense + sizes.result(rows) + sizes.chunks(chunk, streams) <= self.limit
-        return replace(self, resident=True, rows=None) if fits else self
-
-    def copies(self, sizes: Sizes, rows: int, streams: int) -> int:
-        """How many copies of the result programs may add to, a power of two."""
-        free = self.limit - sizes.dense - sizes.result(rows) - sizes.chunks(self.chunk, streams)
-        most = free // COPIES_SHARE // max(1, rows * sizes.row)
-        return 1 << (most.bit_length() - 1) if self.resident and most > 1 else 1
-
-
-def most_rows(output: Output, nnz: int) -> int:
-    """The rows of a result, or as many as it can have of so many nonzeros."""
-    return min(nnz, prod(output.kept_shape)) if output.sparse else output.rows
+    def copies(self, rows: int, chunk: int) -> int:
+        """Return how many copies of a result on the device programs may add to, a power of two."""
+        free = self.limit - self.dense - self.result(rows) - self.streams * chunk
+        most = free // COPIES_SHARE // max(1, rows * self.row)
+        return 1 << (most.bit_length() - 1) if most > 1 else 1
 
 
 def _pages(nbytes: int) -> int:
     return nbytes // SMALLEST * SMALLEST
-
-
-def checked_chunk(chunk_bytes: Any) -> int | None:
-    """Bytes of a chunk as the caller gives them, text included; `PlanError` where they are none, or too few."""
-    if chunk_bytes is None:
-        return None
-    try:
-        found = as_bytes(chunk_bytes)
-    except PlanError:
-        found = 0
-    if found < SMALLEST:
-        raise PlanError(
-            f'chunk_bytes must be a number of bytes, {SMALLEST} or more, or text like "64MiB"; found '
-            f"{chunk_bytes!r:.80}"
-        )
-    return found
-
-
-def checked_streams(streams: Any) -> int:
-    """The number of streams; `PlanError` where it is none."""
-    if streams is None:
-        return STREAMS
-    if not isinstance(streams, int) or isinstance(streams, bool) or not 1 <= streams <= MOST_STREAMS:
-        raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {streams!r:.80}")
-    return streams

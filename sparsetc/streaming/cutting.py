@@ -1,32 +1,106 @@
 """Nonzeros -> chunks: cut by nonzeros so that none is larger than allowed, packed, and handed to a store.
 
-In: a source, a compiler, a budget. Out: `StreamCut`: the chunks, the programs that they share, and where the rows of
-the result are that they number. Only one chunk is held unpacked at a time.
+In: a source, a compiler, the sizes that a chunk may have. Out: `StreamCut`: the chunks, the programs that they share,
+and where the rows of the result are that they number. Only one chunk is held unpacked at a time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, pairwise
 
 import torch
 
+from sparsetc.codegen.launch import PartArrays
 from sparsetc.errors import PlanError
-from sparsetc.streaming.budget import StreamBudget
-from sparsetc.streaming.compiler import Compiler, Variant
-from sparsetc.streaming.file import ChunkWriter
+from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.sources import Source
-from sparsetc.streaming.store import Chunk, ChunkMemory, fill, placed
+from sparsetc.streaming.store import Sink, host_bytes
+from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97
 """How full a chunk is meant to be, by the bytes per nonzero of the last one; a chunk too large is cut again."""
-
 SAMPLES = 16
 """Ranges, about, that are looked at for a plan that does not apply to the first chunk."""
+ALIGNED = 256
+"""Bytes at whose multiples arrays begin, as those that CUDA allocates do: kernels are specialised to 16."""
+DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64},
+    **{"I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8},
+    **{"C64": torch.complex64, "C128": torch.complex128},
+}
+"""Dtypes of arrays by the names that files have for them."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """The arrays of a part of a chunk.
+
+    Attributes:
+        items: work items that they make.
+        arrays: name of the dtype and number of elements of each of `PartArrays.index`, then of the values.
+    """
+
+    items: int
+    arrays: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, arrays: PartArrays, values: torch.Tensor) -> StoredPart:
+        """Return the arrays of a packed part."""
+        return cls(arrays.items, tuple([(NAMES[t.dtype], t.numel()) for t in (*arrays.index, values)]))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some of the nonzeros of a tensor, packed into one buffer.
+
+    Attributes:
+        first: the first row of the result that it adds to, where its rows are numbered from there; else 0.
+        rows: how many rows it numbers; 0 where rows are known by coordinates.
+        variant: which of the stream's programs it takes.
+    """
+
+    nnz: int
+    first: int
+    rows: int
+    variant: int
+    parts: tuple[StoredPart, ...]
+
+    @cached_property
+    def arrays(self) -> tuple[tuple[str, int], ...]:
+        """The arrays of all parts."""
+        return tuple([array for part in self.parts for array in part.arrays])
+
+    @cached_property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Where each array begins and ends in the buffer, and where the next begins."""
+        sizes = [DTYPES[name].itemsize * count for name, count in self.arrays]
+        begins = pairwise(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+        return [(begin, begin + size, after) for (begin, after), size in zip(begins, sizes, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its buffer."""
+        return self.places[-1][2]
+
+    def tensors(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Return all arrays as views of (`nbytes` or more,) uint8."""
+        views = zip(self.arrays, self.places, strict=True)
+        return [buffer[begin:end].view(DTYPES[name]) for (name, _), (begin, end, _) in views]
+
+    def views(self, buffer: torch.Tensor) -> tuple[list[PartArrays], list[torch.Tensor]]:
+        """Return the arrays and the values of all parts, as programs are bound to them."""
+        tensors, arrays, values = iter(self.tensors(buffer)), [], []
+        for part in self.parts:
+            *index, stored = islice(tensors, len(part.arrays))
+            arrays.append(PartArrays(tuple(index), part.items, stored.numel()))
+            values.append(stored)
+        return arrays, values
 
 
 @dataclass(frozen=True)
@@ -34,14 +108,13 @@ class StreamCut:
     """A tensor in chunks.
 
     Attributes:
-        rows: rows of the result that are numbered; 0 where rows are known by coordinates.
-        coords: (kept modes, rows) their coordinates.
+        coords: (kept modes, rows) coordinates of the rows of the result that chunks number; no rows where these are
+            known by coordinates.
     """
 
     chunks: tuple[Chunk, ...]
     variants: tuple[Variant, ...]
-    rows: int
-    coords: torch.Tensor | None
+    coords: torch.Tensor
 
     @property
     def nbytes(self) -> int:
@@ -65,20 +138,15 @@ class StreamCut:
 
 
 def cut(
-    source: Source,
-    compiler: Compiler,
-    budget: StreamBudget,
-    sink: ChunkMemory | ChunkWriter,
-    where: torch.device,
-    at: At,
+    source: Source, compiler: Compiler, most: tuple[int, int | None], sink: Sink, where: torch.device, at: At
 ) -> StreamCut:
     """Cut, pack and store all nonzeros.
 
     Args:
         source: of the nonzeros, in the order of the result's rows where chunks number these.
         compiler: which packs.
-        budget: of a chunk.
-        sink: takes the bytes of chunks, in order.
+        most: bytes of a chunk, and rows of the result that it may number, None for any.
+        sink: takes the buffers of chunks, in order.
         where: the device on which chunks are packed.
         at: told how many nonzeros are packed.
 
@@ -86,73 +154,60 @@ def cut(
         PlanError: the plan does not apply, or a single nonzero takes more than a chunk may.
         FormatError: a format does not take a chunk.
     """
-    chunks: list[Chunk] = []
+    (nbytes, rows), chunks = most, list[Chunk]()
     variants: dict[Variant, int] = {}
-    coords: list[torch.Tensor] = []  # of the rows of all chunks
-    ends = getattr(source, "ends", None)
-    count = budget.chunk * FULL / (4 * len(source.shape) + source.dtype.itemsize)
-    compiler.samples = partial(samples, source, max(1, int(count)))
-    start = 0
+    coords = [torch.empty((len(compiler.template.output.kept_shape), 0), dtype=torch.long, device="cpu")]
+    count = nbytes * FULL / (4 * len(source.shape) + source.dtype.itemsize)
+    compiler.choose((c.to(where), v.to(where)) for c, v in _samples(source, max(1, int(count))))
+    start = end = 0  # of the nonzeros that follow, and of the rows so far
     while start < source.nnz:
-        stop = min(start + max(1, int(count)), source.nnz, _next(ends, start))
+        stop = _stop(source, start, int(count))
         packed = compiler.pack(*(t.to(where) for t in source.take(start, stop)))
         if packed is not None:
-            programs, packed_parts, rows = packed
-            parts, nbytes = placed(packed_parts)
-            numbered = 0 if rows is None else rows.shape[1]
-            share = max(nbytes / budget.chunk, numbered / budget.rows if budget.rows else 0.0)
+            programs, parts, own = packed
+            numbered = 0 if own is None else own.shape[1]
+            chunk = Chunk(stop - start, 0, numbered, 0, tuple([StoredPart.of(*part) for part in parts]))
+            share = max(chunk.nbytes / nbytes, numbered / rows if rows else 0.0)
             count = (stop - start) / share * FULL
+            if share > 1 and stop - start == 1:
+                raise PlanError(
+                    f"a chunk of one nonzero takes {chunk.nbytes:,} bytes by this plan, more than the {nbytes:,} that "
+                    'a chunk may have: raise chunk_bytes= or memory_limit=, or take plan="coo"'
+                )
             if share > 1:
-                count = _fewer(stop - start, count, nbytes, budget)
+                count = min(count, stop - start - 1)
                 continue
-            buffer = sink.buffer(nbytes)
-            fill(buffer, parts, packed_parts)
+            buffer = host_bytes(chunk.nbytes, sink.pinned)
+            packed_arrays = [array for arrays, values in parts for array in (*arrays.index, values)]
+            for place, array in zip(chunk.tensors(buffer), packed_arrays, strict=True):
+                place.copy_(array)
             sink.put(buffer)
-            variant = variants.setdefault(programs, len(variants))
-            first = 0 if rows is None else _end(chunks) - _keep(rows.to("cpu"), coords)
-            chunks.append(Chunk(stop - start, nbytes, first, numbered, variant, parts))
+            first = 0
+            if own is not None:  # whose first row may be the last of the chunk before
+                own = own.to("cpu")
+                shared = int(end > 0 and bool((coords[-1][:, -1] == own[:, 0]).all()))
+                coords += [own[:, shared:]] if numbered > shared else []
+                first, end = end - shared, end - shared + numbered
+            chunks.append(replace(chunk, first=first, variant=variants.setdefault(programs, len(variants))))
         start = stop
         at(start)
-    compiler.samples = tuple  # the nonzeros are no longer needed
-    return StreamCut(tuple(chunks), tuple(variants), _end(chunks), torch.cat(coords, 1) if coords else None)
+    return StreamCut(tuple(chunks), tuple(variants), torch.cat(coords, 1))
 
 
-def _end(chunks: Sequence[Chunk]) -> int:
-    """Return the number of rows of the result so far."""
-    return chunks[-1].first + chunks[-1].rows if chunks else 0
-
-
-def _keep(rows: torch.Tensor, coords: list[torch.Tensor]) -> bool:
-    """Keep the coordinates of rows that are new; return whether the first of them is the last of the chunk before."""
-    shared = bool(coords) and bool((coords[-1][:, -1] == rows[:, 0]).all())
-    if rows.shape[1] > shared:
-        coords.append(rows[:, int(shared) :].contiguous())
-    return shared
-
-
-def samples(source: Source, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield nonzeros to choose a plan by: all if they are in memory, else about `SAMPLES` ranges of `count`."""
+def _samples(source: Source, count: int) -> Iterator[Nonzeros]:
+    """Yield nonzeros to choose a plan by: a first chunk, then all if in memory, else about `SAMPLES` ranges."""
+    yield source.take(0, _stop(source, 0, count))
     whole = getattr(source, "x", None)
     if isinstance(whole, SparseTensor):
         yield whole.coords, whole.values
         return
-    ends = getattr(source, "ends", None)
-    for start in range(0, source.nnz, max(count, source.nnz // SAMPLES)):
-        yield source.take(start, min(start + count, source.nnz, _next(ends, start)))
+    step = max(count, source.nnz // SAMPLES)
+    for start in range(step, source.nnz, step):
+        yield source.take(start, _stop(source, start, count))
 
 
-def _next(ends: Sequence[int] | None, start: int) -> int:
-    """Return the next number that no chunk may reach across; a large one if there is none."""
-    if ends is None or (found := bisect_right(ends, start)) == len(ends):
-        return 1 << 62
-    return ends[found]
-
-
-def _fewer(nnz: int, wanted: float, nbytes: int, budget: StreamBudget) -> float:
-    """How many nonzeros to take where so many took more than a chunk may."""
-    if nnz == 1:
-        raise PlanError(
-            f"a chunk of one nonzero takes {nbytes:,} bytes by this plan, more than the {budget.chunk:,} that a chunk "
-            'may have: raise chunk_bytes= or memory_limit=, or take plan="coo"'
-        )
-    return min(nnz - 1, wanted)
+def _stop(source: Source, start: int, count: int) -> int:
+    """Return where a chunk of so many nonzeros ends, or fewer that reach across none of the source's ends."""
+    ends = getattr(source, "ends", None) or ()
+    following = ends[bisect_right(ends, start) :][:1]
+    return min(start + max(1, count), source.nnz, *following)

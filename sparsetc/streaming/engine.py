@@ -11,15 +11,17 @@ lie, one after the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from sparsetc.codegen.launch import Call, Programs
-from sparsetc.streaming.file import ChunkFile
-from sparsetc.streaming.store import Chunk, ChunkMemory, Feed
+from sparsetc.streaming.cutting import Chunk, StreamCut
+from sparsetc.streaming.store import ChunkFile, ChunkMemory
 from sparsetc.support.notices import At, unseen
 
 
@@ -53,7 +55,7 @@ class Lane:
 
     stream: Any
     staging: torch.Tensor | None
-    rows: torch.Tensor | None
+    rows: Any
 
 
 @dataclass
@@ -67,52 +69,78 @@ class ResultTarget:
     """
 
     whole: torch.Tensor | None
-    host: torch.Tensor | None = None
-    firsts: torch.Tensor | None = None
+    host: Any = None
+    firsts: Any = None
+
+
+class HostEvent:
+    """A moment on the CPU, told as by an event of CUDA."""
+
+    def record(self) -> None:
+        """Take the time."""
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Wait for nothing: what was begun before is done."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Return the milliseconds until another moment."""
+        return (end.at - self.at) * 1e3
 
 
 class Engine:
     """Runs the chunks of one stream, in one order; it may be run again and again.
 
     Attributes:
-        _marks: events, or times, of each chunk that was run: begin, copied, computed, copied back.
+        _marks: events of each chunk that was run: begin, copied, computed, copied back.
     """
 
     def __init__(
         self,
-        chunks: Sequence[Chunk],
+        made: StreamCut,
         order: Sequence[int],
         programs: Sequence[Programs],
-        window: int,
         device: torch.device,
         streams: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        resident: bool,
     ) -> None:
         """Take chunks.
 
         Args:
-            chunks: all of them.
+            made: the chunks.
             order: in which they are run, by number.
             programs: of each variant.
-            window: rows that each chunk's programs are made for, where chunks number them; 0 where they do not.
             device: that runs them.
             streams: how many streams; no matter on the CPU.
+            shape: (rows, *width) of the result, as it is summed.
+            dtype: that sums are made in.
+            resident: whether the result is kept on the device; else rows are copied back.
         """
-        self.chunks, self.order, self.programs, self.window = chunks, order, programs, window
+        self.chunks, self.copies, self.window = made.chunks, made.copies, made.window
+        self.order, self.programs, self.largest = order, programs, made.largest
         self.device, self.cuda = device, device.type == "cuda"
         self.streams = max(1, min(streams, len(order))) if self.cuda else 1
+        self.shape, self.dtype, self.resident = shape, dtype, resident
         self.lanes: list[Lane] = []
         self._bound: dict[int, tuple[int, Call, list[torch.Tensor]]] = {}
         self._marks: list[list[Any]] = []
 
-    def allocate(self, width: tuple[int, ...], dtype: torch.dtype, returned: bool) -> None:
-        """Take the streams' buffers, which are kept from one run to the next."""
-        if self.lanes:
-            return
-        most = max((c.nbytes for c in self.chunks), default=0)
-        for _ in range(self.streams):
-            staging = torch.empty(most, dtype=torch.uint8, device=self.device) if self.cuda else None
-            rows = torch.empty((self.window, *width), dtype=dtype, device=self.device) if returned else None
-            self.lanes.append(Lane(torch.cuda.Stream(self.device) if self.cuda else None, staging, rows))
+    def _allocate(self) -> ResultTarget:
+        """Return zeros for the result, and take the streams' buffers, which are kept from one run to the next."""
+        (rows, *width), device, cuda = self.shape, self.device, self.cuda
+        for _ in range(0 if self.lanes else self.streams):
+            staging = torch.empty(self.largest, dtype=torch.uint8, device=device) if cuda else None
+            own = None if self.resident else torch.empty((self.window, *width), dtype=self.dtype, device=device)
+            self.lanes.append(Lane(torch.cuda.Stream(device) if cuda else None, staging, own))
+        if self.resident:  # a chunk's programs see as many rows as the largest has
+            return ResultTarget(torch.zeros((self.copies, rows + self.window, *width), dtype=self.dtype, device=device))
+        host, firsts = (
+            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=device.type == "cuda")
+            for n in (rows, len(self.order))
+        )
+        return ResultTarget(None, host, firsts)
 
     def close(self) -> None:
         """Free the buffers, and what is bound to them."""
@@ -120,51 +148,67 @@ class Engine:
         self._bound.clear()
         self._marks.clear()
 
-    def run(self, store: ChunkMemory | ChunkFile, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
+    def run(self, store: ChunkMemory | ChunkFile, tables: Sequence[torch.Tensor], at: At) -> torch.Tensor:
         """Run all chunks; on a GPU what is enqueued on the current stream afterwards comes after them.
 
         Args:
             store: has the chunks' bytes.
             tables: the dense operands, on the device.
-            target: the result, of zeros; rows that go to the host are written there instead.
             at: told how many bytes of chunks are done.
+
+        Returns:
+            (rows, *width) of the result, on the device or on the CPU.
         """
         self._marks = []
-        with store.feed(self.chunks, self.order, self.streams) as feed:
-            if not self.cuda:
-                self._on_cpu(feed, tables, target, at)
-                return
-            here = torch.cuda.current_stream(self.device)
+        target, copied = self._allocate(), list[Callable[[], object]]()
+        here = torch.cuda.current_stream(self.device) if self.cuda else None
+        with closing(store.feed(self.order, self.streams, copied)) as feed:
             try:
-                self._enqueue(feed, tables, target, here)
-                self._watch(at)
-                for lane in self.lanes:
-                    here.wait_stream(lane.stream)
-                if target.host is not None or store.passing:
-                    here.synchronize()
+                for lane in self.lanes if self.cuda else ():
+                    lane.stream.wait_stream(here)
+                self._chunks(feed, tables, target, copied, at)
+                if here is not None:
+                    for lane in self.lanes:
+                        here.wait_stream(lane.stream)
+                    if target.host is not None or store.passing:
+                        here.synchronize()
             except BaseException:
-                for lane in self.lanes:  # what they read and write is about to be freed
+                for lane in self.lanes if self.cuda else ():  # what they read and write is about to be freed
                     lane.stream.synchronize()
                 raise
+        if target.whole is not None:
+            return (target.whole.sum(0) if self.copies > 1 else target.whole[0])[: self.shape[0]]
+        first = torch.tensor([self.chunks[n].first for n in self.order], dtype=torch.long, device="cpu")
+        return target.host.index_add_(0, first, target.firsts)
 
-    # -- GPU --------------------------------------------------------------------------------------------------------
-    def _enqueue(self, feed: Feed, tables: Sequence[torch.Tensor], target: ResultTarget, here: Any) -> None:
-        for lane in self.lanes:
-            lane.stream.wait_stream(here)
-        (get, release), copied = feed, None
+    def _chunks(
+        self,
+        feed: Generator[torch.Tensor, None, None],
+        tables: Sequence[torch.Tensor],
+        target: ResultTarget,
+        copied: list[Callable[[], object]],
+        at: At,
+    ) -> None:
+        """Enqueue all chunks on a GPU, or run them on the CPU."""
+        done = 0
         for position, number in enumerate(self.order):
-            lane, chunk, held = self.lanes[position % len(self.lanes)], self.chunks[number], get(position)
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(4 if target.whole is None else 3)]
-            assert lane.staging is not None
-            with torch.cuda.stream(lane.stream):
-                if copied is not None:
-                    lane.stream.wait_event(copied)
+            lane, chunk = self.lanes[position % len(self.lanes)], self.chunks[number]
+            event = partial(torch.cuda.Event, enable_timing=True) if self.cuda else HostEvent
+            marks: list[Any] = [event() for _ in range(4 if target.whole is None else 3)]
+            if not self.cuda:
                 marks[0].record()
-                lane.staging[: chunk.nbytes].copy_(held[: chunk.nbytes], non_blocking=True)
+            held = next(feed)
+            with torch.cuda.stream(lane.stream):  # without effect on the CPU
+                buffer = held
+                if lane.staging is not None:
+                    if self._marks:
+                        lane.stream.wait_event(self._marks[-1][1])
+                    marks[0].record()
+                    buffer = lane.staging
+                    buffer[: chunk.nbytes].copy_(held[: chunk.nbytes], non_blocking=True)
                 marks[1].record()
-                copied = marks[1]
-                release(position, copied.synchronize)
-                call, values = self._call(position, lane.staging, held)
+                copied.append(marks[1].synchronize)
+                call, values = self._call(position, buffer, held)
                 out = self._out(chunk, lane, target)
                 call(values, tables, out)
                 marks[2].record()
@@ -172,35 +216,10 @@ class Engine:
                     self._back(position, chunk, out, target)
                     marks[3].record()
             self._marks.append(marks)
-
-    def _watch(self, at: At) -> None:
-        """Tell of chunks as they end, where anyone is looking."""
-        if at is unseen:
-            return
-        done = 0
-        for number, marks in zip(self.order, self._marks, strict=True):
-            marks[-1].synchronize()
-            done += self.chunks[number].nbytes
-            at(done)
-
-    # -- CPU --------------------------------------------------------------------------------------------------------
-    def _on_cpu(self, feed: Feed, tables: Sequence[torch.Tensor], target: ResultTarget, at: At) -> None:
-        (get, release), done = feed, 0
-        for position, number in enumerate(self.order):
-            chunk, times = self.chunks[number], [time.perf_counter()]
-            held = get(position)
-            times.append(time.perf_counter())
-            call, values = self._call(position, held, held)
-            out = self._out(chunk, self.lanes[0], target)
-            call(values, tables, out)
-            times.append(time.perf_counter())
-            if target.whole is None:
-                self._back(position, chunk, out, target)
-                times.append(time.perf_counter())
-            release(position, lambda: None)
-            self._marks.append(times)
             done += chunk.nbytes
-            at(done)
+            if at is not unseen:  # all streams have work while the host waits for an earlier chunk
+                self._marks[max(0, position - self.streams)][-1].synchronize()
+                at(done)
 
     # -- chunks -----------------------------------------------------------------------------------------------------
     def _call(self, position: int, buffer: torch.Tensor, held: torch.Tensor) -> tuple[Call, list[torch.Tensor]]:
@@ -217,7 +236,6 @@ class Engine:
     def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> torch.Tensor:
         """What a chunk adds to."""
         if target.whole is None:
-            assert lane.rows is not None
             lane.rows[: chunk.rows].zero_()
             return lane.rows
         if not self.window:
@@ -226,36 +244,19 @@ class Engine:
 
     def _back(self, position: int, chunk: Chunk, out: torch.Tensor, target: ResultTarget) -> None:
         """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
-        assert target.host is not None
-        assert target.firsts is not None
         target.firsts[position].copy_(out[0], non_blocking=True)
         if chunk.rows > 1:
             own = target.host[chunk.first + 1 : chunk.first + chunk.rows]
             own.copy_(out[1 : chunk.rows], non_blocking=True)
 
-    def add_firsts(self, target: ResultTarget) -> None:
-        """Add the chunks' first rows to the result on the host."""
-        assert target.host is not None
-        assert target.firsts is not None
-        if self.order:
-            first = torch.tensor([self.chunks[n].first for n in self.order], device="cpu")
-            target.host.index_add_(0, first, target.firsts)
-
     # -- evidence ---------------------------------------------------------------------------------------------------
     def times(self) -> list[ChunkTimes]:
         """When each chunk of the last run was copied and computed, in the order in which they were run."""
-        found = []
+        times = []
         for position, (number, marks) in enumerate(zip(self.order, self._marks, strict=False)):
-            since = self._since(marks)
-            chunk, back = self.chunks[number], (since[2], since[3]) if len(since) > 3 else None
-            stream = position % len(self.lanes)
-            spans = ((since[0], since[1]), (since[1], since[2]), back)
-            found.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, *spans))
-        return found
-
-    def _since(self, marks: list[Any]) -> list[float]:
-        begin = self._marks[0][0]
-        if not self.cuda:
-            return [(t - begin) * 1e3 for t in marks]
-        marks[-1].synchronize()
-        return [begin.elapsed_time(event) for event in marks]
+            marks[-1].synchronize()
+            begin, copied, ran, *back = [self._marks[0][0].elapsed_time(event) for event in marks]
+            chunk, stream = self.chunks[number], position % len(self.lanes)
+            spans = (begin, copied), (copied, ran), (ran, *back) if back else None
+            times.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, *spans))
+        return times

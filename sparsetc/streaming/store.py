@@ -1,132 +1,53 @@
-"""Where packed chunks are kept on the host, and how they come from there in the order in which they are streamed.
+"""Where packed chunks are kept: in host memory, pinned where a GPU copies from it, or in a safetensors file.
 
-In: buffers that were filled. Out: `ChunkMemory` here, pinned where a GPU copies from it, or an open file
-(`file.ChunkFile`). Both have a lock, which the stream that is called holds, and a ``feed``, whose two functions take a
-chunk's position in the order of the run: ``get(position)`` gives its bytes, in memory from which the device copies;
-``release(position, wait)`` lets them be overwritten once the wait is over.
+In: buffers of chunks. Out: `ChunkMemory` or `ChunkFile`. Both have a lock, which the stream that is called holds, and
+`feed`, which yields the buffers of chunks in the order of a run. Of a file several threads read, straight into the
+buffers that devices copy from; a chunk is compared with its checksum when it is first read. What the header of a file
+says of chunks is in `contents`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
+from pathlib import Path
 from threading import Lock
-from typing import TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.errors import FormatError, IOFormatError, PlanError
 
-ALIGNED = 256
-"""Bytes at whose multiples arrays begin, as those that CUDA allocates do: kernels are specialised to 16."""
-
-
-@dataclass(frozen=True)
-class ArrayPlace:
-    """Where an array lies in a buffer."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def end(self) -> int:
-        """The first byte after it."""
-        return self.offset + prod(self.shape) * self.dtype.itemsize
-
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The array, as a view of (bytes,) uint8."""
-        return buffer[self.offset : self.end].view(self.dtype).view(self.shape)
-
-
-@dataclass(frozen=True)
-class PartPlaces:
-    """Where the arrays of a part lie.
-
-    Attributes:
-        index: the arrays of `PartArrays.index`.
-    """
-
-    index: tuple[ArrayPlace, ...]
-    values: ArrayPlace
-    items: int
-    stored: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some of the nonzeros of a tensor, packed.
-
-    Attributes:
-        nbytes: bytes of its buffer.
-        first: the first row of the result that it adds to, where its rows are numbered from there; else 0.
-        rows: how many rows it numbers so; 0 where rows are known by coordinates.
-        variant: which of the stream's programs it takes.
-    """
-
-    nnz: int
-    nbytes: int
-    first: int
-    rows: int
-    variant: int
-    parts: tuple[PartPlaces, ...]
-
-    def views(self, buffer: torch.Tensor) -> tuple[list[PartArrays], list[torch.Tensor]]:
-        """The arrays and the values of all parts, as views of (at least `nbytes`,) uint8."""
-        arrays = [PartArrays(tuple(p.of(buffer) for p in own.index), own.items, own.stored) for own in self.parts]
-        return arrays, [own.values.of(buffer) for own in self.parts]
-
-
-PackedPart: TypeAlias = tuple[PartArrays, torch.Tensor]
-"""The arrays and the values of a part of a chunk, wherever they lie."""
+EARLIER = b"\x89STCS"
+"""How files of chunks began before they were safetensors."""
+PAGE = 4096
+RESERVED = 1 << 20
+"""Bytes left for the header, which is known once all chunks are: about 1,500 chunks."""
+MOST = 100_000_000
+"""Bytes of the largest header that safetensors reads."""
+BLOCK = 4 << 20
+"""Bytes that a thread reads at a time."""
+THREADS = min(8, os.cpu_count() or 1)
+"""Readers of a file."""
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON of another shape than expected raises."""
 
 
 def host_bytes(nbytes: int, pinned: bool = False) -> torch.Tensor:
-    """(nbytes,) uint8 of host memory, which a GPU copies from at full speed where it is pinned."""
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-
-
-def placed(parts: Sequence[PackedPart]) -> tuple[tuple[PartPlaces, ...], int]:
-    """Places for the tensors of parts, one after the other, and the bytes that they take."""
-    at = 0
-
-    def place(tensor: torch.Tensor) -> ArrayPlace:
-        nonlocal at
-        found = ArrayPlace(tensor.dtype, tuple(tensor.shape), at)
-        at = -(-found.end // ALIGNED) * ALIGNED
-        return found
-
-    places = tuple(
-        PartPlaces(tuple(map(place, arrays.index)), place(values), arrays.items, arrays.stored)
-        for arrays, values in parts
-    )
-    return places, at
-
-
-def fill(buffer: torch.Tensor, places: Sequence[PartPlaces], parts: Sequence[PackedPart]) -> None:
-    """Copy the tensors of parts to their places; the bytes between them become 0."""
-    end = 0
-    for own, (arrays, values) in zip(places, parts, strict=True):
-        for place, array in zip((*own.index, own.values), (*arrays.index, values), strict=True):
-            buffer[end : place.offset].zero_()
-            place.of(buffer).copy_(array)
-            end = place.end
-    buffer[end:].zero_()
-
-
-Release: TypeAlias = Callable[[], None]
-"""Waits until a buffer has been read."""
-Feed: TypeAlias = tuple[Callable[[int], torch.Tensor], Callable[[int, Release], None]]
-"""What gives a chunk's bytes, and what is told where they are read once a wait is over."""
+    """Return (nbytes,) zeros of uint8 in host memory; a GPU copies from it at full speed where it is pinned."""
+    return torch.zeros(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
 
 class ChunkMemory:
-    """Chunks in memory, pinned where a GPU copies from it. It is the sink of `cut`, too.
+    """Chunks in memory, pinned where a GPU copies from it. It is a sink of `cut`.
 
     Attributes:
-        passing: True if the memory that chunks are in goes when a feed ends.
+        passing: True if buffers are filled anew once a run has copied them.
     """
 
     passing = False
@@ -136,19 +57,15 @@ class ChunkMemory:
         self.buffers: list[torch.Tensor] = []
         self.closed, self.lock = False, Lock()
 
-    def buffer(self, nbytes: int) -> torch.Tensor:
-        """New memory."""
-        return host_bytes(nbytes, self.pinned)
-
     def put(self, buffer: torch.Tensor) -> None:
         """Keep a chunk."""
         self.buffers.append(buffer)
 
-    @contextmanager
-    def feed(self, chunks: Sequence[Chunk], order: Sequence[int], streams: int) -> Iterator[Feed]:
-        """The chunks, which nothing need be waited for."""
-        buffers = [self.buffers[n] for n in order]
-        yield buffers.__getitem__, lambda position, wait: None
+    def feed(
+        self, order: Sequence[int], streams: int, copied: Sequence[Callable[[], object]]
+    ) -> Generator[torch.Tensor, None, None]:
+        """Yield the chunks in an order; nothing need be waited for."""
+        yield from [self.buffers[number] for number in order]
 
     def close(self) -> None:
         """Free the memory."""
@@ -156,8 +73,180 @@ class ChunkMemory:
         self.buffers.clear()
 
 
-def release_pinned() -> None:
-    """Give back the pinned memory that torch keeps for later, where it has a way to."""
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if empty is not None:
-        empty()
+class ChunkWriter:
+    """Writes buffers one after the other into an empty file, then the header. It is a sink of `cut`.
+
+    Attributes:
+        checksums: CRC-32 of each buffer.
+    """
+
+    pinned = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.checksums: list[int] = []
+        file.seek(RESERVED)
+
+    def put(self, buffer: torch.Tensor) -> None:
+        """Write a buffer."""
+        self._file.write(buffer.numpy().data)
+        self.checksums.append(zlib.crc32(buffer.numpy().data))
+
+    def finish(self, header: dict[str, Any]) -> None:
+        """Write the header; what is behind it moves where it takes more than was left for it.
+
+        Raises:
+            PlanError: safetensors reads no header of this size.
+        """
+        text = json.dumps(header, separators=(",", ":")).encode()
+        if len(text) > MOST - PAGE:
+            raise PlanError("a file cannot list so many chunks: make fewer, by a larger chunk_bytes=")
+        begin, end = max(RESERVED, -(-(len(text) + 8) // PAGE) * PAGE), self._file.tell()
+        for at in reversed(range(RESERVED, end, BLOCK) if begin > RESERVED else ()):
+            self._file.seek(at)
+            moved = self._file.read(min(BLOCK, end - at))
+            self._file.seek(at - RESERVED + begin)
+            self._file.write(moved)
+        self._file.seek(0)
+        self._file.write((begin - 8).to_bytes(8, "little") + text.ljust(begin - 8))
+
+
+Sink: TypeAlias = ChunkMemory | ChunkWriter
+"""What `cut` puts chunks into."""
+
+
+class ChunkFile:
+    """An open file of packed chunks.
+
+    Attributes:
+        arrays: the header: dtype, shape and place of each array by name.
+        stream: what its metadata says of the stream.
+        nbytes: bytes of all arrays.
+        check: raises `FormatError` for the bytes of a chunk of which programs would read what is not there.
+        passing: True, as the buffers that chunks are read into are filled again.
+    """
+
+    passing = True
+
+    def __init__(self, path: str | os.PathLike[str], pinned: bool, parse: Callable[[str], Any]) -> None:
+        """Open a file and read its header.
+
+        Args:
+            path: of the file.
+            pinned: whether a GPU copies from the buffers that chunks are read into.
+            parse: makes `stream` of the text that the metadata has of it.
+
+        Raises:
+            IOFormatError: no file of chunks, or a truncated or altered one.
+            FileNotFoundError: no file.
+        """
+        self.path, self.pinned, self.lock, self.closed = Path(path), pinned, Lock(), False
+        self.check: Callable[[int, torch.Tensor], None]
+        self._ring: list[torch.Tensor] = []
+        self._checked: set[int] = set()
+        self._file = open(self.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115  # closed by `close`
+        try:
+            self.arrays = self._header()
+            metadata = self.arrays.pop("__metadata__")
+            if zlib.crc32(metadata["stream"].encode()) != int(metadata["crc32"]):
+                raise ValueError("its checksum is another")
+            self.stream = parse(metadata["stream"])
+        except BaseException as error:
+            self.close()
+            if isinstance(error, MALFORMED) and not isinstance(error, IOFormatError):
+                raise self.fault(f"no file of packed chunks, or a damaged one ({error!s:.80})") from None
+            raise
+
+    def _header(self) -> dict[str, Any]:
+        status = os.fstat(self._file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise self.fault("a file of packed chunks is a file on disk, this is none")
+        head = os.pread(self._file.fileno(), 8, 0)
+        if head.startswith(EARLIER):
+            raise self.fault(
+                "chunks of an earlier version (.stcs), which are now safetensors: pack the tensor again, by "
+                "stream_kernel(..., file=)"
+            )
+        length = int.from_bytes(head, "little")
+        self._begin, self.nbytes = 8 + length, status.st_size - 8 - length
+        if len(head) < 8 or length > MOST or self.nbytes < 0:
+            raise self.fault("not a safetensors file, or a truncated one")
+        return json.loads(os.pread(self._file.fileno(), length, 8))  # type: ignore[no-any-return]
+
+    def expect(self, sizes: Sequence[int], checksums: Sequence[int]) -> None:
+        """Take the sizes and checksums of the buffers; `ValueError` unless the file consists of these."""
+        if sum(sizes) != self.nbytes or len(checksums) != len(sizes):
+            raise ValueError(f"truncated or extended: {self.nbytes:,} bytes, its arrays take {sum(sizes):,}")
+        self._sizes, self._checksums = sizes, checksums
+        self._begins = list(accumulate(sizes, initial=self._begin))
+
+    def close(self) -> None:
+        """Close the file, and free the buffers."""
+        self.closed = True
+        self._ring.clear()
+        self._file.close()
+
+    def fault(self, reason: str) -> IOFormatError:
+        """Return the error that names the file."""
+        return IOFormatError(f"{self.path}: {reason}")
+
+    def read(self, number: int, into: torch.Tensor) -> None:
+        """Read a buffer into (as many or more,) uint8, in this thread."""
+        self._read_block(number, 0, self._sizes[number], into)
+        self._compare(number, into)
+
+    def _read_block(self, number: int, begin: int, end: int, into: torch.Tensor) -> None:
+        view = memoryview(into.numpy().data)[begin:end]
+        while len(view):
+            got = os.preadv(self._file.fileno(), [view], self._begins[number] + end - len(view))
+            if not got:
+                raise self.fault(f"chunk {number}: the file was shortened while it was open")
+            view = view[got:]
+
+    def _compare(self, number: int, buffer: torch.Tensor) -> None:
+        if zlib.crc32(memoryview(buffer.numpy().data)[: self._sizes[number]]) != self._checksums[number]:
+            raise self.fault(f"chunk {number}: damaged, its checksum is another")
+
+    def _accept(self, number: int, buffer: torch.Tensor) -> None:
+        """Check a chunk that was read, once; its bytes are those that were written."""
+        if number in self._checked:
+            return
+        self._compare(number, buffer)
+        try:
+            self.check(number, buffer)
+        except FormatError as error:
+            raise self.fault(f"chunk {number}: {error}; pack the tensor again") from None
+        self._checked.add(number)
+
+    def feed(
+        self, order: Sequence[int], streams: int, copied: Sequence[Callable[[], object]]
+    ) -> Generator[torch.Tensor, None, None]:
+        """Yield the chunks in an order, read ahead by threads into a ring of buffers.
+
+        Args:
+            order: of the chunks, by number.
+            streams: that copy from the buffers at once.
+            copied: waits for each chunk yielded before to be copied, as the caller appends them.
+        """
+        ring = min(len(order), streams + 2)
+        if len(self._ring) < ring:  # kept, since programs are bound to them, and pinned memory is slow to get
+            self._ring = [host_bytes(max(self._sizes), self.pinned) for _ in range(ring)]
+        reads: list[list[Future[None]]] = []
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="sparsetc-read") as pool:
+            for position, number in enumerate(order):
+                # One buffer is left as it is: the copy of the chunk before has only just begun.
+                for ahead in range(len(reads), min(len(order), position + max(1, ring - 1))):
+                    if ahead >= ring:
+                        copied[ahead - ring]()
+                    at, into = order[ahead], self._ring[ahead % ring]
+                    spans = pairwise([*range(0, self._sizes[at], BLOCK), self._sizes[at]])
+                    reads.append([pool.submit(self._read_block, at, *span, into) for span in spans])
+                for block in reads[position]:
+                    block.result()
+                self._accept(number, self._ring[position % ring])
+                yield self._ring[position % ring]
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, as a pipe would have one do for a writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

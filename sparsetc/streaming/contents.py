@@ -1,0 +1,252 @@
+"""The header of a file of packed chunks: every array by the name its program has for it, and the stream they are of.
+
+In: a `Recipe` and a `StreamCut`. Out: the header of a safetensors file; or the other way round, everything compared
+with what the programs take. Programs are not stored: they are lowered again from the parts of plans, and compared with
+a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.codegen.launch import stored_dtype
+from sparsetc.contraction.output import check_form
+from sparsetc.errors import PlanError
+from sparsetc.ir.contraction_tree import Tree, parse_tree
+from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
+from sparsetc.ir.program.tile import TileProgram
+from sparsetc.options import Options, with_settings
+from sparsetc.packing.base import Packed
+from sparsetc.packing.stored import check_arrays, check_coordinates, counts, require
+from sparsetc.packing.words import WORDS
+from sparsetc.streaming.compiler import Compiler, Variant
+from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
+from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
+from sparsetc.support.pickles import misfit
+from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
+from sparsetc.tensor.inputs import NAMED
+
+MOST_ELEMENTS = 1 << 59
+ROWS = "rows"
+"""The name of the coordinates of the result's rows."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is streamed, and how: all that chunks and programs depend on beside the nonzeros.
+
+    Attributes:
+        shapes: shapes of all operands, the streamed one first.
+        output: the form of the result that was asked for.
+        numbered: whether chunks number the rows of the result that they have.
+    """
+
+    equation: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    precision: str
+    backend: str
+    output: str
+    numbered: bool
+    drop_zeros: bool
+
+
+RECORDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Recipe, Variant, Part, Storage, Schedule, Chunk, StoredPart)
+}
+MADE_AGAIN = ("programs", "ruled")
+"""Fields that follow from the others."""
+
+
+def _as_json(record: Any) -> Any:
+    """Return a record as its fields by name; of a tree its text."""
+    if isinstance(record, Tree):
+        return {"record": "Tree", "text": str(record)}
+    named = {f.name: getattr(record, f.name) for f in fields(record) if f.name not in MADE_AGAIN}
+    return {"record": type(record).__name__, **named}
+
+
+def _from_json(known: dict[str, Any]) -> Any:
+    """Return the record of what `_as_json` gave; `ValueError`, `TypeError` or `PlanError` where it is none."""
+    kind = known.pop("record", None)
+    if kind is None:
+        return known
+    if kind == "Tree":
+        return parse_tree(known["text"])
+    record = RECORDS[kind](**{name: _tuples(value) for name, value in known.items() if name not in MADE_AGAIN})
+    if fault := misfit(record):
+        raise ValueError(fault)
+    return record
+
+
+def parsed(text: str) -> Any:
+    """Return what the metadata of a file says of a stream; raises one of `MALFORMED` where it says nothing."""
+    return json.loads(text, object_hook=_from_json)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def write(writer: ChunkWriter, recipe: Recipe, compiler: Compiler, made: StreamCut) -> None:
+    """End a file of chunks: the coordinates of the result's rows, and the header.
+
+    Raises:
+        PlanError: programs cannot be made again from the parts of plans, or there are too many chunks.
+    """
+    for one in made.variants:
+        if compiler.lowered(one) != one.programs:
+            raise PlanError(
+                f"chunks in format {one.parts[0].format!r} cannot be saved: what its view is depends on the nonzeros"
+            )
+    writer.put(made.coords.contiguous().reshape(-1).view(torch.uint8))
+    known = {
+        "recipe": recipe,
+        "variants": made.variants,
+        "digests": [_digest(one) for one in made.variants],
+        "chunks": made.chunks,
+        "checksums": writer.checksums,
+    }
+    text = json.dumps(known, separators=(",", ":"), default=_as_json)
+    writer.finish({"__metadata__": {"stream": text, "crc32": str(zlib.crc32(text.encode()))}} | _arrays(made))
+
+
+def _digest(variant: Variant) -> str:
+    """Return what tells programs apart: all of their fields, since a program's own `repr` names it and no more."""
+    every = [[(f.name, getattr(p, f.name)) for f in fields(p)] for p in variant.programs]
+    return hashlib.sha256(repr(every).encode()).hexdigest()
+
+
+def _arrays(made: StreamCut) -> dict[str, Any]:
+    """Return the header's entries of all arrays, and of the gaps between them, which safetensors must not have."""
+    listed, at = {}, 0
+    for number, chunk in enumerate(made.chunks):
+        programs = enumerate(made.variants[chunk.variant].programs)
+        names = [f"{number}.{part}.{name}" for part, program in programs for name in (*_index(program), "values")]
+        for name, (dtype, count), (begin, end, after) in zip(names, chunk.arrays, chunk.places, strict=True):
+            listed[name] = _entry(dtype, [count], at + begin, at + end)
+            if end < after:
+                listed[f"{name}.gap"] = _entry("U8", [after - end], at + end, at + after)
+        at += chunk.nbytes
+    listed[ROWS] = _entry("I64", list(made.coords.shape), at, at + made.coords.nbytes)
+    return listed
+
+
+def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
+    if dtype.startswith("C"):  # of which not all readers know; pairs of floats
+        dtype, shape = f"F{int(dtype[1:]) // 2}", [*shape, 2]
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def _index(program: TileProgram) -> list[str]:
+    """Return the names of the arrays that a program reads beside values."""
+    return [name for name in program.arrays if name not in program.view.packed]
+
+
+def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Recipe, Compiler]:
+    """Return what a file is of; raises `IOFormatError` where it does not say."""
+    try:
+        recipe = file.stream["recipe"]
+        settings = with_settings(settings, {"precision": recipe.precision})
+        shapes = list(map(checked_shape, recipe.shapes))
+        bound = parse(recipe.equation, shapes, [True] + [False] * (len(shapes) - 1))
+        form = "sparse" if recipe.numbered else recipe.output
+        for one in (recipe.output, form):
+            check_form(one, bound.einsum)
+        if max(map(prod, shapes[1:]), default=0) >= MOST_ELEMENTS:
+            raise ValueError("dense operands of more elements than any memory has")
+        compiler = Compiler(bound, NAMED[recipe.dtype], settings, form, target)
+        if recipe.numbered != compiler.template.output.sparse:
+            raise ValueError("rows are numbered where the result is sparse, and nowhere else")
+    except MALFORMED as error:
+        raise file.fault(f"its metadata has no einsum ({error})") from None
+    return recipe, compiler
+
+
+def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
+    """Return the chunks of a file; raises `IOFormatError` where it has other arrays than the programs take.
+
+    What arrays hold is checked when a chunk is first read: programs read nothing outside what is there.
+    """
+    try:
+        known, output = file.stream, compiler.template.output
+        variants = tuple([_lowered(one, compiler) for one in known["variants"]])
+        if [_digest(one) for one in variants] != known["digests"]:
+            raise ValueError("other programs")
+        chunks, end = known["chunks"], 0
+        for chunk in chunks:
+            programs = variants[chunk.variant].programs
+            if not all(_reads(compiler, *one) for one in zip(programs, chunk.parts, strict=True)):
+                raise ValueError("a chunk's arrays are not those that its programs read")
+            # Its first row may be the last of the chunk before.
+            if not max(end - 1, 0) <= chunk.first <= end or (chunk.rows > 0) != output.sparse or chunk.rows < 0:
+                raise ValueError("rows of chunks")
+            end = chunk.first + chunk.rows
+        kept = output.kept_shape
+        file.expect([*(c.nbytes for c in chunks), 8 * len(kept) * end], known["checksums"])
+        made = StreamCut(tuple(chunks), variants, torch.zeros((len(kept), end), dtype=torch.long, device="cpu"))
+        if _arrays(made) != file.arrays:
+            raise ValueError("its arrays do not lie one after the other")
+        file.read(len(chunks), made.coords.view(-1).view(torch.uint8))
+        check_range(made.coords, kept)
+        if end and not is_sorted_unique(sort_keys(made.coords, kept)):
+            raise ValueError("rows that are not in order")
+    except MALFORMED as error:
+        raise file.fault(
+            f"its chunks were packed for other programs than this version of sparsetc makes ({error}); pack them again"
+        ) from None
+    file.check = lambda number, buffer: _check(made, compiler, number, buffer)
+    return made
+
+
+def _lowered(variant: Variant, compiler: Compiler) -> Variant:
+    """Return a variant with its programs; `PlanError` or `ValueError` where the parts do not fit the einsum."""
+    verify(Plan("stream", variant.parts, variant.fused))
+    if any(fault := p.storage.misdealt(len(compiler.canonical.letters)) for p in variant.parts):
+        raise ValueError(fault)
+    return replace(variant, programs=compiler.lowered(variant))
+
+
+def _reads(compiler: Compiler, program: TileProgram, part: StoredPart) -> bool:
+    """Return True if a part has the arrays that its program reads: as many, and of those types."""
+    words = {"I32", "I64"} if compiler.backend == "torch" else {"I32", "I64", "U8", "I16", "U16"}
+    kinds = [{NAMES[WORDS[program.view.values.word]]} if name == "bits" else words for name in _index(program)]
+    kinds.append({NAMES[stored_dtype(program, compiler.dtype, compiler.backend)]})
+    fits = len(kinds) == len(part.arrays) and all(
+        name in kind and count >= 0 for kind, (name, count) in zip(kinds, part.arrays, strict=True)
+    )
+    return fits and part.items >= 0
+
+
+def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tensor) -> None:
+    """Raise `FormatError` unless programs read nothing outside a chunk's arrays, operands and rows of the result."""
+    chunk = made.chunks[number]
+    variant, (arrays, values) = made.variants[chunk.variant], chunk.views(buffer)
+    for part, program, own, stored in zip(variant.parts, variant.programs, arrays, values, strict=True):
+        view, named = program.view, own.named(program) | {"values": stored}
+        shape = compiler.canonical.shape
+        packed = Packed(part.format, part.storage, shape, chunk.nnz, view, named, None, own.stored, own.items)
+        check_arrays(packed)
+        check_coordinates(packed)
+        if "block_full" in named:
+            within = (named["block_full"] % program.schedule.unroll).any()
+            require(not bool(within), "steps of a block end within an unrolling")
+        key = program.key
+        if key.kind == "row":  # of coordinates, which were looked at
+            continue
+        count = counts(view, named, own.items, own.stored)[view.positions[key.level]]
+        if key.kind == "slot":
+            sides = prod(view.values.sides[program.letters.index(letter)] for letter in key.letters)
+            slot, least = named[key.array], -1 if key.letters else 0
+            require(slot.numel() == count * sides, f"{key.array} has {slot.numel()} rows, expected {count * sides}")
+            require(bool(((slot >= least) & (slot < chunk.rows)).all()), f"{key.array} has a row outside the result")
+        else:
+            require(count <= chunk.rows, f"{count} rows are added to {chunk.rows}")
