@@ -59,7 +59,6 @@ TESTS = {
         "cp_apr dominant tucker decomposition_models decomposition_graphs completion",
     ],
     "sparsetc/support/entry.py": ["dense_operands", "traced cp_als"],
-    "sparsetc/decomposition/fused.py": ["cp_als decomposition_aot", "cp_apr tucker decomposition_models completion"],
     "sparsetc/runtime/": [
         "executable second_pass integers integer_products",
         "traced kernel autograd dense_plan bitmaps",

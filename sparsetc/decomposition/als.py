@@ -58,7 +58,10 @@ class Equations:
         self._summed, self._scattered, self._sending = summed, scattered, sending
         self._waiting: list[Callable[[], None]] = []
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
-        self.grams = torch.stack([self._gram(m) for m in range(len(factors))])
+        rank = factors[0].shape[1]
+        self.grams = self.norm.new_empty(len(factors), rank, rank)
+        for mode in range(len(factors)):
+            self._make_gram(mode)
 
     def join(self) -> None:
         """Make what was made of one rank's rows that of all, once all ranks have their equations."""
@@ -81,22 +84,10 @@ class Equations:
         Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
         reads blocks.
         """
-        self._send(mode)
-        self.grams[mode].copy_(self._gram(mode))
+        if self._sending is not None:
+            self._waiting.append(self._sending(mode))
+        self._make_gram(mode)
         self._summed(self.grams[mode])
-
-    def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
-        """The factor of a mode has changed; its Gram matrix is in place, and in `inner` its inner product with B."""
-        self._send(mode)
-        self._summed(self.grams[mode])
-        if inner is not None:
-            self._summed(inner)
-
-    def scalable(self, free: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
-        """The matrices whose columns are scaled with those of the free modes' factors, each with its mode."""
-        self.arrived()
-        blocks = [(mode, self._blocks[mode]) for mode in free if self._blocks[mode] is not self._factors[mode]]
-        return [(mode, self._factors[mode]) for mode in free] + blocks
 
     def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
         """``|M|^2`` where X is measured, a mode having just been updated by its H."""
@@ -105,7 +96,7 @@ class Equations:
     def norms(self) -> torch.Tensor:
         """(order, rank) float64 lengths of the factors' columns, which are scaled next."""
         self.arrived()
-        return self.grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        return self.grams.diagonal(dim1=1, dim2=2).sqrt()
 
     def scaled(self, scales: torch.Tensor) -> None:
         """The factors' columns were multiplied by (order, rank) scales."""
@@ -125,14 +116,10 @@ class Equations:
         while self._waiting:
             self._waiting.pop()()
 
-    def _send(self, mode: int) -> None:
-        if self._sending is not None:
-            self._waiting.append(self._sending(mode))
-
-    def _gram(self, mode: int) -> torch.Tensor:
-        """(rank, rank) float64 Gram matrix of a factor, of this rank's rows."""
-        factor = self._factors[mode]
-        return (factor.T @ factor).double()
+    def _make_gram(self, mode: int) -> None:
+        """The Gram matrix of a factor, of this rank's rows; in float64, of which no rounding makes it indefinite."""
+        factor = self._factors[mode].double()
+        torch.mm(factor.T, factor, out=self.grams[mode])
 
 
 class Sweep:
@@ -159,30 +146,19 @@ class Sweep:
 
     def __call__(self) -> None:
         for mode in self._free:
+            factor = self._factors[mode]
             if self._aside is not None:  # memory that it frees is taken by the next, which waits for all before it
                 self._aside.wait_stream(torch.cuda.current_stream(self._device))
-            # On a GPU H is inverted beside the MTTKRP, of which it takes about a half.
+            # On a GPU H is inverted beside the MTTKRP.
             with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
-                system = self._system(mode)
+                gram = self._equations.gram(mode)
+                system = self._update.system(gram, factor.dtype, self._l2_reg)
             rhs = self._equations.rhs(mode)
             if self._aside is not None:
                 torch.cuda.current_stream(self._device).wait_stream(self._aside)
-            self._advance(mode, rhs, system)
-        self._finish(mode, rhs, system)
-
-    def _system(self, mode: int) -> tuple[torch.Tensor, ...]:
-        """H of a mode, and what its update reads of it."""
-        gram = self._equations.gram(mode)
-        return gram, *self._update.system(gram, self._factors[mode].dtype, self._l2_reg)
-
-    def _advance(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
-        """Update a factor, and what is kept of it."""
-        self._update.apply(self._factors[mode], rhs, system[1:])
-        self._equations.updated(mode)
-
-    def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
-        """Measure the fit, of the mode that was updated last, and balance."""
-        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, system[0])
+            self._update.apply(factor, rhs, system)
+            self._equations.updated(mode)
+        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
         self.measures.copy_(fit_of(self._equations.norm, inner, square))
         self.balance()
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations
+from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.completion import Observed, observed
-from sparsetc.decomposition.fused import sweep_of
 from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
@@ -155,7 +154,7 @@ def run(
         looks: settings of `iterate` that are not the user's.
     """
     free = wanted.free
-    sweep = sweep_of(equations, factors, free, update, wanted.l2_reg)
+    sweep = Sweep(equations, factors, free, update, wanted.l2_reg)
 
     def model(rows: Rows, stopped: str = "") -> CP:
         now = gather()

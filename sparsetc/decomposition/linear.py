@@ -46,9 +46,9 @@ def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[tor
 
     H is inverted in float64, being squared in condition.
     """
-    penalised = _penalised(gram.double(), l2_reg)
+    penalised = _penalised(gram, l2_reg)
     by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
-    return (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
+    return penalised.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
 
 
 def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -63,47 +63,26 @@ def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ..
     factor.addmm_(residual, inverse)
 
 
-def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(H, (H + D)^-1) of a dtype, by Triton's kernel: one launch instead of fifteen."""
-    return inverse_of_product(gram[None], dtype)
-
-
-def inverse_of_product(
-    grams: torch.Tensor, dtype: torch.dtype, skip: int = -1, penalty: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(H, (H + D)^-1) of a dtype, in the launch that makes H.
-
-    Args:
-        grams: (order, rank, rank) float64, of which H is the elementwise product.
-        dtype: of what is returned.
-        skip: which of them is no part of H.
-        penalty: float64 scalar, added to H's diagonal.
-    """
+def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(H + D)^-1 of a dtype by Triton's kernel: one launch instead of fifteen."""
     from sparsetc.decomposition.linear_kernels import invert
 
-    order, rank = grams.shape[:2]
-    own, inverse = (torch.empty_like(grams[0], dtype=dtype) for _ in range(2))
+    rank = gram.shape[0]
     width = width_of(rank)
-    pivots = grams.new_empty(rank + 1, width)
-    with torch.cuda.device_of(grams):
+    inverse, pivots = torch.empty_like(gram, dtype=dtype), gram.new_empty(rank + 1, width)
+    with torch.cuda.device_of(gram):
         invert[(1,)](
-            grams, penalty, own, inverse, pivots, order, skip, rank, _share(rank, dtype),
-            width, least(dtype), num_warps=warps_of(width), **FUSED,
+            gram, inverse, pivots, rank, _share(rank, dtype), width, least(dtype),
+            num_warps=8 if width > 32 else 4, **FUSED,
         )  # fmt: skip
-    return own, inverse
+    return inverse
 
 
-def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(H, (H + D)^-1) of a dtype, by a Cholesky factorization.
-
-    Where that fails, the inverse of a diagonal larger than H, with which a step still descends.
-    """
-    damped = _damped(gram, dtype)
-    lower, failed = torch.linalg.cholesky_ex(damped)
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    half = torch.linalg.solve_triangular(lower, eye, upper=False)
-    inverse = torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1)))
-    return gram.to(dtype), inverse.to(dtype)
+def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(H + D)^-1 of a dtype by a Cholesky factorization, which D keeps from failing."""
+    lower = torch.linalg.cholesky_ex(_damped(gram, dtype)).L
+    half = torch.linalg.solve_triangular(lower, torch.eye(len(gram), dtype=gram.dtype, device=gram.device), upper=False)
+    return (half.mT @ half).to(dtype)
 
 
 def factorized(grams: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, ...]:
@@ -196,10 +175,9 @@ def balancing(norms: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
 
     A component that is zero in a free mode is left alone.
     """
-    bounded = norms.clamp(min=torch.finfo(norms.dtype).tiny)
-    mean = bounded.log().masked_fill(~free, 0).sum(0) / free.sum()
-    alive = free & ((norms > 0) | ~free).all(0)
-    return (mean.exp() / bounded).masked_fill(~alive, 1)
+    lengths = norms.masked_fill(~free, 1)
+    mean = (lengths.log().sum(0) / free.sum()).exp()
+    return (mean / lengths).masked_fill(~free | (mean == 0), 1)
 
 
 def normalized(
@@ -237,11 +215,6 @@ def width_of(rank: int) -> int:
     return max(16, 1 << (rank - 1).bit_length())
 
 
-def warps_of(width: int) -> int:
-    """Warps of a program that has square matrices of a width in registers."""
-    return 8 if width > 32 else 4
-
-
 def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
     if not l2_reg:
         return gram
@@ -250,9 +223,9 @@ def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
 
 def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    added = _share(gram.shape[-1], dtype) * diagonal
-    return gram + torch.diag_embed(added.masked_fill(diagonal <= least(dtype), 1))
+    damped = gram.clone()
+    damped.diagonal(dim1=-2, dim2=-1).mul_(1 + _share(gram.shape[-1], dtype)).clamp_(min=least(dtype))
+    return damped
 
 
 def _share(rank: int, dtype: torch.dtype) -> float:
