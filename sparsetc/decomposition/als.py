@@ -173,7 +173,7 @@ class Sweep:
         self._equations.updated(mode)
         inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
         fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
-        self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
+        self._factors[mode].mul_(fitting.to(self._factors[mode].dtype).nan_to_num(1, 1, 1))
         self._equations.updated(mode)
         self.balance()
 

@@ -14,8 +14,6 @@ import torch
 
 from sparsetc.codegen.launch import FUSED
 
-INVERSE_RANK = 64
-"""The largest rank of which one program inverts a matrix in registers."""
 KERNEL_RANK = 256
 """The largest rank of which a program of the HALS kernel keeps rows in registers."""
 KERNEL_ELEMENTS = 1024
@@ -44,11 +42,11 @@ class Update(NamedTuple):
 def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
 
-    H is inverted in float64, being squared in condition.
+    H is inverted in float64, being squared in condition, by a Cholesky factorization, which D keeps from failing.
     """
     penalised = _penalised(gram, l2_reg)
-    by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
-    return penalised.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
+    lower = torch.linalg.cholesky_ex(_damped(penalised, dtype)).L
+    return penalised.to(dtype), torch.cholesky_inverse(lower).to(dtype)
 
 
 def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -61,28 +59,6 @@ def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ..
     own, inverse = system
     residual = torch.addmm(rhs, factor, own, alpha=-1)
     factor.addmm_(residual, inverse)
-
-
-def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(H + D)^-1 of a dtype by Triton's kernel: one launch instead of fifteen."""
-    from sparsetc.decomposition.linear_kernels import invert
-
-    rank = gram.shape[0]
-    width = width_of(rank)
-    inverse, pivots = torch.empty_like(gram, dtype=dtype), gram.new_empty(rank + 1, width)
-    with torch.cuda.device_of(gram):
-        invert[(1,)](
-            gram, inverse, pivots, rank, _share(rank, dtype), width, least(dtype),
-            num_warps=8 if width > 32 else 4, **FUSED,
-        )  # fmt: skip
-    return inverse
-
-
-def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(H + D)^-1 of a dtype by a Cholesky factorization, which D keeps from failing."""
-    lower = torch.linalg.cholesky_ex(_damped(gram, dtype)).L
-    half = torch.linalg.solve_triangular(lower, torch.eye(len(gram), dtype=gram.dtype, device=gram.device), upper=False)
-    return (half.mT @ half).to(dtype)
 
 
 def factorized(grams: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, ...]:
