@@ -54,7 +54,10 @@ TESTS = {
     "sparsetc/contraction/blocks.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
-    "sparsetc/decomposition/": ["cp_als", "cp_apr tucker decomposition_models decomposition_graphs completion"],
+    "sparsetc/decomposition/": [
+        "cp_als",
+        "cp_apr tucker decomposition_models decomposition_interop decomposition_graphs completion",
+    ],
     "sparsetc/support/entry.py": ["dense_operands", "traced cp_als"],
     "sparsetc/runtime/": [
         "executable second_pass integers integer_products",

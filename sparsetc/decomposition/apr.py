@@ -46,13 +46,13 @@ def cp_apr(
     """Decompose a sparse tensor of counts into nonnegative components, by the likelihood of Poisson variables.
 
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64, no value below 0.
+        x: as of `cp_als`, no value below 0.
         rank: the number of components.
         n_iter_max: outer iterations, each over all modes, at most.
         n_inner_max: multiplicative updates of a mode in each, at most.
         tol: how far from the conditions of a maximum (KKT) a mode may be when its updates end; the run ends when all
             modes begin so. 0 or None for never. On a GPU this is looked at every 8 outer iterations.
-        init: ``"random"`` (uniform), or a nonnegative model to go on from: a `CP`, ``(weights, factors)``, or factors.
+        init: ``"random"`` (uniform), or a nonnegative model to go on from, as of `cp_als`.
         epsilon: the least that counts are divided by.
         kappa: what an entry is set to that came to 0 and should not have, as a share of its component.
         kappa_tol: the share of its component below which an entry counts as 0.

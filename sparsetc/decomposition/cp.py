@@ -47,14 +47,16 @@ def cp_als(
     """Decompose a sparse tensor into a sum of `rank` outer products, by alternating least squares.
 
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU.
+        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64, on the CPU or a GPU; or a
+            table of pandas or polars: a column of coordinates a mode, then one of values. Integers become torch's
+            default dtype.
         rank: the number of components.
         n_iter_max: sweeps over the modes, at most.
         tol: stop when the fit changes by less than this in a sweep; 0 or None for never. What is less than the
             dtype's rounding counts as no change. On a GPU the fit is looked at every 8 sweeps.
         init: ``"random"`` (uniform), ``"nvecs"`` (leading vectors of the unfoldings, then random columns where a mode
-            is smaller than the rank; without signs if `nonnegative`), or a model to go on from: a `CP`,
-            ``(weights, factors)``, or factors.
+            is smaller than the rank; without signs if `nonnegative`), or a model to go on from: a `CP`, a CPTensor of
+            tensorly, a ktensor of pyttb, ``(weights, factors)``, or factors.
         normalize_factors: give factors columns of unit length, and the rest as weights; otherwise weights are 1, and
             a component has one length in all modes.
         nonnegative: keep factors from 0 on, by hierarchical least squares; the model that `init` gives must be so.

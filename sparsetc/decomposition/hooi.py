@@ -44,12 +44,13 @@ def tucker(
     """Decompose a sparse tensor into a core and a matrix of orthonormal columns a mode, by orthogonal iteration.
 
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU.
+        x: as of `cp_als`.
         ranks: sizes of the core, one a mode or one for all; none above the mode's size or the product of the others.
         n_iter_max: sweeps over the modes, at most.
         tol: as of `cp_als`.
         init: ``"nvecs"`` (leading vectors of the unfoldings: HOSVD), ``"random"``, or a model to go on from: a
-            `Tucker`, ``(core, factors)``, of which the core is not read, or factors.
+            `Tucker`, a TuckerTensor of tensorly, a ttensor of pyttb or ``(core, factors)``, of which the core is not
+            read, or factors.
         fixed_modes: modes whose factor `init` gives, of orthonormal columns, and which stays as it is.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
         progress: draw a bar with the fit; needs rich, the extra ``progress``.
@@ -146,25 +147,18 @@ def _start(
         sizes = zip(x.shape, ranks, strict=True)
         drawn = [torch.randn(n, r, generator=random, dtype=x.dtype, device=device).to(x.device) for n, r in sizes]
         return [torch.linalg.qr(f).Q for f in drawn]
-    factors = checks.factors(_given(init), x, ranks, NAME)
+    _, given = checks.model_parts(init) or (None, init)
+    if not isinstance(given, Sequence):
+        raise ShapeError(
+            f"{NAME}: init must be a Tucker model, (core, factors) or a list of factors, found {type(init).__name__}"
+        )
+    factors = checks.factors(given, x, ranks, NAME)
     for mode in range(x.order):
         if mode in free:
             factors[mode] = torch.linalg.qr(factors[mode]).Q
         else:
             _check_orthonormal(factors[mode], mode)
     return factors
-
-
-def _given(init: Any) -> Any:
-    """The factors of a model, of a pair of a core and factors, or as they are."""
-    is_pair = isinstance(init, Sequence) and len(init) == 2 and not isinstance(init[1], torch.Tensor)
-    if is_pair or hasattr(init, "factors"):
-        return list(tuple(init)[1])
-    if not isinstance(init, Sequence):
-        raise ShapeError(
-            f"{NAME}: init must be a Tucker model, (core, factors) or a list of factors, found {type(init).__name__}"
-        )
-    return init
 
 
 def _check_orthonormal(factor: torch.Tensor, mode: int) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.leading import leading_vectors
-from sparsetc.decomposition.models import CP
 from sparsetc.errors import DecompositionError, ShapeError
 from sparsetc.options import current
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -47,7 +46,7 @@ def cp_factors(
             return [uniform(n, rank, x, random) for n in x.shape]
         return [_completed(leading_vectors(x, m, min(rank, n), random), rank, x, random)
                 for m, n in enumerate(x.shape)]  # fmt: skip
-    weights, given = init if is_model(init) else (None, init)
+    weights, given = checks.model_parts(init) or (None, init)
     if not isinstance(given, Sequence):
         found = type(given).__name__
         raise ShapeError(f"{name}: init must be a CP model, (weights, factors) or a list of factors, found {found}")
@@ -65,8 +64,7 @@ def cp_factors(
 
 def is_model(init: Any) -> bool:
     """Whether a start says what its components weigh: a model, or a pair of weights and factors as tensorly has it."""
-    pair = isinstance(init, Sequence) and not isinstance(init, str) and len(init) == 2
-    return isinstance(init, CP) or hasattr(init, "factors") or (pair and not isinstance(init[1], torch.Tensor))
+    return checks.model_parts(init) is not None
 
 
 def uniform(size: int, rank: int, x: SparseTensor, random: torch.Generator | None) -> torch.Tensor:
