@@ -74,7 +74,7 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator of a decomposition: runs it without gradients and without autocast.
 
     Autocast would round dense products to half precision, which normal equations do not bear, and would hand buffers
-    of another dtype to steps in place, which raise. Arguments that only other libraries have are refused with our names.
+    of another dtype to steps in place, which raise. Arguments that only other libraries have are answered by ours.
     """
     parameters = signature(function).parameters
 
