@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition.kernels import mode_kernels
-from sparsetc.decomposition.linear import Update, balancing, fit_of, hadamard
+from sparsetc.decomposition.linear import Update, balancing, fit_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -71,7 +71,7 @@ class Equations:
     def gram(self, mode: int) -> torch.Tensor:
         """H, (rank, rank) or (size, rank, rank)."""
         self.grams[mode].fill_(1)  # it is made again once the factor is
-        return hadamard(self.grams)
+        return self.grams.prod(0)
 
     def rhs(self, mode: int) -> torch.Tensor:
         """B, (size, rank): the MTTKRP."""

@@ -15,7 +15,7 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
-from sparsetc.decomposition.linear import divisor, fit_of, hadamard, normalized
+from sparsetc.decomposition.linear import divisor, fit_of, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
@@ -158,6 +158,6 @@ def _measured(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The fit and the log-likelihood, float64 scalars, of values (nnz,) and of the model's entries in their places."""
     inner, weights = (values * entries).sum(dtype=torch.float64), weights.double()
-    square = weights @ hadamard(torch.stack([(f.T @ f).double() for f in factors])) @ weights
+    square = weights @ torch.stack([(f.T @ f).double() for f in factors]).prod(0) @ weights
     likelihood = torch.xlogy(values, entries).sum(dtype=torch.float64)
     return fit_of(norm, inner, square), likelihood - weights.sum()

@@ -22,11 +22,6 @@ HALS_PASSES = 3
 """Passes over the columns of a nonnegative factor in a sweep: fewer take more sweeps, whose MTTKRPs are dear."""
 
 
-def hadamard(grams: torch.Tensor) -> torch.Tensor:
-    """(rank, rank): the elementwise product of (order, rank, rank) Gram matrices."""
-    return grams.prod(0)
-
-
 class Update(NamedTuple):
     """How a factor is made of its normal equations, in two steps, of which the first does not wait for B.
 
