@@ -155,14 +155,16 @@ def model_parts(init: Any) -> tuple[Any, Any] | None:
     return tuple(init) if is_pair else None
 
 
-def factors(given: Any, x: SparseTensor, ranks: Sequence[int], name: str) -> list[torch.Tensor]:
-    """Copies of the factors of a start, of x's sizes, the ranks, x's dtype and x's device."""
-    listed = isinstance(given, Sequence) and not isinstance(given, str)
-    if not listed or len(given) != x.order:
-        found = f"{len(given)}" if listed else type(given).__name__
-        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {found}")
+def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[torch.Tensor]]:
+    """What stands before the factors of a start, None of a list, and copies of these, of x's sizes and the ranks."""
+    head, given = model_parts(init) or (None, init)
+    if not isinstance(given, list | tuple):
+        found = type(init).__name__
+        raise ShapeError(f"{name}: init must be a {kind} model, its two parts or a list of factors, found {found}")
+    if len(given) != x.order:
+        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {len(given)}")
     wanted = enumerate(zip(given, x.shape, ranks, strict=True))
-    return [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
+    return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
 def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> torch.Tensor:

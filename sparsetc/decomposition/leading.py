@@ -10,6 +10,7 @@ Numerical Methods for Large Eigenvalue Problems, 2011, chapter 5).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -53,23 +54,24 @@ def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Genera
     unfolded = _unfolded(x, mode)
     size, columns = unfolded.shape
     if size <= GRAM:
-        gram = einsum("ij,kj->ik", unfolded, unfolded, output="dense", plan=AUTO)
-        assert isinstance(gram, torch.Tensor)
+        gram: Any = einsum("ij,kj->ik", unfolded, unfolded, output="dense", plan=AUTO)
         return signed(last_vectors(gram.double(), count).to(x.dtype))
     width = min(size, count + SPARE)
+    start = drawn(torch.randn, size, width, x, random)
+    back: Any = compile("ij,ir->jr", unfolded, start, plan=ROWS)
+    forth: Any = compile("ij,jr->ir", unfolded, start.new_empty(columns, width), plan=ROWS)
+    return signed(_iterated(lambda basis: forth(back(basis)), torch.linalg.qr(start).Q, STEPS)[:, :count])
+
+
+def drawn(
+    draw: Callable[..., torch.Tensor], size: int, rank: int, x: SparseTensor, random: torch.Generator | None
+) -> torch.Tensor:
+    """(size, rank) of x's dtype and device, by torch's function: on the generator's device, the CPU without one.
+
+    So a seed gives one start wherever the tensor is.
+    """
     device = "cpu" if random is None else random.device
-    start = torch.randn(size, width, generator=random, dtype=x.dtype, device=device).to(x.device)
-    back = compile("ij,ir->jr", unfolded, start, plan=ROWS)
-    forth = compile("ij,jr->ir", unfolded, start.new_empty(columns, width), plan=ROWS)
-
-    def product(basis: torch.Tensor) -> torch.Tensor:
-        folded = back(basis)
-        assert isinstance(folded, torch.Tensor)
-        found = forth(folded)
-        assert isinstance(found, torch.Tensor)
-        return found
-
-    return signed(_iterated(product, torch.linalg.qr(start).Q, STEPS)[:, :count])
+    return draw(size, rank, generator=random, dtype=x.dtype, device=device).to(x.device)
 
 
 def signed(vectors: torch.Tensor) -> torch.Tensor:
