@@ -108,7 +108,7 @@ def tucker(
 
 
 def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
-    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given] * x.order
+    listed = list(given) if isinstance(given, Iterable) else [given] * x.order
     if len(listed) != x.order:
         raise DecompositionError(
             f"{NAME}: ranks must be an integer or {x.order} of them, one a mode, found {given!r:.80}"

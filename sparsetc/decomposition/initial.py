@@ -50,10 +50,8 @@ def begun(
     if not isinstance(init, str):
         return checks.model(init, x, ranks, kind, name)
     if init not in starts:
-        listed = ", ".join(map(repr, starts))
-        raise DecompositionError(
-            f"{name}: init must be {listed}, a {kind} model or a list of factors, found {init!r:.80}"
-        )
+        wanted = ", ".join((*map(repr, starts), f"a {kind} model or a list of factors"))
+        raise DecompositionError(f"{name}: init must be {wanted}, found {init!r:.80}")
     if len(free) < x.order:
         raise DecompositionError(f"{name}: fixed_modes keeps factors of init, which must give them, found {init!r}")
     sizes = list(zip(x.shape, ranks, strict=True))
