@@ -11,7 +11,7 @@ from typing import Any
 import assembler
 import pytest
 import torch
-from matrix_units import TARGETS
+from matrix_units import TARGETS, dealt
 
 from sparsetc.decomposition.linear import KERNEL_ELEMENTS, least
 from sparsetc.device.profile import gpu
@@ -29,6 +29,16 @@ def test_nonnegative_updates_compile(dtype: str, width: int, a_row: int, target:
 
     numbers = {"WIDTH": width, "BLOCK": KERNEL_ELEMENTS // width, "A_ROW": a_row, "LEAST": least(DTYPES[dtype])}
     compiled(update, dict.fromkeys(("factor", "rhs", "gram"), f"*{dtype}"), numbers, target, 4, stack=8)
+
+
+@pytest.mark.parametrize(("kind", "target"), dealt([("fp32", 16), ("fp64", 32), ("fp32", 64)]), ids=str)
+def test_inverses_compile(kind: tuple[str, int], target: str) -> None:
+    from sparsetc.decomposition.linear_kernels import invert
+
+    dtype, width = kind
+    types = {"gram": "*fp64", "pivots": "*fp64", "inverse": f"*{dtype}", "share": "fp32"}
+    numbers = {"WIDTH": width, "LEAST": least(DTYPES[dtype])}
+    compiled(invert, types, numbers, target, 8 if width > 32 else 4)
 
 
 def compiled(

@@ -117,9 +117,9 @@ class Equations:
             self._waiting.pop()()
 
     def _make_gram(self, mode: int) -> None:
-        """The Gram matrix of a factor, of this rank's rows; in float64, of which no rounding makes it indefinite."""
-        factor = self._factors[mode].double()
-        torch.mm(factor.T, factor, out=self.grams[mode])
+        """The Gram matrix of a factor, of this rank's rows."""
+        factor = self._factors[mode]
+        self.grams[mode].copy_(factor.T @ factor)
 
 
 class Sweep:
@@ -140,9 +140,9 @@ class Sweep:
         self._update, self._l2_reg = update, l2_reg
         self._device = factors[0].device
         self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        is_free = [[mode in free] for mode in range(len(factors))]
-        self._is_free = torch.tensor(is_free, device=factors[0].device)
-        self.measures = torch.zeros(1, dtype=torch.float64, device=factors[0].device)
+        shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
+        self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)
+        self.measures = torch.zeros(1, dtype=torch.float64, device=self._device)
 
     def __call__(self) -> None:
         for mode in self._free:
@@ -179,7 +179,7 @@ class Sweep:
 
     def balance(self) -> None:
         """Scale components so that they have the same length in all free modes."""
-        scales = balancing(self._equations.norms(), self._is_free)
+        scales = balancing(self._equations.norms(), self._shares)
         for mode in self._free:
             self._factors[mode].mul_(scales[mode])
         self._equations.scaled(scales)

@@ -14,6 +14,8 @@ import torch
 
 from sparsetc.codegen.launch import FUSED
 
+INVERSE_RANK = 64
+"""The largest rank of which one program inverts a matrix in registers."""
 KERNEL_RANK = 256
 """The largest rank of which a program of the HALS kernel keeps rows in registers."""
 KERNEL_ELEMENTS = 1024
@@ -37,11 +39,11 @@ class Update(NamedTuple):
 def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
 
-    H is inverted in float64, being squared in condition, by a Cholesky factorization, which D keeps from failing.
+    H is inverted in float64, being squared in condition.
     """
     penalised = _penalised(gram, l2_reg)
-    lower = torch.linalg.cholesky_ex(_damped(penalised, dtype)).L
-    return penalised.to(dtype), torch.cholesky_inverse(lower).to(dtype)
+    by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
+    return penalised.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
 
 
 def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -54,6 +56,33 @@ def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ..
     own, inverse = system
     residual = torch.addmm(rhs, factor, own, alpha=-1)
     factor.addmm_(residual, inverse)
+
+
+def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(H + D)^-1 of a dtype by Triton's kernel, in one launch."""
+    from sparsetc.decomposition.linear_kernels import invert
+
+    rank = gram.shape[0]
+    width = width_of(rank)
+    inverse, pivots = torch.empty_like(gram, dtype=dtype), gram.new_empty(rank + 1, width)
+    with torch.cuda.device_of(gram):
+        invert[(1,)](
+            gram, inverse, pivots, rank, _share(rank, dtype), width, least(dtype),
+            num_warps=8 if width > 32 else 4, **FUSED,
+        )  # fmt: skip
+    return inverse
+
+
+def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(H + D)^-1 of a dtype by a Cholesky factorization.
+
+    Where that fails, as of products in less than float32, the inverse of a diagonal larger than H, with which a step
+    still descends.
+    """
+    damped = _damped(gram, dtype)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    half = torch.linalg.solve_triangular(lower, torch.eye(len(gram), dtype=gram.dtype, device=gram.device), upper=False)
+    return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1))).to(dtype)
 
 
 def factorized(grams: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, ...]:
@@ -137,18 +166,17 @@ def fit_of(norm: torch.Tensor, inner: torch.Tensor, square: torch.Tensor) -> tor
     return 1 - error.clamp(min=0).sqrt() / divisor(norm)
 
 
-def balancing(norms: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+def balancing(norms: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """(order, rank) factors to multiply columns by, so that a component has one norm in all modes that may change.
 
     Args:
         norms: (order, rank) float64, of the columns.
-        free: (order, 1) whether a mode may change.
+        shares: (order, 1) float64: 1 over the number of modes that may change for each of these, 0 for others.
 
-    A component that is zero in a free mode is left alone.
+    A component that is zero in a mode that may change is left alone.
     """
-    lengths = norms.masked_fill(~free, 1)
-    mean = (lengths.log().sum(0) / free.sum()).exp()
-    return (mean / lengths).masked_fill(~free | (mean == 0), 1)
+    mean = torch.xlogy(shares, norms).sum(0).exp()
+    return (mean / norms).masked_fill(shares * mean == 0, 1)
 
 
 def normalized(

@@ -32,6 +32,26 @@ def test_the_kernel_updates_as_torch_does(rows: int, rank: int, a_row: bool, dty
     assert rank == 1 or not torch.equal(found, factor)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rank", [1, 5, 16, 33])
+@pytest.mark.parametrize("deficient", [False, True])
+def test_inverses_are_those_of_torch(deficient: bool, rank: int, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(rank)
+    rows = max(1, rank // 2) if deficient else rank + 9
+    root = torch.rand(rows, rank, generator=random, dtype=torch.float64) * torch.logspace(-3, 3, rank)
+    if deficient and rank > 1:
+        root[:, rank // 2] = 0  # a component that is zero in another mode, for which any inverse will do
+    gram = (root.T @ root).to(dtype).double()
+    expected, found = linear.inverse_by_torch(gram, dtype), linear.inverse_by_kernel(gram, dtype)
+    assert found.dtype == dtype
+    assert bool(found.isfinite().all())
+    scale = gram.diagonal().sqrt()
+    both = [scale[:, None] * inverse.double() * scale for inverse in (found, expected)]
+    torch.testing.assert_close(
+        both[0] / both[1].abs().max(), both[1] / both[1].abs().max(), rtol=0, atol=1e-2 if deficient else 1e-6
+    )
+
+
 def test_a_factor_of_nan_stays_so() -> None:
     factor = torch.full((3, 2), torch.nan)
     linear.hals_by_kernel(factor, torch.ones(3, 2), torch.eye(2))
@@ -52,5 +72,6 @@ def test_a_decomposition(mask: str | None, nonnegative: bool, monkeypatch: pytes
         "n_iter_max": 2,
     }
     expected = cp_als(x, 3, backend="torch", **options)
+    monkeypatch.setattr(linear, "inverse_by_torch", linear.inverse_by_kernel)
     monkeypatch.setattr(linear, "hals_by_columns", linear.hals_by_kernel)
     assert cp_als(x, 3, **options).fits == pytest.approx(expected.fits)
