@@ -6,8 +6,8 @@ and the fit, measured from the last mode's equations: no residual tensor is form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -147,20 +147,32 @@ class Sweep:
     def __call__(self) -> None:
         for mode in self._free:
             factor = self._factors[mode]
-            if self._aside is not None:  # memory that it frees is taken by the next, which waits for all before it
-                self._aside.wait_stream(torch.cuda.current_stream(self._device))
-            # On a GPU H is inverted beside the MTTKRP.
-            with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
+            with self._beside():
                 gram = self._equations.gram(mode)
                 system = self._update.system(gram, factor.dtype, self._l2_reg)
             rhs = self._equations.rhs(mode)
-            if self._aside is not None:
-                torch.cuda.current_stream(self._device).wait_stream(self._aside)
+            self._meet()
             self._update.apply(factor, rhs, system)
             self._equations.updated(mode)
         inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
-        self.measures.copy_(fit_of(self._equations.norm, inner, square))
+        with self._beside():
+            self.measures.copy_(fit_of(self._equations.norm, inner, square))
         self.balance()
+        self._meet()
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a GPU a block runs beside what follows it, until they meet; what it frees is taken by the next block."""
+        if self._aside is None:
+            yield
+            return
+        self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._aside):
+            yield
+
+    def _meet(self) -> None:
+        if self._aside is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._aside)
 
     def fit_scale(self) -> None:
         """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
