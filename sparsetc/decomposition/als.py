@@ -137,8 +137,8 @@ class Sweep:
         self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
     ) -> None:
         self._equations, self._factors, self._free = equations, factors, tuple(free)
-        self._update, self._l2_reg = update, l2_reg
-        self._device = factors[0].device
+        self._update, self._device, rank = update, factors[0].device, factors[0].shape[1]
+        self._penalty = l2_reg * torch.eye(rank, dtype=torch.float64, device=self._device) if l2_reg else None
         self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
         self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)
@@ -149,7 +149,8 @@ class Sweep:
             factor = self._factors[mode]
             with self._beside():
                 gram = self._equations.gram(mode)
-                system = self._update.system(gram, factor.dtype, self._l2_reg)
+                penalised = gram if self._penalty is None else gram + self._penalty.to(gram.dtype)
+                system = self._update.system(penalised, factor.dtype)
             rhs = self._equations.rhs(mode)
             self._meet()
             self._update.apply(factor, rhs, system)

@@ -42,13 +42,11 @@ class Factored:
         KIND: what such a model is called.
         HEAD: name of the field before the factors.
         NUMBERS: names of the fields with a number for each iteration.
-        TENSORLY: module and class of such a model in tensorly.
     """
 
     KIND: ClassVar[str]
     HEAD: ClassVar[str]
     NUMBERS: ClassVar[tuple[str, ...]]
-    TENSORLY: ClassVar[tuple[str, str]]
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...]
     stopped: str
@@ -151,13 +149,8 @@ class Factored:
             ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
         """
         coords = _as_coords(coords, self.shape, self.device)
-        parts = coords.split(max(1, CHUNK // max(1, self._width)), 1)
+        parts = coords.split(max(1, CHUNK // max(1, self._head.numel())), 1)
         return torch.cat([self._entries(at) for at in parts])
-
-    @property
-    def _width(self) -> int:
-        """Elements that an entry takes while it is computed."""
-        raise NotImplementedError
 
     def _dense(self) -> torch.Tensor:
         """The tensor in full."""
@@ -176,10 +169,10 @@ class Factored:
 
     def to_tensorly(self) -> Any:
         """The same as tensorly's CPTensor or TuckerTensor, of its current backend; ImportError without tensorly."""
-        tl, (module, name) = imported("tensorly"), self.TENSORLY
+        tl, module = imported("tensorly"), import_module(f"tensorly.{self.KIND.lower()}_tensor")
         is_torch = tl.get_backend() == "pytorch"
         head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))
-        return getattr(import_module(module), name)((head, factors))
+        return getattr(module, f"{self.KIND}Tensor")((head, factors))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of it to an .npz file of this name, whole or not at all; an old file stays until it is complete.

@@ -28,22 +28,21 @@ class Update(NamedTuple):
     """How a factor is made of its normal equations, in two steps, of which the first does not wait for B.
 
     Attributes:
-        system: what the second reads, of H, the factor's dtype and the penalty of squares.
+        system: what the second reads, of H and the factor's dtype.
         apply: change the factor in place, by B and what the first gave.
     """
 
-    system: Callable[[torch.Tensor, torch.dtype, float], tuple[torch.Tensor, ...]]
+    system: Callable[[torch.Tensor, torch.dtype], tuple[torch.Tensor, ...]]
     apply: Callable[[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]], None]
 
 
-def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, torch.Tensor]:
+def inverted(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
 
     H is inverted in float64, being squared in condition.
     """
-    penalised = _penalised(gram, l2_reg)
     by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
-    return penalised.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
+    return gram.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(gram, dtype)
 
 
 def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -85,9 +84,9 @@ def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1))).to(dtype)
 
 
-def factorized(grams: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, ...]:
+def factorized(grams: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Cholesky factors of each row's H + D, D as in `inverted`; which failed; diagonals larger than H for these."""
-    damped = _damped(_penalised(grams, l2_reg), dtype)
+    damped = _damped(grams, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed, damped.abs().sum(-1)
 
@@ -103,9 +102,9 @@ def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tens
     factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / bound))
 
 
-def hals_system(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor]:
-    """What `hals` reads: H of either kind with the penalty of squares, in the factor's dtype."""
-    return (_penalised(gram.to(dtype), l2_reg),)
+def hals_system(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor]:
+    """What `hals` reads: H of either kind, in the factor's dtype."""
+    return (gram.to(dtype),)
 
 
 def hals(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -212,12 +211,6 @@ def least(dtype: torch.dtype) -> float:
 def width_of(rank: int) -> int:
     """The power of two that a kernel pads a rank to."""
     return max(16, 1 << (rank - 1).bit_length())
-
-
-def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
-    if not l2_reg:
-        return gram
-    return gram + l2_reg * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
 def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -36,7 +36,7 @@ class CP(Factored):
             changes.
     """
 
-    KIND, HEAD, NUMBERS, TENSORLY = "CP", "weights", ("fits", "log_likelihoods"), ("tensorly.cp_tensor", "CPTensor")
+    KIND, HEAD, NUMBERS = "CP", "weights", ("fits", "log_likelihoods")
     weights: torch.Tensor
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...] = ()
@@ -64,10 +64,6 @@ class CP(Factored):
         left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
         right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
         return (left @ right.T).reshape(self.shape)
-
-    @property
-    def _width(self) -> int:
-        return self.rank
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:
         product = self.weights
@@ -122,7 +118,7 @@ class Tucker(Factored):
         stopped: why that run ended, as in `CP`.
     """
 
-    KIND, HEAD, NUMBERS, TENSORLY = "Tucker", "core", ("fits",), ("tensorly.tucker_tensor", "TuckerTensor")
+    KIND, HEAD, NUMBERS = "Tucker", "core", ("fits",)
     core: torch.Tensor
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...] = ()
@@ -144,10 +140,6 @@ class Tucker(Factored):
 
     def _dense(self) -> torch.Tensor:
         return _multiplied(self.core, self.factors)
-
-    @property
-    def _width(self) -> int:
-        return prod(self.rank[1:])
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:
         rows = self.factors[0][at[0]] @ self.core.reshape(self.rank[0], -1)
