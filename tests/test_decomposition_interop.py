@@ -103,7 +103,7 @@ def test_two_arrays_of_a_matrix_are_factors_and_no_model() -> None:
         (cp_als, {"stoptol": 1e-3}, "here it is tol"),
         (cp_als, {"printitn": 0}, "here it is progress=True, or callback"),
         (cp_als, {"verbose": 1}, "here it is progress=True, or callback"),
-        (cp_als, {"dimorder": [0, 1]}, "here it is fixed_modes"),
+        (cp_als, {"dimorder": [0, 1]}, "cp_als has no dimorder=; here it is permute\\(\\) of x"),
         (cp_als, {"non_negative": True}, "here it is nonnegative"),
         (cp_als, {"return_errors": True}, "here it is the model's fits"),
         (cp_apr, {"maxinneriters": 5}, "cp_apr has no maxinneriters=; here it is n_inner_max"),

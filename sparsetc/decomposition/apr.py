@@ -20,7 +20,6 @@ from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturb
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NAME = "cp_apr"
 
@@ -88,14 +87,13 @@ def cp_apr(
     weights, factors = normalized(start, modes, p=1)
     norm = torch.linalg.vector_norm(sparse.values, dtype=torch.float64)
     kernels = mode_kernels(sparse, rank, modes, **settings)
-    masked = model_kernel(sparse.with_values(torch.ones_like(sparse.values)), rank, **settings)
+    masked: Any = model_kernel(sparse.with_values(torch.ones_like(sparse.values)), rank, **settings)
     measures = torch.zeros(3, dtype=torch.float64, device=sparse.device)
 
     def at_nonzeros(*matrices: torch.Tensor) -> torch.Tensor:
         """(nnz,) the model, no less than epsilon."""
-        entries = masked(*matrices)
-        assert isinstance(entries, SparseTensor)
-        return entries.values.clamp(min=epsilon)
+        entries: torch.Tensor = masked(*matrices).values
+        return entries.clamp(min=epsilon)
 
     def multiplier(mode: int) -> torch.Tensor:
         """(size, rank) what the factor of a mode, which has the weights, is multiplied by."""
@@ -108,7 +106,10 @@ def cp_apr(
             phi = partial(multiplier, mode)
             worst = torch.maximum(worst, _update(factor, weights, phi, n_inner_max, tol, kappa, kappa_tol))
         entries = at_nonzeros(factors[0] * weights, *factors[1:])
-        measures.copy_(torch.stack((*_measured(sparse.values, norm, entries, weights, factors), worst.double())))
+        inner, sums = (sparse.values * entries).sum(dtype=torch.float64), weights.double()
+        square = sums @ torch.stack([(f.T @ f).double() for f in factors]).prod(0) @ sums
+        likelihood = torch.xlogy(sparse.values, entries).sum(dtype=torch.float64) - sums.sum()
+        measures.copy_(torch.stack((fit_of(norm, inner, square), likelihood, worst.double())))
 
     title = f"CP-APR, rank {rank}"
     return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, asked, progress, title))
@@ -147,17 +148,3 @@ def _update(
     weights.copy_(factor.sum(0))
     factor.div_(divisor(weights))
     return first
-
-
-def _measured(
-    values: torch.Tensor,
-    norm: torch.Tensor,
-    entries: torch.Tensor,
-    weights: torch.Tensor,
-    factors: Sequence[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fit and the log-likelihood, float64 scalars, of values (nnz,) and of the model's entries in their places."""
-    inner, weights = (values * entries).sum(dtype=torch.float64), weights.double()
-    square = weights @ torch.stack([(f.T @ f).double() for f in factors]).prod(0) @ weights
-    likelihood = torch.xlogy(values, entries).sum(dtype=torch.float64)
-    return fit_of(norm, inner, square), likelihood - weights.sum()

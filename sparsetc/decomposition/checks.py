@@ -21,28 +21,30 @@ from sparsetc.tensor.sums import INTEGERS
 DTYPES = (torch.float32, torch.float64)
 
 OTHERS = {
-    "maxiters": "n_iter_max",
-    "stoptol": "tol",
-    **dict.fromkeys(("printitn", "printinneritn", "verbose"), "progress=True, or callback"),
-    **dict.fromkeys(("return_errors", "cvg_criterion"), "the model's fits"),
-    **dict.fromkeys(("dimorder", "optdims", "fixed_factors"), "fixed_modes"),
-    "non_negative": "nonnegative",
-    "fixsigns": "the model's arranged()",
-    "svd": 'init="nvecs"',
-    "stoptime": "a callback that returns True",
-    "maxinneriters": "n_inner_max",
-    "epsDivZero": "epsilon",
-    "kappatol": "kappa_tol",
-    "rank": "ranks",
+    "n_iter_max": ("maxiters",),
+    "tol": ("stoptol",),
+    "progress=True, or callback": ("printitn", "printinneritn", "verbose"),
+    "the model's fits": ("return_errors", "cvg_criterion"),
+    "fixed_modes": ("optdims", "fixed_factors"),
+    "permute() of x, whose modes are updated in their order": ("dimorder",),
+    "nonnegative": ("non_negative",),
+    "the model's arranged()": ("fixsigns",),
+    'init="nvecs"': ("svd",),
+    "a callback that returns True": ("stoptime",),
+    "n_inner_max": ("maxinneriters",),
+    "epsilon": ("epsDivZero",),
+    "kappa_tol": ("kappatol",),
+    "ranks": ("rank",),
 }
-"""Names of arguments in pyttb and tensorly that no function here has, or not all, and what says the same here."""
+"""What says the same here as arguments of pyttb and tensorly that a function lacks."""
 
 
 def names(unknown: Iterable[str], name: str) -> None:
     """Raise `DecompositionError` for the names of another library, with ours."""
     for other in unknown:
-        if other in OTHERS:
-            raise DecompositionError(f"{name} has no {other}=; here it is {OTHERS[other]}")
+        for ours, theirs in OTHERS.items():
+            if other in theirs:
+                raise DecompositionError(f"{name} has no {other}=; here it is {ours}")
 
 
 def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> SparseTensor:
