@@ -182,7 +182,7 @@ def normalized(
     factors: Sequence[torch.Tensor], free: Sequence[int], p: int = 2
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """(weights, factors): columns of the free modes of length 1 in the p-norm, their lengths' products as weights."""
-    weights, out = torch.ones_like(factors[0][0]), list(factors)
+    weights, out = factors[0].new_ones(factors[0].shape[1]), list(factors)
     for mode in free:
         norms = torch.linalg.vector_norm(factors[mode], p, dim=0)
         weights = weights * norms

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition.factored import Factored, fortran, imported
-from sparsetc.decomposition.linear import divisor, signs_of_largest
+from sparsetc.decomposition.linear import normalized, signs_of_largest
 from sparsetc.errors import ShapeError
 
 
@@ -76,16 +76,12 @@ class CP(Factored):
 
         The entry of the largest magnitude is positive in every column but those of the last mode, which take the signs.
         """
-        weights, factors = self.weights, []
-        for mode, factor in enumerate(self.factors):
-            norms = torch.linalg.vector_norm(factor, dim=0)
-            weights = weights * norms
+        lengths, units = normalized(self.factors, range(self.order))
+        weights, factors = self.weights * lengths, list(units)
+        for mode, factor in enumerate(units[:-1]):
             signs = signs_of_largest(factor)
-            if mode < self.order - 1:
-                weights = weights * signs
-                norms = norms * signs
-            factors.append(factor / divisor(norms))
-        factors[-1] = factors[-1] * torch.where(weights < 0, -1, 1).to(factors[-1].dtype)
+            weights, factors[mode] = weights * signs, factor * signs
+        factors[-1] = units[-1] * torch.where(weights < 0, -1, 1).to(self.dtype)
         order = torch.argsort(weights.abs(), descending=True, stable=True)
         return replace(self, weights=weights.abs()[order], factors=tuple(f[:, order] for f in factors))
 
