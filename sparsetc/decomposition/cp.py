@@ -46,10 +46,11 @@ def cp_als(
 ) -> CP:
     """Decompose a sparse tensor into a sum of `rank` outer products, by alternating least squares.
 
+    The tensor may also be a table of pandas or polars: a column of coordinates for each mode, then one of values.
+    Integers become torch's default dtype.
+
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64, on the CPU or a GPU; or a
-            table of pandas or polars: a column of coordinates a mode, then one of values. Integers become torch's
-            default dtype.
+        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU.
         rank: the number of components.
         n_iter_max: sweeps over the modes, at most.
         tol: stop when the fit changes by less than this in a sweep; 0 or None for never. What is less than the
