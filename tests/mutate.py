@@ -56,10 +56,9 @@ TESTS = {
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
     "sparsetc/decomposition/": [
         "cp_als",
-        "cp_apr dominant tucker decomposition_models decomposition_graphs completion",
+        "cp_apr tucker decomposition_models decomposition_interop decomposition_graphs completion",
     ],
     "sparsetc/support/entry.py": ["dense_operands", "traced cp_als"],
-    "sparsetc/decomposition/fused.py": ["cp_als decomposition_aot", "cp_apr tucker decomposition_models completion"],
     "sparsetc/runtime/": [
         "executable second_pass integers integer_products",
         "traced kernel autograd dense_plan bitmaps",

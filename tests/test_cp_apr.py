@@ -123,4 +123,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(stc.DecompositionError, match="kappa must be a number from 0 on"):
         cp_apr(x, 2, kappa=-1)
     with pytest.raises(stc.DtypeError, match="float32 or float64"):
-        cp_apr(x.to(torch.int64), 2)
+        cp_apr(x.to(torch.bfloat16), 2)

@@ -6,14 +6,14 @@ and the fit, measured from the last mode's equations: no residual tensor is form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from sparsetc.decomposition.kernels import mode_kernels
-from sparsetc.decomposition.linear import Update, balancing, fit_of, hadamard
+from sparsetc.decomposition.linear import Update, balancing, fit_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -58,7 +58,10 @@ class Equations:
         self._summed, self._scattered, self._sending = summed, scattered, sending
         self._waiting: list[Callable[[], None]] = []
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
-        self.grams = torch.stack([self._gram(m) for m in range(len(factors))])
+        rank = factors[0].shape[1]
+        self.grams = self.norm.new_empty(len(factors), rank, rank)
+        for mode in range(len(factors)):
+            self._make_gram(mode)
 
     def join(self) -> None:
         """Make what was made of one rank's rows that of all, once all ranks have their equations."""
@@ -68,7 +71,7 @@ class Equations:
     def gram(self, mode: int) -> torch.Tensor:
         """H, (rank, rank) or (size, rank, rank)."""
         self.grams[mode].fill_(1)  # it is made again once the factor is
-        return hadamard(self.grams)
+        return self.grams.prod(0)
 
     def rhs(self, mode: int) -> torch.Tensor:
         """B, (size, rank): the MTTKRP."""
@@ -81,22 +84,10 @@ class Equations:
         Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
         reads blocks.
         """
-        self._send(mode)
-        self.grams[mode].copy_(self._gram(mode))
+        if self._sending is not None:
+            self._waiting.append(self._sending(mode))
+        self._make_gram(mode)
         self._summed(self.grams[mode])
-
-    def advanced(self, mode: int, inner: torch.Tensor | None) -> None:
-        """The factor of a mode has changed; its Gram matrix is in place, and in `inner` its inner product with B."""
-        self._send(mode)
-        self._summed(self.grams[mode])
-        if inner is not None:
-            self._summed(inner)
-
-    def scalable(self, free: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
-        """The matrices whose columns are scaled with those of the free modes' factors, each with its mode."""
-        self.arrived()
-        blocks = [(mode, self._blocks[mode]) for mode in free if self._blocks[mode] is not self._factors[mode]]
-        return [(mode, self._factors[mode]) for mode in free] + blocks
 
     def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
         """``|M|^2`` where X is measured, a mode having just been updated by its H."""
@@ -105,7 +96,7 @@ class Equations:
     def norms(self) -> torch.Tensor:
         """(order, rank) float64 lengths of the factors' columns, which are scaled next."""
         self.arrived()
-        return self.grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        return self.grams.diagonal(dim1=1, dim2=2).sqrt()
 
     def scaled(self, scales: torch.Tensor) -> None:
         """The factors' columns were multiplied by (order, rank) scales."""
@@ -125,14 +116,10 @@ class Equations:
         while self._waiting:
             self._waiting.pop()()
 
-    def _send(self, mode: int) -> None:
-        if self._sending is not None:
-            self._waiting.append(self._sending(mode))
-
-    def _gram(self, mode: int) -> torch.Tensor:
-        """(rank, rank) float64 Gram matrix of a factor, of this rank's rows."""
+    def _make_gram(self, mode: int) -> None:
+        """The Gram matrix of a factor, of this rank's rows."""
         factor = self._factors[mode]
-        return (factor.T @ factor).double()
+        self.grams[mode].copy_(factor.T @ factor)
 
 
 class Sweep:
@@ -150,41 +137,43 @@ class Sweep:
         self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
     ) -> None:
         self._equations, self._factors, self._free = equations, factors, tuple(free)
-        self._update, self._l2_reg = update, l2_reg
-        self._device = factors[0].device
+        self._update, self._device, rank = update, factors[0].device, factors[0].shape[1]
+        self._penalty = l2_reg * torch.eye(rank, dtype=torch.float64, device=self._device) if l2_reg else None
         self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        is_free = [[mode in free] for mode in range(len(factors))]
-        self._is_free = torch.tensor(is_free, device=factors[0].device)
-        self.measures = torch.zeros(1, dtype=torch.float64, device=factors[0].device)
+        shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
+        self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)
+        self.measures = torch.zeros(1, dtype=torch.float64, device=self._device)
 
     def __call__(self) -> None:
         for mode in self._free:
-            if self._aside is not None:  # memory that it frees is taken by the next, which waits for all before it
-                self._aside.wait_stream(torch.cuda.current_stream(self._device))
-            # On a GPU H is inverted beside the MTTKRP, of which it takes about a half.
-            with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
-                system = self._system(mode)
+            factor = self._factors[mode]
+            with self._beside():
+                gram = self._equations.gram(mode)
+                penalised = gram if self._penalty is None else gram + self._penalty.to(gram.dtype)
+                system = self._update.system(penalised, factor.dtype)
             rhs = self._equations.rhs(mode)
-            if self._aside is not None:
-                torch.cuda.current_stream(self._device).wait_stream(self._aside)
-            self._advance(mode, rhs, system)
-        self._finish(mode, rhs, system)
-
-    def _system(self, mode: int) -> tuple[torch.Tensor, ...]:
-        """H of a mode, and what its update reads of it."""
-        gram = self._equations.gram(mode)
-        return gram, *self._update.system(gram, self._factors[mode].dtype, self._l2_reg)
-
-    def _advance(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
-        """Update a factor, and what is kept of it."""
-        self._update.apply(self._factors[mode], rhs, system[1:])
-        self._equations.updated(mode)
-
-    def _finish(self, mode: int, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
-        """Measure the fit, of the mode that was updated last, and balance."""
-        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, system[0])
-        self.measures.copy_(fit_of(self._equations.norm, inner, square))
+            self._meet()
+            self._update.apply(factor, rhs, system)
+            self._equations.updated(mode)
+        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
+        with self._beside():
+            self.measures.copy_(fit_of(self._equations.norm, inner, square))
         self.balance()
+        self._meet()
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a GPU a block runs beside what follows it, until they meet; what it frees is taken by the next block."""
+        if self._aside is None:
+            yield
+            return
+        self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._aside):
+            yield
+
+    def _meet(self) -> None:
+        if self._aside is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._aside)
 
     def fit_scale(self) -> None:
         """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
@@ -197,13 +186,13 @@ class Sweep:
         self._equations.updated(mode)
         inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
         fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
-        self._factors[mode].mul_(fitting.nan_to_num(1, 1, 1))
+        self._factors[mode].mul_(fitting.to(self._factors[mode].dtype).nan_to_num(1, 1, 1))
         self._equations.updated(mode)
         self.balance()
 
     def balance(self) -> None:
         """Scale components so that they have the same length in all free modes."""
-        scales = balancing(self._equations.norms(), self._is_free)
+        scales = balancing(self._equations.norms(), self._shares)
         for mode in self._free:
             self._factors[mode].mul_(scales[mode])
         self._equations.scaled(scales)

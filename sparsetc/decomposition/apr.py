@@ -15,12 +15,11 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
-from sparsetc.decomposition.linear import divisor, fit_of, hadamard, normalized
+from sparsetc.decomposition.linear import divisor, fit_of, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NAME = "cp_apr"
 
@@ -46,13 +45,13 @@ def cp_apr(
     """Decompose a sparse tensor of counts into nonnegative components, by the likelihood of Poisson variables.
 
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64, no value below 0.
+        x: as of `cp_als`, no value below 0.
         rank: the number of components.
         n_iter_max: outer iterations, each over all modes, at most.
         n_inner_max: multiplicative updates of a mode in each, at most.
         tol: how far from the conditions of a maximum (KKT) a mode may be when its updates end; the run ends when all
             modes begin so. 0 or None for never. On a GPU this is looked at every 8 outer iterations.
-        init: ``"random"`` (uniform), or a nonnegative model to go on from: a `CP`, ``(weights, factors)``, or factors.
+        init: ``"random"`` (uniform), or a nonnegative model to go on from, as of `cp_als`.
         epsilon: the least that counts are divided by.
         kappa: what an entry is set to that came to 0 and should not have, as a share of its component.
         kappa_tol: the share of its component below which an entry counts as 0.
@@ -88,14 +87,13 @@ def cp_apr(
     weights, factors = normalized(start, modes, p=1)
     norm = torch.linalg.vector_norm(sparse.values, dtype=torch.float64)
     kernels = mode_kernels(sparse, rank, modes, **settings)
-    masked = model_kernel(sparse.with_values(torch.ones_like(sparse.values)), rank, **settings)
+    masked: Any = model_kernel(sparse.with_values(torch.ones_like(sparse.values)), rank, **settings)
     measures = torch.zeros(3, dtype=torch.float64, device=sparse.device)
 
     def at_nonzeros(*matrices: torch.Tensor) -> torch.Tensor:
         """(nnz,) the model, no less than epsilon."""
-        entries = masked(*matrices)
-        assert isinstance(entries, SparseTensor)
-        return entries.values.clamp(min=epsilon)
+        entries: torch.Tensor = masked(*matrices).values
+        return entries.clamp(min=epsilon)
 
     def multiplier(mode: int) -> torch.Tensor:
         """(size, rank) what the factor of a mode, which has the weights, is multiplied by."""
@@ -108,7 +106,10 @@ def cp_apr(
             phi = partial(multiplier, mode)
             worst = torch.maximum(worst, _update(factor, weights, phi, n_inner_max, tol, kappa, kappa_tol))
         entries = at_nonzeros(factors[0] * weights, *factors[1:])
-        measures.copy_(torch.stack((*_measured(sparse.values, norm, entries, weights, factors), worst.double())))
+        inner, sums = (sparse.values * entries).sum(dtype=torch.float64), weights.double()
+        square = sums @ torch.stack([(f.T @ f).double() for f in factors]).prod(0) @ sums
+        likelihood = torch.xlogy(sparse.values, entries).sum(dtype=torch.float64) - sums.sum()
+        measures.copy_(torch.stack((fit_of(norm, inner, square), likelihood, worst.double())))
 
     title = f"CP-APR, rank {rank}"
     return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, asked, progress, title))
@@ -147,17 +148,3 @@ def _update(
     weights.copy_(factor.sum(0))
     factor.div_(divisor(weights))
     return first
-
-
-def _measured(
-    values: torch.Tensor,
-    norm: torch.Tensor,
-    entries: torch.Tensor,
-    weights: torch.Tensor,
-    factors: Sequence[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fit and the log-likelihood, float64 scalars, of values (nnz,) and of the model's entries in their places."""
-    inner, weights = (values * entries).sum(dtype=torch.float64), weights.double()
-    square = weights @ hadamard(torch.stack([(f.T @ f).double() for f in factors])) @ weights
-    likelihood = torch.xlogy(values, entries).sum(dtype=torch.float64)
-    return fit_of(norm, inner, square), likelihood - weights.sum()

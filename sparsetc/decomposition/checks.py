@@ -13,14 +13,44 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.tensor.convert import from_columns
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS
 
 DTYPES = (torch.float32, torch.float64)
+
+OTHERS = {
+    "n_iter_max": ("maxiters",),
+    "tol": ("stoptol",),
+    "progress=True, or callback": ("printitn", "printinneritn", "verbose"),
+    "the model's fits": ("return_errors", "cvg_criterion"),
+    "fixed_modes": ("optdims", "fixed_factors"),
+    "permute() of x, whose modes are updated in their order": ("dimorder",),
+    "nonnegative": ("non_negative",),
+    "the model's arranged()": ("fixsigns",),
+    'init="nvecs"': ("svd",),
+    "a callback that returns True": ("stoptime",),
+    "n_inner_max": ("maxinneriters",),
+    "epsilon": ("epsDivZero",),
+    "kappa_tol": ("kappatol",),
+    "ranks": ("rank",),
+}
+"""What says the same here as arguments of pyttb and tensorly that a function lacks."""
+
+
+def names(unknown: Iterable[str], name: str) -> None:
+    """Raise `DecompositionError` for the names of another library, with ours."""
+    for other in unknown:
+        for ours, theirs in OTHERS.items():
+            if other in theirs:
+                raise DecompositionError(f"{name} has no {other}=; here it is {ours}")
 
 
 def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> SparseTensor:
     """The sparse tensor to decompose: coalesced, of two modes or more, finite float32 or float64 values, no gradient.
+
+    Integers become torch's default dtype.
 
     Args:
         x: as the user gave it.
@@ -32,9 +62,11 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
         DtypeError, ShapeError, DeviceError, FormatError: it is none. To look at the values waits for a GPU once.
     """
     check_plain(x, f"{name}: x")
-    sparse = SparseTensor.coerce(x)
+    sparse = from_columns(SparseTensor, x) if hasattr(x, "columns") else SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"{name}: x must be sparse, found {type(x).__name__}; see SparseTensor.from_dense")
+    if sparse.dtype in INTEGERS:
+        sparse = sparse.to(torch.get_default_dtype())
     kind(sparse.dtype, sparse.device, sparse.shape, name)
     sparse = sparse.coalesce()
     if sparse.requires_grad:
@@ -116,19 +148,31 @@ def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int,
     return free
 
 
-def factors(given: Any, x: SparseTensor, ranks: Sequence[int], name: str) -> list[torch.Tensor]:
-    """Copies of the factors of a start, of x's sizes, the ranks, x's dtype and x's device."""
-    listed = isinstance(given, Sequence) and not isinstance(given, str)
-    if not listed or len(given) != x.order:
-        found = f"{len(given)}" if listed else type(given).__name__
-        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {found}")
+def model_parts(init: Any) -> tuple[Any, Any] | None:
+    """Weights or a core, and factors: of a model here, in tensorly or pyttb, or of a pair of both; None of no model."""
+    if hasattr(init, "factors") or hasattr(init, "factor_matrices"):
+        matrices = init.factors if hasattr(init, "factors") else init.factor_matrices
+        return getattr(init, "weights", None), matrices
+    is_pair = isinstance(init, list | tuple) and len(init) == 2 and isinstance(init[1], list | tuple)
+    return tuple(init) if is_pair else None
+
+
+def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[torch.Tensor]]:
+    """What stands before the factors of a start, None of a list, and copies of these, of x's sizes and the ranks."""
+    head, given = model_parts(init) or (None, init)
+    if not isinstance(given, list | tuple):
+        found = type(init).__name__
+        raise ShapeError(f"{name}: init must be a {kind} model, its two parts or a list of factors, found {found}")
+    if len(given) != x.order:
+        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {len(given)}")
     wanted = enumerate(zip(given, x.shape, ranks, strict=True))
-    return [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
+    return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
 def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> torch.Tensor:
-    """A contiguous copy of a finite dense tensor, or ndarray, of this shape and of x's dtype and device."""
-    given = as_dense(given, what)
+    """A contiguous copy of a finite dense tensor of this shape, of x's dtype and device; ndarrays are converted."""
+    dense = as_dense(given, what)
+    given = dense if dense is given or dense.is_complex() else dense.to(x.device, x.dtype)
     if not isinstance(given, torch.Tensor):
         raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
     if tuple(given.shape) != shape:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations
+from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.completion import Observed, observed
-from sparsetc.decomposition.fused import sweep_of
 from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
@@ -47,6 +46,9 @@ def cp_als(
 ) -> CP:
     """Decompose a sparse tensor into a sum of `rank` outer products, by alternating least squares.
 
+    The tensor may also be a table of pandas or polars: a column of coordinates for each mode, then one of values.
+    Integers become torch's default dtype.
+
     Args:
         x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU. A
             `distributed.Sharded` one is decomposed by all its processes together, of which each gets the whole model;
@@ -56,8 +58,8 @@ def cp_als(
         tol: stop when the fit changes by less than this in a sweep; 0 or None for never. What is less than the
             dtype's rounding counts as no change. On a GPU the fit is looked at every 8 sweeps.
         init: ``"random"`` (uniform), ``"nvecs"`` (leading vectors of the unfoldings, then random columns where a mode
-            is smaller than the rank; without signs if `nonnegative`), or a model to go on from: a `CP`,
-            ``(weights, factors)``, or factors.
+            is smaller than the rank; without signs if `nonnegative`), or a model to go on from: a `CP`, a CPTensor of
+            tensorly, a ktensor of pyttb, ``(weights, factors)``, or factors.
         normalize_factors: give factors columns of unit length, and the rest as weights; otherwise weights are 1, and
             a component has one length in all modes.
         nonnegative: keep factors from 0 on, by hierarchical least squares; the model that `init` gives must be so.
@@ -157,7 +159,7 @@ def run(
         looks: settings of `iterate` that are not the user's.
     """
     free = wanted.free
-    sweep = sweep_of(equations, factors, free, update, wanted.l2_reg)
+    sweep = Sweep(equations, factors, free, update, wanted.l2_reg)
 
     def model(rows: Rows, stopped: str = "") -> CP:
         now = gather()

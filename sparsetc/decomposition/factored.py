@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from math import prod
@@ -19,7 +19,15 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from sparsetc.errors import DeviceError, DtypeError, IOFormatError, OutOfMemoryError, ShapeError, SparsetcError
+from sparsetc.errors import (
+    DecompositionError,
+    DeviceError,
+    DtypeError,
+    IOFormatError,
+    OutOfMemoryError,
+    ShapeError,
+    SparsetcError,
+)
 from sparsetc.io import memory
 from sparsetc.io.atomic import replacing
 from sparsetc.options import current
@@ -29,90 +37,8 @@ from sparsetc.tensor.coords import check_range
 DTYPES = (torch.float32, torch.float64)
 """Dtypes that a model in a file may have: those that decompositions compute in."""
 
-
-def check_memory(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, limit: int | str | None = None
-) -> None:
-    """Raise `OutOfMemoryError` where a dense tensor of this shape would pass the limit."""
-    nbytes = prod(shape) * dtype.itemsize
-    current().check_memory(
-        nbytes, device, f"the model in full, {tuple(shape)}", None if limit is None else as_bytes(limit)
-    )
-
-
-def tensorly_cp(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
-    """A CPTensor."""
-    tl = _imported("tensorly")
-    return import_module("tensorly.cp_tensor").CPTensor((_of(tl, weights), [_of(tl, f) for f in factors]))
-
-
-def tensorly_tucker(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
-    """A TuckerTensor."""
-    tl = _imported("tensorly")
-    return import_module("tensorly.tucker_tensor").TuckerTensor((_of(tl, core), [_of(tl, f) for f in factors]))
-
-
-def pyttb_ktensor(weights: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
-    """A ktensor."""
-    return _imported("pyttb").ktensor([_array(f) for f in factors], _array(weights))
-
-
-def pyttb_ttensor(core: torch.Tensor, factors: Sequence[torch.Tensor]) -> Any:
-    """A ttensor."""
-    pyttb = _imported("pyttb")
-    return pyttb.ttensor(pyttb.tensor(_array(core)), [_array(f) for f in factors])
-
-
-def _of(tl: Any, tensor: torch.Tensor) -> Any:
-    """A tensor of tensorly's current backend; torch's own where that is the backend."""
-    own = tensor.detach()
-    if tl.get_backend() == "pytorch":
-        return own.clone()
-    own = own.float() if own.dtype == torch.bfloat16 else own  # which numpy does not have
-    return tl.tensor(own.cpu().numpy())
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return np.array(tensor.detach().cpu().double().numpy(), order="F")
-
-
-def _imported(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"{name} is not installed, and a model cannot be given in its form: pip install {name}"
-        ) from error
-
-
-def _safetensors() -> Any:
-    try:
-        import_module("safetensors.torch")
-    except ImportError as error:
-        raise ImportError('files of models need safetensors: pip install "sparsetc[files]"') from error
-    return import_module("safetensors")
-
-
 CHUNK = 1 << 22
 """Elements of an intermediate result at a time: 16 to 32 MB."""
-
-
-def as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
-    try:
-        coords = torch.as_tensor(given, device=device)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
-    if not coords.numel() and not isinstance(given, torch.Tensor):
-        coords = coords.long()  # the dtype of empty lists says nothing
-    if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
-        raise DtypeError(f"coordinates are integers, found {coords.dtype}")
-    if coords.ndim != 2 or coords.shape[0] != len(shape):
-        raise ShapeError(f"coordinates must have shape ({len(shape)}, n), found {tuple(coords.shape)}")
-    coords = coords.long()
-    check_range(coords, shape, "entry")
-    return coords
-
 
 Own = TypeVar("Own", bound="Factored")
 
@@ -133,40 +59,55 @@ class Factored:
     fits: tuple[float, ...]
     stopped: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
+        for tensor in (self._head, *self.factors):
+            if not isinstance(tensor, torch.Tensor):
+                raise DecompositionError(f"a {self.KIND} model is of torch tensors, found {type(tensor).__name__}")
+        if not self._head.dtype.is_floating_point:
+            raise DtypeError(f"a {self.KIND} model is of real floating-point numbers, found {self.dtype}")
+        head, ranks = f"the {self.HEAD} of shape {tuple(self._head.shape)}", self._ranks()
+        if not self.factors or len(ranks) != self.order:
+            raise ShapeError(f"a {self.KIND} model needs a factor for each mode, found {self.order} with {head}")
+        for mode, (factor, rank) in enumerate(zip(self.factors, ranks, strict=True)):
+            at = f"the factor of mode {mode}"
+            if factor.ndim != 2 or factor.shape[1] != rank:
+                raise ShapeError(f"{at} must have shape (size, {rank}) with {head}, found {tuple(factor.shape)}")
+            if factor.dtype != self.dtype:
+                raise DtypeError(f"{at} has dtype {factor.dtype}, the {self.HEAD} {self.dtype}")
+            if factor.device != self.device:
+                raise DeviceError(f"{at} is on {factor.device}, the {self.HEAD} on {self.device}")
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
     @property
     def _head(self) -> torch.Tensor:
         """The weights, or the core."""
         found: torch.Tensor = getattr(self, self.HEAD)
         return found
 
-    def values_at(self, coords: Any) -> torch.Tensor:
-        """(n,) entries of the tensor at ``coords``, computed a part at a time.
-
-        Args:
-            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
-
-        Raises:
-            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
-        """
-        coords, step = as_coords(coords, self.shape, self.device), max(1, CHUNK // max(1, self._width))
-        if coords.shape[1] <= step:
-            return self._entries(coords)
-        out = self._head.new_empty(coords.shape[1])
-        for part, at in zip(out.split(step), coords.split(step, 1), strict=True):
-            part.copy_(self._entries(at))
-        return out
-
-    @property
-    def _width(self) -> int:
-        """Elements that an entry takes while it is computed."""
-        raise NotImplementedError
-
-    def _entries(self, at: torch.Tensor) -> torch.Tensor:
-        """(part,) the entries at (order, part) coordinates."""
+    def _ranks(self) -> tuple[int, ...]:
+        """The number of columns of each factor."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self._head, list(self.factors)))
+
+    def __repr__(self) -> str:
+        head, run = self._head, ""
+        known = head.numel() > 0 and not head.is_meta
+        size = "{} {:.4g} to {:.4g}, ".format(self.HEAD, *head.aminmax()) if known else ""
+        if self.fits:
+            run = f", fit={self.fit:.4f} after {len(self.fits)} iterations"
+        if self.stopped:
+            run += f", stopped={self.stopped!r}"
+        shape = f"shape={self.shape}, rank={self.rank}{run}"
+        return f"{self.KIND}({shape}, {size}dtype={self.dtype}, device={self.device})"
+
+    @property
+    def rank(self) -> Any:
+        """The number of components, or of columns a mode."""
+        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -193,10 +134,53 @@ class Factored:
         """The last of `fits`; None of a model that no run made."""
         return self.fits[-1] if self.fits else None
 
+    # -- entries ------------------------------------------------------------------------------------------------------
+
+    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
+        """The tensor in full: strided, of ``shape``.
+
+        Raises:
+            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
+        """
+        limit = None if memory_limit is None else as_bytes(memory_limit)
+        nbytes = prod(self.shape) * self.dtype.itemsize
+        current().check_memory(nbytes, self.device, f"the model in full, {self.shape}", limit)
+        return self._dense()
+
+    def values_at(self, coords: Any) -> torch.Tensor:
+        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+
+        Args:
+            coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
+
+        Raises:
+            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
+        """
+        coords = _as_coords(coords, self.shape, self.device)
+        parts = coords.split(max(1, CHUNK // max(1, self._head.numel())), 1)
+        return torch.cat([self._entries(at) for at in parts])
+
+    def _dense(self) -> torch.Tensor:
+        """The tensor in full."""
+        raise NotImplementedError
+
+    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+        """(part,) the entries at (order, part) coordinates."""
+        raise NotImplementedError
+
+    # -- the same model, elsewhere ------------------------------------------------------------------------------------
+
     def to(self: Own, *args: Any, **kwargs: Any) -> Own:
         """The model elsewhere, arguments as of `torch.Tensor.to`."""
         moved = tuple(f.to(*args, **kwargs) for f in self.factors)
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
+
+    def to_tensorly(self) -> Any:
+        """The same as tensorly's CPTensor or TuckerTensor, of its current backend; ImportError without tensorly."""
+        tl, module = imported("tensorly"), import_module(f"tensorly.{self.KIND.lower()}_tensor")
+        is_torch = tl.get_backend() == "pytorch"
+        head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))
+        return getattr(module, f"{self.KIND}Tensor")((head, factors))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of it to a safetensors file, whole or not at all; an old file stays until it is complete.
@@ -254,26 +238,48 @@ class Factored:
             fault = f"it has no {error}" if isinstance(error, KeyError) else f"{error!s:.200}"
             raise IOFormatError(f"{os.fspath(path)}: {fault}") from error
 
-    def _run(self) -> str:
-        """What a repr says of the run that made it; empty where there was none."""
-        fit = "" if self.fit is None else f", fit={self.fit:.4f} after {len(self.fits)} iterations"
-        return f"{fit}, stopped={self.stopped!r}" if self.stopped else fit
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as an ndarray; float32 of the narrow dtypes that numpy lacks."""
+    held = tensor.detach().cpu()
+    return (held if held.dtype in DTYPES else held.float()).contiguous().numpy()
 
 
-def check_alike(factor: torch.Tensor, mode: int, head: torch.Tensor, name: str, has: str, lies: str) -> None:
-    """Raise `DtypeError` or `DeviceError` unless a factor has the head's dtype, a real one, and its device.
+def _safetensors() -> Any:
+    try:
+        import_module("safetensors.torch")
+    except ImportError as error:
+        raise ImportError('files of models need safetensors: pip install "sparsetc[files]"') from error
+    return import_module("safetensors")
 
-    Args:
-        factor: of a mode.
-        mode: its number.
-        head: weights, or a core.
-        name: of the kind of model.
-        has: subject and verb of what the head has, ``"the core has"``.
-        lies: subject and verb of where it is, ``"the core is"``.
-    """
-    if factor.dtype != head.dtype:
-        raise DtypeError(f"the factor of mode {mode} has dtype {factor.dtype}, {has} {head.dtype}")
-    if not head.dtype.is_floating_point:
-        raise DtypeError(f"a {name} model is of real floating-point numbers, found {head.dtype}")
-    if factor.device != head.device:
-        raise DeviceError(f"the factor of mode {mode} is on {factor.device}, {lies} on {head.device}")
+
+def imported(name: str) -> Any:
+    """A library that a model is given to; ImportError that says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is not installed, and a model cannot be given in its form: pip install {name}"
+        ) from error
+
+
+def fortran(tensor: torch.Tensor) -> np.ndarray:
+    """A float64 copy in the order that pyttb has its arrays in."""
+    return np.array(_array(tensor), np.float64, order="F")
+
+
+def _as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
+    try:
+        coords = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
+    if not coords.numel() and not isinstance(given, torch.Tensor):
+        coords = coords.long()  # the dtype of empty lists says nothing
+    if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
+        raise DtypeError(f"coordinates are integers, found {coords.dtype}")
+    if coords.ndim != 2 or coords.shape[0] != len(shape):
+        raise ShapeError(f"coordinates must have shape ({len(shape)}, n), found {tuple(coords.shape)}")
+    coords = coords.long()
+    check_range(coords, shape, "entry")
+    return coords

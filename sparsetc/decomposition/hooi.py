@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from operator import index
 from typing import Any
 
 import torch
 
 from sparsetc.decomposition import checks
+from sparsetc.decomposition.initial import begun
 from sparsetc.decomposition.kernels import chain_kernels
-from sparsetc.decomposition.leading import leading, leading_vectors
+from sparsetc.decomposition.leading import leading
 from sparsetc.decomposition.linear import divisor
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
 from sparsetc.decomposition.models import Tucker
-from sparsetc.errors import DecompositionError, ShapeError
+from sparsetc.errors import DecompositionError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -44,12 +44,13 @@ def tucker(
     """Decompose a sparse tensor into a core and a matrix of orthonormal columns a mode, by orthogonal iteration.
 
     Args:
-        x: sparse, of any kind that `einsum` takes, two modes or more, float32 or float64; on the CPU or a GPU.
+        x: as of `cp_als`.
         ranks: sizes of the core, one a mode or one for all; none above the mode's size or the product of the others.
         n_iter_max: sweeps over the modes, at most.
         tol: as of `cp_als`.
         init: ``"nvecs"`` (leading vectors of the unfoldings: HOSVD), ``"random"``, or a model to go on from: a
-            `Tucker`, ``(core, factors)``, of which the core is not read, or factors.
+            `Tucker`, a TuckerTensor of tensorly, a ttensor of pyttb or ``(core, factors)``, of which the core is not
+            read, or factors.
         fixed_modes: modes whose factor `init` gives, of orthonormal columns, and which stays as it is.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
         progress: draw a bar with the fit; needs rich, the extra ``progress``.
@@ -107,11 +108,7 @@ def tucker(
 
 
 def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
-    try:
-        index(given)
-        listed = [given] * x.order
-    except TypeError:
-        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    listed = list(given) if isinstance(given, Iterable) else [given] * x.order
     if len(listed) != x.order:
         raise DecompositionError(
             f"{NAME}: ranks must be an integer or {x.order} of them, one a mode, found {given!r:.80}"
@@ -133,38 +130,15 @@ def _start(
     x: SparseTensor, ranks: Sequence[int], init: Any, random: torch.Generator | None, free: Sequence[int]
 ) -> list[torch.Tensor]:
     """(size, rank) factors of orthonormal columns, to be changed in place."""
-    if isinstance(init, str):
-        if init not in ("random", "nvecs"):
-            raise DecompositionError(
-                f"{NAME}: init must be 'random', 'nvecs', a Tucker model or a list of factors, found {init!r:.80}"
-            )
-        if len(free) < x.order:
-            raise DecompositionError(f"{NAME}: fixed_modes keeps factors of init, which must give them, found {init!r}")
-        if init == "nvecs":
-            return [leading_vectors(x, m, r, random) for m, r in enumerate(ranks)]
-        device = "cpu" if random is None else random.device
-        sizes = zip(x.shape, ranks, strict=True)
-        drawn = [torch.randn(n, r, generator=random, dtype=x.dtype, device=device).to(x.device) for n, r in sizes]
-        return [torch.linalg.qr(f).Q for f in drawn]
-    factors = checks.factors(_given(init), x, ranks, NAME)
-    for mode in range(x.order):
+    _, factors = begun(x, ranks, init, random, free, "Tucker", NAME, draw=torch.randn)
+    if isinstance(init, str) and init == "nvecs":
+        return factors
+    for mode, factor in enumerate(factors):
         if mode in free:
-            factors[mode] = torch.linalg.qr(factors[mode]).Q
+            factors[mode] = torch.linalg.qr(factor).Q
         else:
-            _check_orthonormal(factors[mode], mode)
+            _check_orthonormal(factor, mode)
     return factors
-
-
-def _given(init: Any) -> Any:
-    """The factors of a model, of a pair of a core and factors, or as they are."""
-    is_pair = isinstance(init, Sequence) and len(init) == 2 and not isinstance(init[1], torch.Tensor)
-    if is_pair or hasattr(init, "factors"):
-        return list(tuple(init)[1])
-    if not isinstance(init, Sequence):
-        raise ShapeError(
-            f"{NAME}: init must be a Tucker model, (core, factors) or a list of factors, found {type(init).__name__}"
-        )
-    return init
 
 
 def _check_orthonormal(factor: torch.Tensor, mode: int) -> None:

@@ -1,24 +1,63 @@
-"""Where a CP decomposition starts: random factors, leading vectors of the unfoldings, or a model.
+"""Where a decomposition starts: random factors, leading vectors of the unfoldings, or a model.
 
 In: a checked tensor and what the user gave as ``init``. Out: factors of the decomposition's own, all weights in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.leading import leading_vectors
-from sparsetc.decomposition.models import CP
-from sparsetc.errors import DecompositionError, ShapeError
+from sparsetc.decomposition.leading import drawn, leading_vectors
+from sparsetc.errors import DecompositionError
 from sparsetc.options import current
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 STARTS = ("random", "nvecs")
 """Starts that have a name."""
+
+
+def begun(
+    x: SparseTensor,
+    ranks: Sequence[int],
+    init: Any,
+    random: torch.Generator | None,
+    free: Sequence[int],
+    kind: str,
+    name: str,
+    starts: Sequence[str] = STARTS,
+    draw: Callable[..., torch.Tensor] = torch.rand,
+) -> tuple[Any, list[torch.Tensor]]:
+    """Weights or a core, None where there are none, and factors to be changed in place.
+
+    Args:
+        x: the tensor.
+        ranks: columns of each factor; of ``"nvecs"`` there are no more than rows.
+        init: as the user gave it.
+        random: what draws.
+        free: the modes whose factors may change.
+        kind: of model.
+        name: of the decomposition.
+        starts: those that it has.
+        draw: torch's function for ``"random"``.
+
+    Raises:
+        DecompositionError, ShapeError, DtypeError, DeviceError, FormatError: of a start that is none.
+    """
+    if not isinstance(init, str):
+        return checks.model(init, x, ranks, kind, name)
+    if init not in starts:
+        wanted = ", ".join((*map(repr, starts), f"a {kind} model or a list of factors"))
+        raise DecompositionError(f"{name}: init must be {wanted}, found {init!r:.80}")
+    if len(free) < x.order:
+        raise DecompositionError(f"{name}: fixed_modes keeps factors of init, which must give them, found {init!r}")
+    sizes = list(zip(x.shape, ranks, strict=True))
+    if init == "random":
+        return None, [drawn(draw, n, rank, x, random) for n, rank in sizes]
+    return None, [leading_vectors(x, mode, min(rank, n), random) for mode, (n, rank) in enumerate(sizes)]
 
 
 def cp_factors(
@@ -38,20 +77,12 @@ def cp_factors(
     """
     nbytes = rank * (sum(x.shape) * x.dtype.itemsize + x.order * rank * 8)
     current().check_memory(nbytes, x.device, f"{name}: factors of rank {rank:,}, and their Gram matrices,")
-    if isinstance(init, str):
-        if init not in starts:
-            raise DecompositionError(f"{name}: init must be {_listed(starts)}, found {init!r:.80}")
-        if len(free) < x.order:
-            raise DecompositionError(f"{name}: fixed_modes keeps factors of init, which must give them, found {init!r}")
-        if init == "random":
-            return [uniform(n, rank, x, random) for n in x.shape]
-        return [_completed(leading_vectors(x, m, min(rank, n), random), rank, x, random)
-                for m, n in enumerate(x.shape)]  # fmt: skip
-    weights, given = init if is_model(init) else (None, init)
-    if not isinstance(given, Sequence):
-        found = type(given).__name__
-        raise ShapeError(f"{name}: init must be a CP model, (weights, factors) or a list of factors, found {found}")
-    factors = checks.factors(given, x, [rank] * x.order, name)
+    weights, factors = begun(x, [rank] * x.order, init, random, free, "CP", name, starts)
+    for mode, vectors in enumerate(factors):  # a mode has no more leading vectors than its size
+        size, count = vectors.shape
+        if count < rank:  # random columns of about their length
+            more = drawn(torch.rand, size, rank - count, x, random) / size**0.5
+            factors[mode] = torch.cat((vectors, more), 1)
     if weights is not None:  # tensorly has None for ones
         own = checks.matrix(weights, (rank,), x, f"{name}: init's weights")
         lengths = torch.where(own == 0, 1, own.abs() ** (1 / len(free)))
@@ -65,26 +96,4 @@ def cp_factors(
 
 def is_model(init: Any) -> bool:
     """Whether a start says what its components weigh: a model, or a pair of weights and factors as tensorly has it."""
-    pair = isinstance(init, Sequence) and not isinstance(init, str) and len(init) == 2
-    return isinstance(init, CP) or hasattr(init, "factors") or (pair and not isinstance(init[1], torch.Tensor))
-
-
-def uniform(size: int, rank: int, x: SparseTensor, random: torch.Generator | None) -> torch.Tensor:
-    """(size, rank) of x's dtype and device, uniform in [0, 1): drawn on the generator's device, the CPU without one.
-
-    So a seed gives one start wherever the tensor is.
-    """
-    device = "cpu" if random is None else random.device
-    return torch.rand(size, rank, generator=random, dtype=x.dtype, device=device).to(x.device)
-
-
-def _completed(vectors: torch.Tensor, rank: int, x: SparseTensor, random: torch.Generator | None) -> torch.Tensor:
-    """Random columns after those there are, of about their length; a mode has no more vectors than its size."""
-    size, count = vectors.shape
-    if count == rank:
-        return vectors
-    return torch.cat((vectors, uniform(size, rank - count, x, random) / size**0.5), 1)
-
-
-def _listed(starts: Sequence[str]) -> str:
-    return ", ".join(map(repr, starts)) + ", a CP model or a list of factors"
+    return checks.model_parts(init) is not None

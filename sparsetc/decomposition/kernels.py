@@ -56,12 +56,9 @@ def _together(
     return {mode: partial(_called, Kernel(one, [x], shared=shared), mode) for mode, one in zip(kept, made, strict=True)}
 
 
-def _called(
-    kernel: Kernel, mode: int, factors: Sequence[torch.Tensor], values: torch.Tensor | None = None
-) -> torch.Tensor:
+def _called(kernel: Any, mode: int, factors: Sequence[torch.Tensor], values: Any = None) -> torch.Tensor:
     """A kernel of the factors of all modes but one."""
-    result = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)
-    assert isinstance(result, torch.Tensor)
+    result: torch.Tensor = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)
     return result
 
 

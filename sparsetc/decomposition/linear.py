@@ -24,31 +24,25 @@ HALS_PASSES = 3
 """Passes over the columns of a nonnegative factor in a sweep: fewer take more sweeps, whose MTTKRPs are dear."""
 
 
-def hadamard(grams: torch.Tensor) -> torch.Tensor:
-    """(rank, rank): the elementwise product of (order, rank, rank) Gram matrices."""
-    return grams.prod(0)
-
-
 class Update(NamedTuple):
     """How a factor is made of its normal equations, in two steps, of which the first does not wait for B.
 
     Attributes:
-        system: what the second reads, of H, the factor's dtype and the penalty of squares.
+        system: what the second reads, of H and the factor's dtype.
         apply: change the factor in place, by B and what the first gave.
     """
 
-    system: Callable[[torch.Tensor, torch.dtype, float], tuple[torch.Tensor, ...]]
+    system: Callable[[torch.Tensor, torch.dtype], tuple[torch.Tensor, ...]]
     apply: Callable[[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]], None]
 
 
-def inverted(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, torch.Tensor]:
+def inverted(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
 
     H is inverted in float64, being squared in condition.
     """
-    penalised = _penalised(gram.double(), l2_reg)
     by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
-    return (inverse_by_kernel if by_kernel else inverse_by_torch)(penalised, dtype)
+    return gram.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(gram, dtype)
 
 
 def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -63,52 +57,39 @@ def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ..
     factor.addmm_(residual, inverse)
 
 
-def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(H, (H + D)^-1) of a dtype, by Triton's kernel: one launch instead of fifteen."""
-    return inverse_of_product(gram[None], dtype)
+def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(H + D)^-1 of a dtype by Triton's kernel: 11 us where torch's way takes 44.
 
-
-def inverse_of_product(
-    grams: torch.Tensor, dtype: torch.dtype, skip: int = -1, penalty: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(H, (H + D)^-1) of a dtype, in the launch that makes H.
-
-    Args:
-        grams: (order, rank, rank) float64, of which H is the elementwise product.
-        dtype: of what is returned.
-        skip: which of them is no part of H.
-        penalty: float64 scalar, added to H's diagonal.
+    (H200, rank 32, `benchmarks/results/als_parts.json`.)
     """
     from sparsetc.decomposition.linear_kernels import invert
 
-    order, rank = grams.shape[:2]
-    own, inverse = (torch.empty_like(grams[0], dtype=dtype) for _ in range(2))
+    rank = gram.shape[0]
     width = width_of(rank)
-    pivots = grams.new_empty(rank + 1, width)
-    with torch.cuda.device_of(grams):
+    inverse, pivots = torch.empty_like(gram, dtype=dtype), gram.new_empty(rank + 1, width)
+    with torch.cuda.device_of(gram):
         invert[(1,)](
-            grams, penalty, own, inverse, pivots, order, skip, rank, _share(rank, dtype),
-            width, least(dtype), num_warps=warps_of(width), **FUSED,
+            gram, inverse, pivots, rank, _share(rank, dtype), width, least(dtype),
+            num_warps=8 if width > 32 else 4, **FUSED,
         )  # fmt: skip
-    return own, inverse
+    return inverse
 
 
-def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(H, (H + D)^-1) of a dtype, by a Cholesky factorization.
+def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(H + D)^-1 of a dtype by a Cholesky factorization.
 
-    Where that fails, the inverse of a diagonal larger than H, with which a step still descends.
+    Where that fails, as of products in less than float32, the inverse of a diagonal larger than H, with which a step
+    still descends.
     """
     damped = _damped(gram, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    half = torch.linalg.solve_triangular(lower, eye, upper=False)
-    inverse = torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1)))
-    return gram.to(dtype), inverse.to(dtype)
+    half = torch.linalg.solve_triangular(lower, torch.eye(len(gram), dtype=gram.dtype, device=gram.device), upper=False)
+    return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1))).to(dtype)
 
 
-def factorized(grams: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor, ...]:
+def factorized(grams: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Cholesky factors of each row's H + D, D as in `inverted`; which failed; diagonals larger than H for these."""
-    damped = _damped(_penalised(grams, l2_reg), dtype)
+    damped = _damped(grams, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed, damped.abs().sum(-1)
 
@@ -124,9 +105,9 @@ def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tens
     factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / bound))
 
 
-def hals_system(gram: torch.Tensor, dtype: torch.dtype, l2_reg: float) -> tuple[torch.Tensor]:
-    """What `hals` reads: H of either kind with the penalty of squares, in the factor's dtype."""
-    return (_penalised(gram.to(dtype), l2_reg),)
+def hals_system(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor]:
+    """What `hals` reads: H of either kind, in the factor's dtype."""
+    return (gram.to(dtype),)
 
 
 def hals(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
@@ -187,26 +168,24 @@ def fit_of(norm: torch.Tensor, inner: torch.Tensor, square: torch.Tensor) -> tor
     return 1 - error.clamp(min=0).sqrt() / divisor(norm)
 
 
-def balancing(norms: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+def balancing(norms: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """(order, rank) factors to multiply columns by, so that a component has one norm in all modes that may change.
 
     Args:
         norms: (order, rank) float64, of the columns.
-        free: (order, 1) whether a mode may change.
+        shares: (order, 1) float64: 1 over the number of modes that may change for each of these, 0 for others.
 
-    A component that is zero in a free mode is left alone.
+    A component that is zero in a mode that may change is left alone.
     """
-    bounded = norms.clamp(min=torch.finfo(norms.dtype).tiny)
-    mean = bounded.log().masked_fill(~free, 0).sum(0) / free.sum()
-    alive = free & ((norms > 0) | ~free).all(0)
-    return (mean.exp() / bounded).masked_fill(~alive, 1)
+    mean = torch.xlogy(shares, norms).sum(0).exp()
+    return (mean / norms).masked_fill(shares * mean == 0, 1)
 
 
 def normalized(
     factors: Sequence[torch.Tensor], free: Sequence[int], p: int = 2
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """(weights, factors): columns of the free modes of length 1 in the p-norm, their lengths' products as weights."""
-    weights, out = torch.ones_like(factors[0][0]), list(factors)
+    weights, out = factors[0].new_ones(factors[0].shape[1]), list(factors)
     for mode in free:
         norms = torch.linalg.vector_norm(factors[mode], p, dim=0)
         weights = weights * norms
@@ -237,22 +216,11 @@ def width_of(rank: int) -> int:
     return max(16, 1 << (rank - 1).bit_length())
 
 
-def warps_of(width: int) -> int:
-    """Warps of a program that has square matrices of a width in registers."""
-    return 8 if width > 32 else 4
-
-
-def _penalised(gram: torch.Tensor, l2_reg: float) -> torch.Tensor:
-    if not l2_reg:
-        return gram
-    return gram + l2_reg * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-
-
 def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    added = _share(gram.shape[-1], dtype) * diagonal
-    return gram + torch.diag_embed(added.masked_fill(diagonal <= least(dtype), 1))
+    damped = gram.clone()
+    damped.diagonal(dim1=-2, dim2=-1).mul_(1 + _share(gram.shape[-1], dtype)).clamp_(min=least(dtype))
+    return damped
 
 
 def _share(rank: int, dtype: torch.dtype) -> float:

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from inspect import signature
 from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
+from sparsetc.decomposition import checks
 from sparsetc.errors import DecompositionError
 from sparsetc.support.notices import bar, warn
 
@@ -72,11 +74,13 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator of a decomposition: runs it without gradients and without autocast.
 
     Autocast would round dense products to half precision, which normal equations do not bear, and would hand buffers
-    of another dtype to steps in place, which raise.
+    of another dtype to steps in place, which raise. Arguments that only other libraries have are answered by ours.
     """
+    parameters = signature(function).parameters
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        checks.names(kwargs.keys() - parameters.keys(), function.__name__)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             return function(*args, **kwargs)
 

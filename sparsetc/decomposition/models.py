@@ -12,17 +12,9 @@ from typing import Any
 
 import torch
 
-from sparsetc.decomposition.factored import (
-    Factored,
-    check_alike,
-    check_memory,
-    pyttb_ktensor,
-    pyttb_ttensor,
-    tensorly_cp,
-    tensorly_tucker,
-)
-from sparsetc.decomposition.linear import divisor, hadamard, signs_of_largest
-from sparsetc.errors import DecompositionError, ShapeError
+from sparsetc.decomposition.factored import Factored, fortran, imported
+from sparsetc.decomposition.linear import normalized, signs_of_largest
+from sparsetc.errors import ShapeError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,49 +43,27 @@ class CP(Factored):
     stopped: str = ""
     log_likelihoods: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
-        if not self.factors:
-            raise ShapeError("a CP model needs a factor for each mode, found none")
-        for mode, factor in enumerate(self.factors):
-            _check_cp_factor(factor, mode, self.weights)
-
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
     @property
     def rank(self) -> int:
         """The number of components."""
         return self.weights.shape[0]
 
-    def __repr__(self) -> str:
-        known = self.rank > 0 and not self.weights.is_meta
-        weights = "weights {:.4g} to {:.4g}, ".format(*self.weights.aminmax()) if known else ""
-        size = f"shape={self.shape}, rank={self.rank}{self._run()}"
-        return f"CP({size}, {weights}dtype={self.dtype}, device={self.device})"
-
-    # -- entries ------------------------------------------------------------------------------------------------------
+    def _ranks(self) -> tuple[int, ...]:
+        if self.weights.ndim != 1:
+            raise ShapeError(f"weights of a CP model have shape (rank,), found {tuple(self.weights.shape)}")
+        return (self.rank,) * len(self.factors)
 
     def norm(self) -> torch.Tensor:
         """``|M|``, a float64 scalar on the model's device; computed from the factors' Gram matrices."""
-        grams = torch.stack([f.double().T @ f.double() for f in self.factors])
+        gram = torch.stack([f.double().T @ f.double() for f in self.factors]).prod(0)
         weights = self.weights.double()
-        return (weights @ hadamard(grams) @ weights).clamp(min=0).sqrt()
+        return (weights @ gram @ weights).clamp(min=0).sqrt()
 
-    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
-        """The tensor in full: strided, of ``shape``.
-
-        Raises:
-            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
-        """
-        check_memory(self.shape, self.dtype, self.device, memory_limit)
+    def _dense(self) -> torch.Tensor:
         half = min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
         left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
         right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
         return (left @ right.T).reshape(self.shape)
-
-    @property
-    def _width(self) -> int:
-        return self.rank
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:
         product = self.weights
@@ -101,45 +71,23 @@ class CP(Factored):
             product = product * factor[rows]
         return product.sum(-1)
 
-    # -- the same model, otherwise ------------------------------------------------------------------------------------
-
     def arranged(self) -> CP:
         """The model as a reader wants it: columns of unit length, components by falling weight, weights positive.
 
         The entry of the largest magnitude is positive in every column but those of the last mode, which take the signs.
         """
-        weights, factors = self.weights, []
-        for mode, factor in enumerate(self.factors):
-            norms = torch.linalg.vector_norm(factor, dim=0)
-            weights = weights * norms
+        lengths, units = normalized(self.factors, range(self.order))
+        weights, factors = self.weights * lengths, list(units)
+        for mode, factor in enumerate(units[:-1]):
             signs = signs_of_largest(factor)
-            if mode < self.order - 1:
-                weights = weights * signs
-                norms = norms * signs
-            factors.append(factor / divisor(norms))
-        factors[-1] = factors[-1] * torch.where(weights < 0, -1, 1).to(factors[-1].dtype)
+            weights, factors[mode] = weights * signs, factor * signs
+        factors[-1] = units[-1] * torch.where(weights < 0, -1, 1).to(self.dtype)
         order = torch.argsort(weights.abs(), descending=True, stable=True)
         return replace(self, weights=weights.abs()[order], factors=tuple(f[:, order] for f in factors))
 
-    def to_tensorly(self) -> Any:
-        """A ``tensorly.cp_tensor.CPTensor`` of tensorly's current backend; ImportError without tensorly."""
-        return tensorly_cp(self.weights, self.factors)
-
     def to_pyttb(self) -> Any:
         """A ``pyttb.ktensor``, in float64; ImportError without pyttb."""
-        return pyttb_ktensor(self.weights, self.factors)
-
-
-def _check_cp_factor(factor: Any, mode: int, weights: Any) -> None:
-    if not isinstance(weights, torch.Tensor) or not isinstance(factor, torch.Tensor):
-        found = type(factor if isinstance(weights, torch.Tensor) else weights).__name__
-        raise DecompositionError(f"weights and factors of a CP model are torch tensors, found {found}")
-    if weights.ndim != 1 or factor.ndim != 2 or factor.shape[1] != weights.shape[0]:
-        raise ShapeError(
-            f"a CP model has weights (rank,) and factors (size, rank), found {tuple(weights.shape)} and, for mode "
-            f"{mode}, {tuple(factor.shape)}"
-        )
-    check_alike(factor, mode, weights, "CP", "the weights have", "the weights are")
+        return imported("pyttb").ktensor([fortran(f) for f in self.factors], fortran(self.weights))
 
 
 def _khatri_rao(factors: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -172,30 +120,13 @@ class Tucker(Factored):
     fits: tuple[float, ...] = ()
     stopped: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
-        if not isinstance(self.core, torch.Tensor) or self.core.ndim != len(self.factors) or not self.factors:
-            found = (
-                f"shape {tuple(self.core.shape)}" if isinstance(self.core, torch.Tensor) else type(self.core).__name__
-            )
-            raise ShapeError(f"the core must be a tensor of {len(self.factors)} modes, one a factor, found {found}")
-        for mode, factor in enumerate(self.factors):
-            _check_tucker_factor(factor, mode, self.core)
-
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
     @property
     def rank(self) -> tuple[int, ...]:
         """Sizes of the core."""
         return tuple(self.core.shape)
 
-    def __repr__(self) -> str:
-        known = self.core.numel() and not self.core.is_meta
-        core = f"core up to {float(self.core.abs().max()):.4g}, " if known else ""
-        size = f"shape={self.shape}, rank={self.rank}{self._run()}"
-        return f"Tucker({size}, {core}dtype={self.dtype}, device={self.device})"
-
-    # -- entries ------------------------------------------------------------------------------------------------------
+    def _ranks(self) -> tuple[int, ...]:
+        return self.rank
 
     def norm(self) -> torch.Tensor:
         """``|M|``, a float64 scalar on the model's device: of the core, seen through the factors' Gram matrices."""
@@ -203,18 +134,8 @@ class Tucker(Factored):
         seen = _multiplied(core, [f.double().T @ f.double() for f in self.factors])
         return (seen * core).sum().clamp(min=0).sqrt()
 
-    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
-        """The tensor in full: strided, of ``shape``.
-
-        Raises:
-            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
-        """
-        check_memory(self.shape, self.dtype, self.device, memory_limit)
+    def _dense(self) -> torch.Tensor:
         return _multiplied(self.core, self.factors)
-
-    @property
-    def _width(self) -> int:
-        return prod(self.rank[1:])
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:
         rows = self.factors[0][at[0]] @ self.core.reshape(self.rank[0], -1)
@@ -223,26 +144,10 @@ class Tucker(Factored):
             rows = (self.factors[mode][at[mode]][:, None] @ rows)[:, 0]
         return rows[:, 0]
 
-    # -- the same model, otherwise ------------------------------------------------------------------------------------
-
-    def to_tensorly(self) -> Any:
-        """A ``tensorly.tucker_tensor.TuckerTensor`` of tensorly's current backend; ImportError without tensorly."""
-        return tensorly_tucker(self.core, self.factors)
-
     def to_pyttb(self) -> Any:
         """A ``pyttb.ttensor``, in float64; ImportError without pyttb."""
-        return pyttb_ttensor(self.core, self.factors)
-
-
-def _check_tucker_factor(factor: Any, mode: int, core: torch.Tensor) -> None:
-    if not isinstance(factor, torch.Tensor):
-        raise DecompositionError(f"factors of a Tucker model are torch tensors, found {type(factor).__name__}")
-    if factor.ndim != 2 or factor.shape[1] != core.shape[mode]:
-        raise ShapeError(
-            f"the factor of mode {mode} must have shape (size, {core.shape[mode]}), as the core has, found "
-            f"{tuple(factor.shape)}"
-        )
-    check_alike(factor, mode, core, "Tucker", "the core has", "the core is")
+        pyttb = imported("pyttb")
+        return pyttb.ttensor(pyttb.tensor(fortran(self.core)), [fortran(f) for f in self.factors])
 
 
 def _multiplied(core: torch.Tensor, matrices: Any) -> torch.Tensor:

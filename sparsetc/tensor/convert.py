@@ -1,8 +1,8 @@
 """SparseTensor to and from other libraries' tensors and dense ones, and in other forms of its own.
 
-In: a strided tensor, or one of torch.sparse, scipy.sparse or pydata/sparse. Out: any of them, or a SparseTensor with
-modes permuted, or dense modes and blocks expanded. scipy and pydata/sparse are imported only when one of theirs is
-asked for; what an object is, is first read off its type's module name.
+In: a strided tensor, one of torch.sparse, scipy.sparse, pydata/sparse or pyttb, or a table. Out: a SparseTensor, one of
+the first four, or a SparseTensor with modes permuted, or dense modes and blocks expanded. No library is imported until
+one of its own is asked for; what an object is, is first read off its type's module name.
 """
 
 from __future__ import annotations
@@ -281,7 +281,25 @@ def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
         return from_scipy(cls, obj)
     if _is_pydata(obj):
         return from_pydata(cls, obj)
+    if _comes_from(obj, "pyttb") and hasattr(obj, "subs"):
+        return _from_pyttb(cls, obj)
     return None
+
+
+def _from_pyttb(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
+    shape = tuple(tensor.shape)
+    coords = np.asarray(tensor.subs, dtype=np.int64).reshape(-1, len(shape))  # of no nonzeros it is (1, 0)
+    return cls(coords.T, np.asarray(tensor.vals).reshape(-1), shape)
+
+
+def from_columns(cls: type[SparseTensor], table: Any) -> SparseTensor:
+    """From a table of pandas or polars: a column of 0-based coordinates for each mode, then one of values."""
+    *modes, values = table.columns
+    coords = [np.asarray(table[name]) for name in modes]
+    for name, column in zip(modes, coords, strict=True):
+        if column.dtype.kind not in "iu":
+            raise FormatError(f"all columns of a table but the last are coordinates; {name!r} has {column.dtype}")
+    return cls(np.array(coords, dtype=np.int64), np.asarray(table[values]))
 
 
 def _comes_from(obj: object, package: str) -> bool:
