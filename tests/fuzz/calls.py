@@ -103,10 +103,9 @@ class Built:
     """
 
     def __init__(self, case: Case) -> None:
-        self.case, given = case, tensors(case)
-        self.leaves = [given[f"{name}_values"] for name in case.names]
+        self.case, self.space = case, dict[str, Any](tensors(case))
+        self.leaves = [self.space[f"{name}_values"] for name in case.names]
         self.coords = [coordinates(o) for o in case.operands]
-        self.space: dict[str, Any] = {**given}
         exec(_compiled("\n".join((*IMPORTS, *operand_lines(case))), "exec"), self.space)
 
     def call(self, space: dict[str, Any]) -> Any:
@@ -167,13 +166,9 @@ def implicit(case: Case) -> str:
 
 def settings(case: Case, plan: str) -> str:
     """Options of the call that are not the defaults, as keyword arguments."""
-    given = {
-        "plan": plan if plan != "'auto'" else "",
-        "precision": repr(case.precision) if case.precision else "",
-        "deterministic": str(case.deterministic or ""),
-        "backend": repr(case.backend) if case.backend != ("torch" if case.device == "cpu" else "triton") else "",
-        "memory_limit": str(case.memory_limit or ""),
-    }
+    given = {"plan": plan.replace("'auto'", ""), "precision": case.precision and repr(case.precision)}
+    given |= {"deterministic": str(case.deterministic or ""), "memory_limit": str(case.memory_limit or "")}
+    given["backend"] = repr(case.backend) if case.backend != ("torch" if case.device == "cpu" else "triton") else ""
     return ", ".join(f"{k}={v}" for k, v in given.items() if v)
 
 
@@ -191,26 +186,20 @@ def _arguments(case: Case, options: str) -> str:
 
 def call_text(case: Case) -> str:
     """The lines that call the einsum in the case's circumstance and bind ``found``."""
-    made = case.plan.startswith("stc.")
+    made, graph = case.plan.startswith("stc."), "gradients({})" if case.kind == "gradients" else "{}"
     plain = settings(case, "plan" if made else repr(case.plan))
-    given = _arguments(case, plain)
-    around = "gradients({})" if case.kind == "gradients" else "{}"
-    first = next(n for n, o in zip(case.names, case.operands, strict=True) if o.sparse)
-    dense = ", ".join(n for n, o in zip(case.names, case.operands, strict=True) if not o.sparse)
-    order = len(next(o for o in case.operands if o.sparse).letters)
+    pairs = [*zip(case.names, case.operands, strict=True)]
+    (first, own), *others = ((name, o) for name, o in pairs if o.sparse)
+    dense, given = ", ".join(name for name, o in pairs if not o.sparse), _arguments(case, plain)
     text = CIRCUMSTANCES[case.circumstance][1].format(
-        call=around.format(f"stc.einsum({given})"),
-        bare=around.format(f"stc.einsum({_arguments(case, '')})"),
+        **{"x": first, "dense": dense, "settings": plain, "device": case.device},
+        call=graph.format(f"stc.einsum({given})"),
+        bare=graph.format(f"stc.einsum({_arguments(case, '')})"),
         compile=f"stc.compile({given})",
-        kept=around.format(f"k({dense})"),
-        dense=dense,
-        x=first,
-        doubled=", ".join((f"{first}.values * 2", *["None"] * (sum(o.sparse for o in case.operands) - 1))),
-        limited=around.format(f"stc.einsum({given}, memory_limit=2**40 + n)"),
-        planned=around.format(f"stc.einsum({_arguments(case, settings(case, 'k.plan'))})"),
-        settings=plain,
-        device=case.device,
-        identity="{0}->{0}".format("abcdefgh"[:order]),
+        kept=graph.format(f"k({dense})"),
+        doubled=", ".join((f"{first}.values * 2", *["None" for _ in others])),
+        limited=graph.format(f"stc.einsum({given}, memory_limit=2**40 + n)"),
+        planned=graph.format(f"stc.einsum({_arguments(case, settings(case, 'k.plan'))})"),
+        identity="{0}->{0}".format("abcdefgh"[: len(own.letters)]),
     )
-    plan = case.plan.format(plain=_arguments(case, settings(case, "'auto'")))
-    return f"plan = {plan}\n{text}" if made else text
+    return f"plan = {case.plan.format(plain=_arguments(case, settings(case, '')))}\n{text}" if made else text

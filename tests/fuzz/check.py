@@ -18,7 +18,7 @@ from fuzz.calls import Built, laid_out, numbers
 from fuzz.case import HUGE, Case
 
 from sparsetc import DtypeError, FormatError, OutOfMemoryError, PlanError
-from sparsetc.testing.reference import Term, evaluate, join, pattern, whole, wide
+from sparsetc.testing.reference import ReferenceEntries, Term, evaluate, join, pattern, whole, wide
 
 PRECISION = {"high": 4e-3, "medium": 3e-2}
 """What the tolerance is where float32 is not kept in matrix products."""
@@ -165,10 +165,12 @@ def terms_of(built: Built, leaves: Sequence[torch.Tensor], magnitude: bool = Fal
     return terms
 
 
-def _answers(built: Built, leaves: Sequence[torch.Tensor], magnitude: bool = False) -> list[torch.Tensor]:
+def _answers(
+    built: Built, leaves: Sequence[torch.Tensor], entries: ReferenceEntries, magnitude: bool = False
+) -> list[torch.Tensor]:
     """The result, or the gradients, in a wide dtype; or the sums of the absolute values of their terms."""
     case, learned = built.case, [leaf for leaf in leaves if leaf.requires_grad]
-    result = evaluate(terms_of(built, leaves, magnitude), case.output, case.sizes)
+    result = evaluate(terms_of(built, leaves, magnitude), case.output, case.sizes, entries)
     if case.kind != "gradients":
         return [result]
     given = [d.cpu().abs().double() if magnitude else d.cpu().to(wide(d.dtype)) for d in directions(built)]
@@ -186,7 +188,8 @@ def tolerance(dtype: torch.dtype, precision: str) -> float:
 def expectations(built: Built) -> list[Expected]:
     """The reference's result of a case, or its gradients."""
     case, leaves, large = built.case, wide_leaves(built), wide_leaves(built, True)
-    answers, magnitudes = _answers(built, leaves), _answers(built, large, True)
+    entries = join(terms_of(built, large, True))
+    answers, magnitudes = _answers(built, leaves, entries), _answers(built, large, entries, True)
     gradients, found = case.kind == "gradients", []
     own = [leaf.dtype for leaf in built.leaves if leaf.requires_grad and gradients]
     own += [case.promoted] * (case.second or not gradients)
@@ -197,19 +200,18 @@ def expectations(built: Built) -> list[Expected]:
         found.append(Expected(values.detach(), allowed.detach(), dtype))
     if gradients:
         return found
-    entries = join(terms_of(built, large, True))
     found[0] = found[0]._replace(pattern=pattern(entries, case.output, case.sizes))
     if wide(case.promoted) == torch.int64:
         # A single operand is summed to int64, as torch's sums are; before values are doubled, too, all must fit.
         dtype = torch.int64 if len(case.operands) == 1 and {*case.letters} - {*case.output} else case.promoted
-        (before,) = _answers(built, wide_leaves(built, doubled=False))
-        close = [_answers(built, [leaf.double() for leaf in wide_leaves(built, doubled=d)])[0] for d in (False, True)]
-        pairs = zip((before, answers[0]), close, strict=True)
+        (before,) = _answers(built, wide_leaves(built, doubled=False), entries)
+        close = [[leaf.double() for leaf in wide_leaves(built, doubled=d)] for d in (False, True)]
+        pairs = zip((before, answers[0]), (_answers(built, own, entries)[0] for own in close), strict=True)
         fits = all(bool(((x.to(dtype) == x) & ((near - x).abs() <= 2.0**63)).all()) for x, near in pairs)
         return [found[0]._replace(dtype=dtype, fits=fits)]
     if any(o.values[2] for o in case.operands):
         finite = [torch.where(torch.isinf(leaf), 1.0, leaf) for leaf in large]
-        found[0] = found[0]._replace(nan=torch.isnan(_answers(built, finite, True)[0]))
+        found[0] = found[0]._replace(nan=torch.isnan(_answers(built, finite, entries, True)[0]))
         # A sum over no terms may be formed as a product of sums, of which one is infinite and another 0.
         if not entries.count * prod(size for letter, size in case.sizes.items() if letter not in case.sparse_letters):
             found[0] = found[0]._replace(allowed=None)

@@ -67,11 +67,10 @@ def sweep(
 
     ours, program = (files.check_file, files.program) if kind == "files" else (check.check, calls.program)
     strategy = files.files() if kind == "files" else strategies.cases(kind, backend, device)
-    chosen = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": [*HealthCheck]}
-    chosen["max_examples"] = ROUND
+    more = {"database": None, "print_blob": True, "suppress_health_check": [*HealthCheck], **more}
     tally: Counter[str] = Counter()
 
-    @settings(**chosen | more)
+    @settings(max_examples=ROUND, deadline=None, **more)
     @given(strategy)
     def agrees(case: Any) -> None:
         before(case, tally)
@@ -118,8 +117,7 @@ def turn(kind: str, number: int, end: float, folder: Path, options: argparse.Nam
     except Exception as error:
         for one in getattr(error, "exceptions", (error,)):  # a group of several failures
             print(f"\n-- {kind}: {type(one).__name__}: {one}", *getattr(one, "__notes__", ()), sep="\n")
-        lost = "CUDA error" in str(error)  # after which every case fails
-        status = DEVICE_LOST if lost else FAILED
+        status = DEVICE_LOST if "CUDA error" in str(error) else FAILED  # after which every case fails
     faulthandler.cancel_dump_traceback_later()
     print(f"{kind}: {count:,} cases", flush=True)
     sys.exit(status)

@@ -58,10 +58,18 @@ def one_in(n: int) -> st.SearchStrategy[bool]:
     return of(*[False] * (n - 1), True)
 
 
+def shuffled(draw: Draw, items: Sequence[T]) -> list[T]:
+    """The items in any order, of one draw."""
+    left, number, found = [*items], draw(of(*range(720))), []
+    while left:
+        number, at = divmod(number, len(left))
+        found.append(left.pop(at))
+    return found
+
+
 def subset(draw: Draw, letters: Sequence[str], most: int = 52) -> list[str]:
     """Some letters, in any order."""
-    order = draw(st.permutations(letters)) if len(letters) > 1 else [*letters]
-    return order[: draw(of(*range(min(most, len(letters)) + 1)))]
+    return shuffled(draw, letters)[: draw(of(*range(min(most, len(letters)) + 1)))] if letters else []
 
 
 # -- equations --------------------------------------------------------------------------------------------------------
@@ -75,17 +83,17 @@ def equation(draw: Draw, sparse: int) -> tuple[list[str], str]:
     for n in range(sparse):
         order = draw(of(1, 2, 2, 2, 3, 3, 3, 3, 4, 4, *[5, 6, 7, 8] * (sparse == 1)))
         own = subset(draw, sorted(set("".join(terms))), min(3, order))
-        own = draw(st.permutations([*own, *pool[8 * n : 8 * n + order - len(own)]]))
+        own = shuffled(draw, [*own, *pool[8 * n : 8 * n + order - len(own)]])
         terms.append("".join(draw(of(*own[:-1])) for _ in own) if order > 1 and draw(one_in(6)) else "".join(own))
     known, new = list(dict.fromkeys("".join(terms))), pool[-3:]
     count = draw(of(2, 0, 1, 2, 1, 3, 4))
     if draw(st.booleans()):  # MTTKRP, TTM chains, sampled products, products with vectors, and what lies between
-        modes, ranks = draw(st.permutations(known)), draw(of(*new[:1], "", "".join(new)))
+        modes, ranks = shuffled(draw, known), draw(of(*new[:1], "", "".join(new)))
         along = [(mode, draw(of(*ranks)) if ranks else "") for mode in modes[:count]]
         dense = [rank + mode if draw(one_in(3)) else mode + rank for mode, rank in along]
         output = [*modes[count:], *subset(draw, modes[:count], draw(of(0, 0, 4))), *dict.fromkeys(r for _, r in along)]
         output = [c for c in output if c and not draw(one_in(6))]
-        return [*terms, *dense], "".join(draw(st.permutations(output)) if draw(one_in(3)) else output)
+        return [*terms, *dense], "".join(shuffled(draw, output) if draw(one_in(3)) else output)
     dense = []
     for _ in range(count):
         found = [draw(of(*known, *new)) for _ in range(draw(of(1, 0, 1, 2, 2, 2, 3, 4)))]
@@ -262,7 +270,7 @@ def cases(draw: Draw, kind: str, backend: str = "torch", device: str = "cpu") ->
     if kind != "gradients" and draw(one_in(5)):  # NaN and infinities
         at = draw(of(*range(len(operands))))
         operands[at] = replace(operands[at], values=(*operands[at].values[:2], draw(of(1, 2, 5))))
-    operands = draw(st.permutations(operands)) if draw(st.booleans()) else operands
+    operands = shuffled(draw, operands) if draw(st.booleans()) else operands
     case = _optioned(draw, replace(case, operands=tuple(operands)), interpreted)
     if draw(st.booleans()):
         case = replace(case, operands=shared(case.operands))
