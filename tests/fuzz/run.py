@@ -80,6 +80,8 @@ def sweep(
             tally["failed"] += 1
             note(program(case))
             raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()  # what hypothesis does between cases has no limit
 
     for n in range(-(-examples // ROUND)):
         seed(number * SEEDS + n)(agrees)()
@@ -118,7 +120,6 @@ def turn(kind: str, number: int, end: float, folder: Path, options: argparse.Nam
         for one in getattr(error, "exceptions", (error,)):  # a group of several failures
             print(f"\n-- {kind}: {type(one).__name__}: {one}", *getattr(one, "__notes__", ()), sep="\n")
         status = DEVICE_LOST if "CUDA error" in str(error) else FAILED  # after which every case fails
-    faulthandler.cancel_dump_traceback_later()
     print(f"{kind}: {count:,} cases", flush=True)
     sys.exit(status)
 
