@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -223,20 +224,23 @@ def assert_matches(
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """`torch.empty` gives NaN, or a large integer: what a kernel leaves unwritten is seen."""
-    original = torch.empty
-
-    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made = original(*args, **kwargs)
-        if made.dtype.is_floating_point or made.dtype.is_complex:
-            return made.fill_(torch.nan)
-        return made.fill_(77) if made.dtype != torch.bool else made
-
-    torch.empty = empty  # type: ignore[assignment]
-    try:
+    """What torch gives uninitialised is NaN, or a large integer: what a kernel leaves unwritten is seen."""
+    places = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
+    with contextlib.ExitStack() as patches:
+        for owner, name in places:
+            patches.enter_context(mock.patch.object(owner, name, _filling(getattr(owner, name))))
         yield
-    finally:
-        torch.empty = original
+
+
+def _filling(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = original(*args, **kwargs)
+        if made.dtype == torch.bool or not made.numel() or made.device.type == "meta":
+            return made
+        with torch.no_grad():
+            return made.fill_(torch.nan if made.is_floating_point() or made.is_complex() else 77)
+
+    return filled
 
 
 # --- the matrix of operations -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What tests of the compiler, and of what extends it, are made of: conformance of formats, and fuzzing.
+"""What tests of the compiler, and of what extends it, are made of.
 
-`check_format` is the conformance suite of formats. ``python -m sparsetc.testing fuzz`` draws einsums, gradients,
-contractions of sparse operands, or files, for as long as it is told to, and prints a reproducer of what it finds.
+`check_format` is the conformance suite of formats. `reference` says what an einsum is, `interpret` what a plan and a
+program of tiles are, by plain torch that shares no code with the generated kernels.
 """
 
 from sparsetc.packing.stored import check_arrays, read

@@ -61,21 +61,6 @@ def wide(*dtypes: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
 
 
-def integer_rule(
-    exact: torch.Tensor, close: torch.Tensor, dtype: torch.dtype, plain_sum: bool
-) -> tuple[torch.dtype, bool]:
-    """The dtype of a result of integers, and whether all of it fits: what does not is refused.
-
-    Args:
-        exact: the result modulo 2**64.
-        close: the result in float64.
-        dtype: of the operands.
-        plain_sum: whether a single operand is summed, which gives int64 as torch's sums do.
-    """
-    kept = torch.int64 if plain_sum else dtype
-    return kept, bool(((exact.to(kept) == exact) & ((close - exact).abs() <= 2.0**63)).all())
-
-
 # -- sparse operands --------------------------------------------------------------------------------------------------
 
 
