@@ -18,7 +18,7 @@ from sparsetc.distributed.deal import Nonzeros
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
-from sparsetc.io.stc import PackedFile
+from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -75,9 +75,8 @@ def _of_file(file: PackedFile, path: Path | None, ranks: Ranks, device: torch.de
     ranks.check(to)
 
     def own(opened: PackedFile) -> Nonzeros:
-        block, blocks = opened.layout.block, opened.layout.blocks
-        first, last = (min(blocks * r // ranks.size * block, opened.nnz) for r in (ranks.rank, ranks.rank + 1))
-        memory.check(opened.path, "this rank's part", (last - first) * opened.layout.row_bytes)
+        first, last = (opened.nnz * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+        memory.check(opened.path, "this rank's part", (last - first) * opened.row_bytes)
         coords, values = opened.block(first, last)
         return coords.to(to), values.to(to)
 

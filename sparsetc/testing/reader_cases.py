@@ -12,7 +12,6 @@ import re
 import tempfile
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,7 +23,6 @@ import numpy as np
 import torch
 
 import sparsetc.io as sio
-from sparsetc.io.stc_layout import PAGE
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NASTY = (
@@ -59,11 +57,11 @@ class ReaderCase:
 
 def draw(random: Random) -> ReaderCase:
     """The file of a seed."""
-    kind = random.choice((".tns", ".tns", ".tns.gz", ".mtx", ".mtx", ".mtx.gz", ".npz", ".stc", *FOREIGN))
+    kind = random.choice((".tns", ".tns", ".tns.gz", ".mtx", ".mtx", ".mtx.gz", ".npz", ".parquet", *FOREIGN))
     if kind in FOREIGN:
         return _arrays(random, *FOREIGN[kind](random))
     x = _tensor(random, 2 if ".mtx" in kind else random.randint(1, 5), (1, 3, 10, 2000, 2**31, 2**33, 2**62, 2**63 - 1))
-    if kind == ".stc":
+    if kind == ".parquet":
         return _packed(random, _written(x, kind), x)
     if kind == ".npz":
         x = _semi_sparse(random, x) if random.random() < 0.3 else x
@@ -164,14 +162,9 @@ def _damaged(random: Random, data: bytes) -> bytes:
 
 
 def _packed(random: Random, data: bytes, x: SparseTensor) -> ReaderCase:
-    """A packed file, perhaps damaged; perhaps with a header whose checksum is right all the same."""
-    wanted: SparseTensor | None = x
-    if random.random() < 0.7:
-        data, wanted = _altered(random, data), None
-        if random.random() < 0.7:
-            header = data[: PAGE - 4]
-            data = header + zlib.crc32(header).to_bytes(4, "little") + data[PAGE:]
-    return ReaderCase("x.stc", data, None, wanted, None)
+    """A packed file, perhaps damaged."""
+    damaged = random.random() < 0.7
+    return ReaderCase("x.parquet", _altered(random, data) if damaged else data, None, None if damaged else x, None)
 
 
 def _altered(random: Random, data: bytes) -> bytes:
@@ -180,7 +173,7 @@ def _altered(random: Random, data: bytes) -> bytes:
         return _damaged(random, data)
     made = bytearray(data)
     for _ in range(random.randint(1, 3)):
-        at = random.choice((random.randrange(8, 200), random.randrange(len(data))))
+        at = random.choice((random.randrange(len(data) // 2, len(data)), random.randrange(len(data))))
         made[at] = random.choice((0, 1, made[at] ^ 1, 255, random.randrange(256)))
     return bytes(made)
 

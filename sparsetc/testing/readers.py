@@ -1,7 +1,7 @@
 """Fuzzing of the readers of files: whatever a file holds, a tensor that it means, or an error that says why not.
 
 In: a deadline and a seed. Out: the number of files tried, and a reproducer of each finding. A file is read as it comes
-and, but for .npz and .stc, in blocks of another size; what is found must be the same, and in text it must be what
+and, but for .npz and .parquet, in blocks of another size; what is found must be the same, and in text it must be what
 Python's own ``int`` and ``float`` read there.
 """
 
@@ -94,7 +94,7 @@ def check(case: ReaderCase, block: int, folder: Path) -> None:
         _check_tensor(found)
         if case.text is not None:
             _check_meaning(found, case)
-    if not case.name.endswith((".npz", ".stc")):
+    if not case.name.endswith((".npz", ".parquet")):
         with mock.patch.object(lines, "BLOCK", block):
             again = _read(path, case.dtype)
         if not _same(found, again, case.name.endswith(".gz")):
