@@ -193,15 +193,17 @@ def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
         "count": [1.5, 2.0, 3.0, 4.0],
     }
     pyarrow_parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
-    x = stc.read(path)
+    names = tuple(columns)
+    x = stc.read(path, columns=names)
     assert (x.shape, x.dtype) == ((4, 3), torch.float64)
     assert x.to_dense()[3].tolist() == [4.0, 4.5, 0.0]
     assert torch.equal(stc.read(path, columns=("item", "user", "count")).to_dense(), x.to_dense().T)
     assert stc.read(path, columns=("item", "user"), dtype=torch.int32).shape == (3,)
-    with pytest.raises(stc.IOFormatError, match="not a packed file; read it with"):
-        stc.open_packed(path)
-    stc.pack(path, tmp_path / "packed.parquet", dtype=torch.float32)
-    assert same(stc.read(tmp_path / "packed.parquet"), stc.read(path, dtype=torch.float32))
+    for call in (stc.open_packed, stc.read, lambda path: stc.pack(path, tmp_path / "packed.parquet")):
+        with pytest.raises(stc.IOFormatError, match="not of a packed file; to read or pack another, name its columns"):
+            call(path)
+    stc.pack(path, tmp_path / "packed.parquet", columns=names, dtype=torch.float32)
+    assert same(stc.read(tmp_path / "packed.parquet"), stc.read(path, columns=names, dtype=torch.float32))
     with pytest.raises(stc.IOFormatError, match="a packed file already"):
         stc.pack(tmp_path / "packed.parquet", tmp_path / "again.parquet")
 
@@ -228,13 +230,16 @@ def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
 def test_tables_that_are_no_tensor(tmp_path: Path, columns: dict[str, Any], named: Any, what: str) -> None:
     pyarrow_parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
     with pytest.raises(stc.IOFormatError, match=what) as error:
-        stc.read(tmp_path / "x.parquet", columns=named)
+        stc.read(tmp_path / "x.parquet", columns=named or tuple(columns))
     assert "x.parquet" in str(error.value)
 
 
 def test_columns_are_of_parquet_alone(tmp_path: Path) -> None:
     with pytest.raises(stc.IOFormatError, match=r"columns are those of a \.parquet file"):
         stc.read(tmp_path / "x.tns", columns=("i", "v"))
+    (tmp_path / "x.tns").write_text("1 1 1\n")
+    with pytest.raises(stc.IOFormatError, match=r"columns are those of a \.parquet file"):
+        stc.pack(tmp_path / "x.tns", tmp_path / "x.parquet", columns=("i", "v"))
 
 
 # ---- files that are refused -------------------------------------------------------------------------------------
@@ -385,7 +390,7 @@ def test_few_bytes_of_many_rows(tmp_path: Path) -> None:
             writer.write_table(one)
     assert path.stat().st_size < 10**6
     with stc.options(memory_limit="1GB"), pytest.raises(stc.OutOfMemoryError, match=r"x\.parquet: the tensor would"):
-        stc.read(path)
+        stc.read(path, columns=("i", "v"))
 
 
 MUTATED = r"""
@@ -429,16 +434,14 @@ def test_mutated_files(path: Path) -> None:
 # ---- libraries that are not there -------------------------------------------------------------------------------
 
 
-def test_a_missing_library_is_named(path: Path) -> None:
-    monkeypatch = pytest.MonkeyPatch()
-    source = path.parent / "x.tns"
+def test_a_missing_library_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, source = stc.SparseTensor([[0]], [1.0]), path.parent / "x.tns"
     source.write_text("1 1 1.0\n")
-    monkeypatch.setitem(sys.modules, "duckdb", None)  # which an import finds and refuses
-    with pytest.raises(ImportError, match=r'packing needs DuckDB: pip install "sparsetc\[files\]"'):
-        stc.pack(source, path.parent / "y.parquet")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "duckdb", None)  # which an import finds and refuses
+        with pytest.raises(ImportError, match=r'packing needs DuckDB: pip install "sparsetc\[files\]"'):
+            stc.pack(source, path.parent / "y.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    x = stc.SparseTensor([[0]], [1.0])
     for call in (stc.read, stc.open_packed, lambda path: stc.write(path, x), lambda path: stc.pack(source, path)):
         with pytest.raises(ImportError, match=r'\.parquet files need pyarrow: pip install "sparsetc\[files\]"'):
             call(path)

@@ -37,14 +37,14 @@ def read(
 
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
-            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.parquet``: a packed file, or any table of
-            coordinates from 0 and values. Text may come through a pipe.
+            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.parquet``: a packed file, or with ``columns`` any
+            table. Text may come through a pipe.
         dtype: of the values. By default .npz and .parquet are read as they were stored, and text as a comment in it
             says, which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
             complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an integer of
             int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
-        columns: of a .parquet file, the names of the columns of coordinates, a mode each, and then that of the values;
-            by default all columns, in their order.
+        columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
+            mode each, and then that of the values. Each size is the largest coordinate and one.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 
@@ -57,8 +57,7 @@ def read(
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
-    if columns is not None and suffix != ".parquet":
-        raise IOFormatError(f"{path}: columns are those of a .parquet file")
+    parquet.check_columns(path, columns)
     with torch.device("cpu"):  # not the default device in force, on which no ndarray is
         if suffix.startswith(".tns"):
             found = tns.read(path, dtype, progress)

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -31,8 +30,6 @@ except ImportError:  # Windows, where a file that is open cannot be removed: no 
 STALE = 60.0
 """Seconds since its last write after which a temporary that nobody locks is removed: it takes a writer far less to lock
 what it has created."""
-SPILL = ".spill"
-"""What ends the name of a folder that a writer may have made beside its temporary, and that goes with it."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Opens no link, and a FIFO without waiting for its writer."""
 
@@ -126,13 +123,8 @@ def _remove_if_stale(path: str) -> None:
     if time.time() - os.lstat(path).st_mtime < STALE:
         return
     if not fcntl:
-        _remove(path)
+        os.unlink(path)
         return
     with open(os.open(path, os.O_RDWR | _NO_LINK), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError while the writer lives
-        _remove(path)
-
-
-def _remove(path: str) -> None:
-    shutil.rmtree(path + SPILL, ignore_errors=True)
-    os.unlink(path)
+        os.unlink(path)

@@ -21,7 +21,7 @@ import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
 from sparsetc.io import lines, memory, mtx, npz, parquet, table, tns
-from sparsetc.io.atomic import SPILL, replacing
+from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
 from sparsetc.support.memory import as_bytes, available_memory
@@ -36,7 +36,7 @@ FIXED = 96 * 2**20
 THREAD = 32 * 2**20
 """Bytes that a thread of DuckDB sorts in, at least."""
 WHOLE = 4
-"""A tensor that is not read in blocks may take the limit over this: reading takes up to three times as much."""
+"""A tensor or row group may take the limit over this: reading takes up to three times as much."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,22 @@ def pack(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
+    columns: Sequence[str] | None = None,
     memory_limit: int | str | None = None,
     progress: bool | None = None,
 ) -> None:
     """Make a packed file (.parquet) of a file that may be larger than memory: nonzeros sorted, duplicates summed.
 
-    The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory is in a
-    folder beside ``path``, which goes with the call, or with the next one for ``path`` where the process was killed.
+    The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
+    folder ``.sparsetc-….spill`` beside ``path``, which goes with the call. Only a process that is killed leaves that.
 
     Args:
-        source: ``.tns`` or ``.mtx``, either with ``.gz``, or a ``.parquet`` of coordinates and then values;
-            or ``.npz``, whose tensor must fit in a quarter of the limit.
+        source: ``.tns`` or ``.mtx``, either with ``.gz``, or a ``.parquet`` with ``columns``; or ``.npz``, whose tensor
+            must fit in a quarter of the limit.
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
         dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
             does not hold every digit.
+        columns: of a .parquet, as in `read`.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
         progress: a progress bar on stderr: None for long files when stderr is a terminal, True always, False never.
@@ -93,8 +95,8 @@ def pack(
     limit = _limit(source, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, memory.named(source, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
-        state = _state(source)
-        with _opened(source, dtype, limit, progress) as found, _database(path, file.name + SPILL, limit) as database:
+        state, spill = _state(source), f"{file.name}.spill"
+        with _opened(source, dtype, columns, limit, progress) as found, _database(path, spill, limit) as database:
             rows = parquet.row_group(found.order)
             shape = _filled(database, found, rows)
             if _state(source) != state:
@@ -129,12 +131,17 @@ def _state(source: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 @contextmanager
 def _opened(
-    source: str | os.PathLike[str], dtype: torch.dtype | None, limit: int, show: bool | None
+    source: str | os.PathLike[str],
+    dtype: torch.dtype | None,
+    columns: Sequence[str] | None,
+    limit: int,
+    show: bool | None,
 ) -> Iterator[PackingSource]:
     """A source of the suffix of its path; IOFormatError for an unknown one."""
     path = os.fsdecode(source)
     name = path.lower()
     parquet.refuse_old(path)
+    parquet.check_columns(path, columns)
     if name.endswith((".tns", ".tns.gz")):
         with lines.opened(path, tns.COMMENT, show) as reader:
             layout = tns.head(reader, dtype, torch.float32)
@@ -150,13 +157,13 @@ def _opened(
             found = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, found)
     elif name.endswith(".parquet"):
-        with closing(parquet.Table(path)) as columns:
-            if columns.header is not None:
-                raise columns.fault("a packed file already")
-            kind = dtype or columns.dtype()
-            yield PackingSource(len(columns.names) - 1, kind, None, parquet.batches(columns, kind))
+        with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
+            if opened.header is not None:
+                raise opened.fault("a packed file already")
+            kind = dtype or opened.dtype()
+            yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
     elif name.endswith(".npz"):
-        with options(memory_limit=max(limit // WHOLE, 1)):
+        with options(memory_limit=limit // WHOLE):
             x = npz.read(path, dtype).expand_dense()
         yield PackingSource(x.order, x.dtype, x.shape, [(list(x.coords), x.values)])
     else:

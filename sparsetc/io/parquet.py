@@ -53,12 +53,12 @@ class Table:
     """The columns of an open Parquet file that hold coordinates, a mode each, and values.
 
     Attributes:
-        header: the shape and dtype that the file says, None where another program wrote it or columns were named.
+        header: the shape and dtype that the file says, None where columns were named.
         starts: the number of the first nonzero of each row group, and how many there are.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
-        """``columns`` names those of the coordinates, then that of the values."""
+        """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
         self._arrow, self.path, self._lock = library(), Path(os.fsdecode(path)), Lock()
         refuse_old(self.path)
         if not stat.S_ISREG(os.stat(path).st_mode) and not self.path.is_dir():
@@ -134,7 +134,7 @@ class Table:
             kind = schema.field(name).type
             if not types.is_integer(kind) and (name != names[-1] or not (types.is_floating(kind) or kind == "bool")):
                 what = "values are numbers" if name == names[-1] else "coordinates are integers"
-                raise ValueError(f"column {name!r} is {kind}, {what}; say which to read: columns=(*coordinates, value)")
+                raise ValueError(f"column {name!r} is {kind}; {what}")
         return names
 
     @contextmanager
@@ -170,11 +170,8 @@ class PackedFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._table = Table(path)
-        self.path, self.starts = self._table.path, self._table.starts
-        if self._table.header is None:
-            self.close()
-            raise self._table.fault("not a packed file; read it with sparsetc.read, or make one with sparsetc.pack")
-        self.shape, self.dtype = self._table.header
+        assert self._table.header is not None
+        self.path, self.starts, (self.shape, self.dtype) = self._table.path, self._table.starts, self._table.header
         self._held = (-1, [np.empty(0)])
 
     @property
@@ -313,8 +310,8 @@ def read(
     Args:
         path: ends in ``.parquet``.
         dtype: of the values.
-        names: the columns of coordinates, then that of values; by default all columns. In a file of another program
-            coordinates count from 0 and each size is the largest and one; duplicates are summed.
+        names: of a file of another program the columns of coordinates, then that of values. Coordinates count from 0
+            and each size is the largest and one; duplicates are summed.
 
     Raises:
         IOFormatError: not such a file, a damaged one, or values that ``dtype`` cannot hold.
@@ -392,6 +389,12 @@ def columns(values: torch.Tensor) -> list[np.ndarray]:
     return [part.numpy() for part in parts]
 
 
+def check_columns(path: str, columns: Sequence[str] | None) -> None:
+    """IOFormatError for names of columns of what is no Parquet file."""
+    if columns is not None and not path.lower().endswith(".parquet"):
+        raise IOFormatError(f"{path}: columns are those of a .parquet file")
+
+
 def refuse_old(path: str | os.PathLike[str]) -> None:
     """IOFormatError for a file of the format that was before."""
     if os.fsdecode(path).lower().endswith(".stc"):
@@ -409,11 +412,11 @@ def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:
     return arrow.schema([arrow.field(name, arrow.type_for_alias(kind), False) for name, kind in indices + values])
 
 
-def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype] | None:
-    """The shape and dtype that a file says, None where it says nothing; ValueError for what no writer says."""
+def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype that a file says; ValueError for what no writer says."""
     text = (metadata or {}).get(KEY)
     if text is None:
-        return None
+        raise ValueError("not of a packed file; to read or pack another, name its columns=(*coordinates, value)")
     try:
         said = json.loads(text[:4096])
         crc = said.pop("crc")
