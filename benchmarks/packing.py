@@ -1,4 +1,4 @@
-"""Packing a text file of 3 M nonzeros on one CPU core, by memory limits: seconds, runs, and what memory grows by.
+"""Packing a text file of 3 M nonzeros on one CPU core, by memory limits: seconds, and what memory grows by.
 
 OMP_NUM_THREADS=1 python benchmarks/packing.py
 """
@@ -16,7 +16,7 @@ from common import record
 
 import sparsetc as stc
 
-LIMITS = ("1GB", "64MB", "34MB")
+LIMITS = ("1GB", "256MiB", "128MiB")
 NNZ, SIDE = 3_000_000, 1_000_000
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         columns = [*random.integers(1, SIDE, (3, NNZ)), np.round(random.random(NNZ), 4)]
         np.savetxt(source, np.stack(columns, 1), fmt=["%d", "%d", "%d", "%.4f"])
         for limit in LIMITS:
-            command = [sys.executable, __file__, str(source), str(Path(folder) / "x.stc"), limit]
+            command = [sys.executable, __file__, str(source), str(Path(folder) / "x.parquet"), limit]
             seconds, taken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
             size = source.stat().st_size
             rows.append(

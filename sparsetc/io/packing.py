@@ -94,6 +94,11 @@ def pack(
         check_dtype(dtype)
     limit = _limit(source, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
+    if os.fsdecode(source).lower().endswith(".npz"):
+        parquet.check_columns(os.fsdecode(source), columns)
+        with cpu, options(memory_limit=limit // WHOLE):
+            parquet.write(path, npz.read(source, dtype))
+        return
     with cpu, memory.named(source, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(source), f"{file.name}.spill"
         with _opened(source, dtype, columns, limit, progress) as found, _database(path, spill, limit) as database:
@@ -162,10 +167,6 @@ def _opened(
                 raise opened.fault("a packed file already")
             kind = dtype or opened.dtype()
             yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
-    elif name.endswith(".npz"):
-        with options(memory_limit=limit // WHOLE):
-            x = npz.read(path, dtype).expand_dense()
-        yield PackingSource(x.order, x.dtype, x.shape, [(list(x.coords), x.values)])
     else:
         raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also with .gz, .npz and .parquet can be packed")
 

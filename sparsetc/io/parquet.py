@@ -90,7 +90,10 @@ class Table:
     def group(self, group: int, names: Sequence[str] | None = None) -> list[np.ndarray]:
         """The columns of one row group, or those named."""
         names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
-        memory.check(self.path, f"row group {group}", rows * 8 * len(names))
+        with self._faults(f"row group {group}"):
+            chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
+            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
+        memory.check(self.path, f"row group {group}", max(unpacked, rows * 8 * len(names)))
         with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
             found = self._file.read_row_group(group, names)
             columns = [found.column(name) for name in names]
