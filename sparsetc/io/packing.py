@@ -165,7 +165,7 @@ def _opened(
         with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
             if opened.header is not None:
                 raise opened.fault("a packed file already")
-            kind = dtype or opened.dtype()
+            kind = dtype or opened.value_dtype()
             yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
     else:
         raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also with .gz, .npz and .parquet can be packed")

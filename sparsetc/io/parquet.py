@@ -53,6 +53,8 @@ class Table:
     """The columns of an open Parquet file that hold coordinates, a mode each, and values.
 
     Attributes:
+        path: where the file is.
+        names: of the columns, that of values last; complex ones of a packed file have two.
         header: the shape and dtype that the file says, None where columns were named.
         starts: the number of the first nonzero of each row group, and how many there are.
     """
@@ -80,11 +82,11 @@ class Table:
 
     @property
     def nnz(self) -> int:
-        """The number of rows."""
+        """The number of nonzeros, or of rows."""
         return self.starts[-1]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what was read of it stays."""
         self._raw.close()
 
     def group(self, group: int, names: Sequence[str] | None = None) -> list[np.ndarray]:
@@ -103,7 +105,7 @@ class Table:
                 raise ValueError("a coordinate or value is null")
             return [column.to_numpy() for column in columns]
 
-    def dtype(self) -> torch.dtype:
+    def value_dtype(self) -> torch.dtype:
         """What values are read as where nothing is asked for; ValueError where that must be."""
         kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
         return npz.stored(np.empty(0, kind), None).dtype
@@ -115,10 +117,11 @@ class Table:
     @property
     def crc(self) -> int:
         """A checksum of the footer, which depends on where pages are, their sizes, ranges of columns and the shape."""
-        self._raw.seek(-8, os.SEEK_END)
-        size = int.from_bytes(self._raw.read(4), "little")
-        self._raw.seek(-8 - size, os.SEEK_END)
-        return zlib.crc32(self._raw.read(size))
+        with self._lock.own:
+            self._raw.seek(-8, os.SEEK_END)
+            size = int.from_bytes(self._raw.read(4), "little")
+            self._raw.seek(-8 - size, os.SEEK_END)
+            return zlib.crc32(self._raw.read(size))
 
     def _checked_names(self, columns: Sequence[str] | None) -> list[str]:
         schema = self._file.schema_arrow
@@ -154,7 +157,7 @@ class Table:
             raise self.fault(f"{what}: {said}" if type(error) is ValueError else f"{what}: damaged: {said}") from error
 
 
-class PackedFile:
+class PackedFile(Table):
     """The nonzeros of an open packed file, in lexicographic order; `sparsetc.open_packed` opens one.
 
     It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. The row group that
@@ -165,16 +168,14 @@ class PackedFile:
         OSError: there is no such file, or it may not be read.
 
     Attributes:
-        path: where the file is.
         shape: sizes of all modes.
         dtype: of the values.
-        starts: the number of the first nonzero of each row group, and how many there are.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._table = Table(path)
-        assert self._table.header is not None
-        self.path, self.starts, (self.shape, self.dtype) = self._table.path, self._table.starts, self._table.header
+        super().__init__(path)
+        assert self.header is not None
+        self.shape, self.dtype = self.header
         self._held = (-1, [np.empty(0)])
 
     @property
@@ -183,19 +184,9 @@ class PackedFile:
         return len(self.shape)
 
     @property
-    def nnz(self) -> int:
-        """The number of nonzeros."""
-        return self.starts[-1]
-
-    @property
     def row_bytes(self) -> int:
         """Bytes that a nonzero takes in a SparseTensor."""
         return 8 * self.order + self.dtype.itemsize
-
-    @property
-    def crc(self) -> int:
-        """A checksum by which two copies of a file are compared."""
-        return self._table.crc
 
     def __repr__(self) -> str:
         return f"PackedFile({str(self.path)!r}, shape={self.shape}, nnz={self.nnz}, dtype={self.dtype})"
@@ -205,10 +196,6 @@ class PackedFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Close the file; what was read of it stays."""
-        self._table.close()
 
     def block(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in memory of their own.
@@ -241,7 +228,7 @@ class PackedFile:
             raise IndexError(f"rows {first} to {last} of {self.shape[0]}")
         start, stop = self._first_from(first), self._first_from(last)
         if start > stop:
-            raise self._table.fault("nonzeros that are not in lexicographic order")
+            raise self.fault("nonzeros that are not in lexicographic order")
         return self.block(start, stop)
 
     def verify(self) -> None:
@@ -272,10 +259,10 @@ class PackedFile:
         """The columns of a row group, their coordinates within the sizes."""
         number, found = self._held
         if number != group:
-            found = self._table.group(group)
+            found = self.group(group)
             for mode, (column, size) in enumerate(zip(found, self.shape, strict=False)):
                 if column.size and not 0 <= int(column.min()) <= int(column.max()) < size:
-                    raise self._table.fault(f"row group {group}: a coordinate of mode {mode} outside its size, {size}")
+                    raise self.fault(f"row group {group}: a coordinate of mode {mode} outside its size, {size}")
         self._held = (group, found) if keep else (-1, [])
         return found
 
@@ -283,7 +270,7 @@ class PackedFile:
         """The number of the first nonzero whose coordinate of mode 0 is at least ``row``."""
 
         def leading(group: int) -> np.ndarray:
-            return self._table.group(group, self._table.names[:1])[0]
+            return self.group(group, self.names[:1])[0]
 
         # of the row groups those before `low` begin below the row
         low = bisect_left(range(len(self.starts) - 1), row, key=lambda group: int(leading(group)[0]))
@@ -291,7 +278,7 @@ class PackedFile:
 
     def _check_order(self, coords: torch.Tensor) -> None:
         if not crd.is_sorted_unique(crd.sort_keys(coords, self.shape)):
-            raise self._table.fault("nonzeros that are not in lexicographic order, or not unique")
+            raise self.fault("nonzeros that are not in lexicographic order, or not unique")
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedFile:
@@ -324,20 +311,23 @@ def read(
     """
     if dtype not in (None, *DTYPES):
         raise DtypeError(f"{path}: values cannot be read as {dtype}")
-    with memory.named(path, lambda: "a tensor, and its row groups"), closing(Table(path, names)) as table:
+    opened = PackedFile(path) if names is None else Table(path, names)
+    with memory.named(path, lambda: "a tensor, and its row groups"), closing(opened) as table:
         try:
-            if table.header is not None:
-                with PackedFile(path) as file:
-                    x = file.tensor()
-                return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
-            memory.check(path, "the tensor", table.nnz * 8 * len(table.names))
-            parts = list(batches(table, dtype))
-            if not parts:
-                raise ValueError("no rows, and no shape that it says")
-            coords = torch.stack([torch.cat([part[0][mode] for part in parts]) for mode in range(len(table.names) - 1)])
-            return SparseTensor(coords, torch.cat([part[1] for part in parts]), tuple((coords.amax(1) + 1).tolist()))
+            x = table.tensor() if isinstance(table, PackedFile) else _of_rows(table, dtype)
+            return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
         except (ValueError, DtypeError) as error:
             raise error if isinstance(error, IOFormatError) else table.fault(str(error)) from error
+
+
+def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
+    """The tensor of a file of another program; ValueError where that is none."""
+    memory.check(table.path, "the tensor", table.nnz * 8 * len(table.names))
+    parts = list(batches(table, dtype))
+    if not parts:
+        raise ValueError("no rows, and no shape that it says")
+    coords = torch.stack([torch.cat([part[0][mode] for part in parts]) for mode in range(len(table.names) - 1)])
+    return SparseTensor(coords, torch.cat([part[1] for part in parts]), tuple((coords.amax(1) + 1).tolist()))
 
 
 def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
