@@ -257,6 +257,15 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npz", "x.tns"]
 
 
+@pytest.mark.parametrize("room", [1 << 20, 5 << 20])
+def test_what_does_not_fit_is_told(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """While nonzeros are taken, and while they are sorted."""
+    monkeypatch.setattr(packing, "THREAD", 1 << 20)
+    with pytest.raises(stc.OutOfMemoryError, match=r"x\.parquet: packing does not fit in the limit of [\d,]+ bytes"):
+        stc.pack(large, tmp_path / "x.parquet", memory_limit=packing.FIXED + room)
+    assert left(tmp_path) == []
+
+
 # ---- interruptions ----------------------------------------------------------------------------------------------
 
 

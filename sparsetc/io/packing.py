@@ -216,9 +216,9 @@ def _database(path: str | os.PathLike[str], folder: str, limit: int) -> Iterator
 def _refusal(error: Exception, path: str, limit: int) -> BaseException | None:
     """The package's or Python's error for one of DuckDB's, which is told by its text where it comes from a stream."""
     said = str(error).partition("\n")[0]
-    if "Out of Memory Error" in said:
+    if "Out of Memory" in said or "could not allocate" in said:
         return OutOfMemoryError(f"{path}: packing does not fit in the limit of {limit:,} bytes; raise memory_limit")
-    if "interrupted" in said:
+    if "interrupted" in said.lower():
         return KeyboardInterrupt()
     if "IO Error" in said or "IOException" in type(error).__name__:
         return OSError(errno.ENOSPC if "No space left" in said else errno.EIO, said, path)
