@@ -1,4 +1,4 @@
-"""How fast .tns files are read and written, on one core: ``python benchmarks/io_speed.py [nonzeros]``.
+"""How fast .tns and .parquet files are read and written, on one core: ``python benchmarks/io_speed.py [nonzeros]``.
 
 In: nothing but the number of nonzeros (2 million by default). Out: a line a case, in million nonzeros per second; what
 was read is compared with what was written before any time is reported.
@@ -11,11 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 
-from sparsetc.io import tns
+import sparsetc.io as sio
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 CASES = (
@@ -48,16 +49,15 @@ def main(nnz: int = 2_000_000) -> None:
     """Print the table."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "x.tns")
-        for title, shape, decimals in CASES:
-            x = generated(nnz, shape, decimals)
-            write, _ = fastest(lambda x=x: tns.write(path, x), 1)  # type: ignore[misc]
-            read, y = fastest(lambda: tns.read(path, show=False))
+        for (title, shape, decimals), suffix in product(CASES, (".tns", ".parquet")):
+            path, x = os.path.join(folder, f"x{suffix}"), generated(nnz, shape, decimals)
+            write, _ = fastest(lambda path=path, x=x: sio.write(path, x), 1)  # type: ignore[misc]
+            read, y = fastest(lambda path=path: sio.read(path, progress=False))  # type: ignore[misc]
             if not (torch.equal(x.coords, y.coords) and torch.equal(x.values, y.values)):
                 raise SystemExit(f"{title}: what was read is not what was written")
             size = os.path.getsize(path)
             print(
-                f"{title:24s} read {x.nnz / read / 1e6:5.1f} M nonzeros/s ({size / read / 1e6:4.0f} MB/s), "
+                f"{title:24s} {suffix:8s} read {x.nnz / read / 1e6:5.1f} M nonzeros/s ({size / read / 1e6:4.0f} MB/s), "
                 f"write {x.nnz / write / 1e6:5.1f} M nonzeros/s"
             )
 

@@ -56,7 +56,7 @@ def main() -> None:
 
     # Of a packed file each rank reads its own part; it need not fit in the memory of one.
     folder = shared.ranks.objects(tempfile.mkdtemp() if first else None)[0]
-    path = Path(folder) / "uber.stc"
+    path = Path(folder) / "uber.parquet"
     if first:
         stc.write(path, x.cpu())
     shared.ranks.objects("written")

@@ -30,7 +30,7 @@ def main() -> None:
     _, b, c = factors(shape, g)
 
     with tempfile.TemporaryDirectory() as folder:
-        path, chunks = Path(folder) / "x.stc", Path(folder) / "x.safetensors"
+        path, chunks = Path(folder) / "x.parquet", Path(folder) / "x.safetensors"
         stc.write(path, x)
         print(f"{path.name}: {x.nnz:,} nonzeros, {path.stat().st_size:,} bytes; {LIMIT:,} are allowed")
 

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="print the plan of an einsum on a tensor from a file")
     explain.add_argument("equation", help='for example "ijk,jr,kr->ir"; the first operand is the file\'s tensor')
-    explain.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
+    explain.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
     explain.add_argument(
         "--rank", type=_size, default=32, help="size of letters the tensor does not have (default: 32)"
     )
@@ -96,17 +96,16 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--source", action="store_true", help="print the generated program too")
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
-    info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
+    info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
 
     pack = commands.add_parser("pack", help="make a packed file of a file of any size, in bounded memory")
-    pack.add_argument("source", help="a .tns, .mtx (either also .gz) or .npz file")
-    pack.add_argument("target", help="the packed file to be, .stc; an interrupted call goes on where it was")
+    pack.add_argument("source", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
+    pack.add_argument("target", help="the packed file to be, .parquet")
     pack.add_argument("--memory", help="bytes to take, such as 2GB (default: a quarter of what is free)")
     pack.add_argument("--dtype", choices=NAMED, help="of the values (default: as sparsetc.read)")
-    pack.add_argument("--fresh", action="store_true", help="start anew where an interrupted call could go on")
 
     blocking = commands.add_parser("blocking", help="group similar rows of a matrix from a file into dense blocks")
-    blocking.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .stc file")
+    blocking.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
     blocking.add_argument("--width", type=_size, default=64, help="columns of a block (default: 64)")
     blocking.add_argument(
         "--tau", type=_similarity, nargs="+", help="similarities, above 0 and at most 1 (default: 0.1, 0.2, …, 1)"
@@ -150,7 +149,7 @@ def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tenso
 
 
 def _info(options: argparse.Namespace) -> None:
-    if options.file.lower().endswith(".stc"):
+    if options.file.lower().endswith(".parquet"):
         _info_packed(options.file)
         return
     x = stc.read(options.file)
@@ -170,28 +169,21 @@ def _info(options: argparse.Namespace) -> None:
 
 
 def _info_packed(path: str) -> None:
-    """What the header of a packed file says; the file may be larger than memory."""
+    """What the footer of a packed file says; the file may be larger than memory."""
+    size = os.path.getsize(path)
     with stc.open_packed(path) as file:
-        layout, dtype = file.layout, dtype_name(file.dtype)
-        print(f"{path}: packed, order {file.order}, {file.nnz:,} nonzeros, {dtype}, {layout.size:,} bytes")
-        rows = [("array", "size", "bytes an element", "offset")]
-        for array, size in zip(layout.arrays, (*map("{:,}".format, file.shape), "-"), strict=True):
-            rows.append((array.name, size, str(array.dtype.itemsize), f"{array.offset:,}"))
-    print(indent(aligned(rows), "  "))
-    print(f"a checksum covers {layout.block:,} nonzeros of an array; the header was checked, the arrays were not read")
+        print(f"{path}: packed, order {file.order}, {file.nnz:,} nonzeros, {dtype_name(file.dtype)}, {size:,} bytes")
+        sizes = [(str(mode), f"{size:,}") for mode, size in enumerate(file.shape)]
+        print(indent(aligned([("mode", "size"), *sizes]), "  "))
+        print(f"{len(file.starts) - 1:,} row groups; the footer was checked, nonzeros were not read")
 
 
 def _pack(options: argparse.Namespace) -> None:
     dtype = NAMED[options.dtype] if options.dtype else None
-    try:
-        stc.pack(options.source, options.target, dtype=dtype, memory_limit=options.memory, fresh=options.fresh)
-    except KeyboardInterrupt:
-        print("sparsetc: interrupted; the same command goes on from here", file=sys.stderr)
-        raise
+    stc.pack(options.source, options.target, dtype=dtype, memory_limit=options.memory)
     with stc.open_packed(options.target) as file:
-        print(
-            f"{options.target}: {' x '.join(map(str, file.shape))}, {file.nnz:,} nonzeros, {file.layout.size:,} bytes"
-        )
+        shape = " x ".join(map(str, file.shape))
+        print(f"{options.target}: {shape}, {file.nnz:,} nonzeros, {os.path.getsize(file.path):,} bytes")
 
 
 def _blocking(options: argparse.Namespace) -> None:

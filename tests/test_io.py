@@ -84,8 +84,8 @@ def test_round_trip_of_wide_shapes(tmp_path: Path, shape: tuple[int, ...]) -> No
             sio.write(tmp_path / f"x{suffix}", x)
             assert same(sio.read(tmp_path / f"x{suffix}", dtype=torch.int64), x)
     for suffix in (".tns", ".npz"):
-        sio.pack(tmp_path / f"x{suffix}", tmp_path / "packed.stc", dtype=torch.int64)
-        assert same(sio.read(tmp_path / "packed.stc"), x)
+        sio.pack(tmp_path / f"x{suffix}", tmp_path / "packed.parquet", dtype=torch.int64)
+        assert same(sio.read(tmp_path / "packed.parquet"), x)
 
 
 @pytest.mark.parametrize("value", LIMITS)
@@ -269,7 +269,7 @@ def test_text_without_a_dtype_is_read_as_float32_if_that_holds_every_digit(
     tmp_path: Path, name: str, number: str, dtype: torch.dtype
 ) -> None:
     text = f"2 1 {number}\n1 1 2\n"
-    path, packed = tmp_path / name, tmp_path / "packed.stc"
+    path, packed = tmp_path / name, tmp_path / "packed.parquet"
     text = f"%%MatrixMarket matrix coordinate real general\n2 1 2\n{text}" if name == "x.mtx" else text
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     values = sio.read(path).values
@@ -289,7 +289,7 @@ def test_an_integer_that_float64_does_not_hold_is_read_as_int64_or_refused(
 ) -> None:
     path = tmp_path / ("x.mtx" if head else "x.tns")
     path.write_text(f"{head}1 1 1\n2 1 {number}\n")
-    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.stc")):
+    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.parquet")):
         with pytest.raises(IOFormatError, match=r"line \d: an integer that float64 does not hold; name the dtype"):
             reader(path)
     assert sio.read(path, dtype=torch.int64).values.tolist() == [1, int(number)]
@@ -312,7 +312,7 @@ def test_a_dtype_that_a_file_cannot_mean_is_refused_unless_another_is_asked_for(
     tmp_path: Path, name: str, text: str, wanted: torch.dtype
 ) -> None:
     (tmp_path / name).write_text(text)
-    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.stc")):
+    for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.parquet")):
         with pytest.raises(DtypeError, match=rf"x\.{name[2:]}.*cannot be read as torch"):
             reader(tmp_path / name)
     assert sio.read(tmp_path / name, dtype=wanted).values.tolist() == [2]
@@ -350,7 +350,7 @@ def test_integers_around_the_limits_of_int64(tmp_path: Path, number: int, name: 
         with pytest.raises(IOFormatError, match=f"{name}.*{number}.* torch.int64"):
             from_text(tmp_path, text.format(number), torch.int64, name)
         with pytest.raises(IOFormatError, match=f"{name}.*{number}.* torch.int64"):
-            sio.pack(tmp_path / name, tmp_path / "packed.stc", dtype=torch.int64)
+            sio.pack(tmp_path / name, tmp_path / "packed.parquet", dtype=torch.int64)
     values = from_text(tmp_path, text.format(number), torch.float64, name).values.tolist()
     assert float(number) in values
     assert not skew or -float(number) in values

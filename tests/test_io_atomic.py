@@ -265,7 +265,7 @@ def test_links_and_folders_with_such_names_are_left_alone(tmp_path: Path, monkey
     assert (tmp_path / "precious").read_bytes() == b"1"
 
 
-@pytest.mark.parametrize("name", ["x.tns", "x.tns.gz", "x.mtx", "x.npz", "x.stc"])
+@pytest.mark.parametrize("name", ["x.tns", "x.tns.gz", "x.mtx", "x.npz", "x.parquet"])
 def test_a_full_disk_names_the_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -279,7 +279,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, name: str, monkeypatch: pyte
 
 def test_paths_of_any_kind(tmp_path: Path) -> None:
     x = stc.SparseTensor([[0], [1]], [1.0], (2, 2))
-    for name in ("x.tns", "x.mtx", "x.npz", "x.stc"):
+    for name in ("x.tns", "x.mtx", "x.npz", "x.parquet"):
         path = os.fsencode(tmp_path / name)
         stc.write(path, x)
         assert torch.equal(stc.read(path).coords, x.coords)

@@ -1,19 +1,26 @@
-"""Packed files: what is written is read, by any range; one that was altered anywhere is refused, and says where."""
+"""Packed files: what is written is read, by any range; one that was altered is refused, and says where."""
 
 from __future__ import annotations
 
-import struct
-import zlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow
 import pytest
 import torch
 from cases import WIDE
+from pyarrow import parquet as pyarrow_parquet
 
 import sparsetc as stc
-from sparsetc.io import stc as packed
-from sparsetc.io import stc_layout
-from sparsetc.io.stc_layout import PAGE, FileLayout, index_dtype
+from sparsetc.io import parquet
 from sparsetc.tensor.inputs import DTYPES
 
 
@@ -35,9 +42,8 @@ def same(x: stc.SparseTensor, y: stc.SparseTensor) -> bool:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64 nonzeros in what is written."""
-    monkeypatch.setattr(packed, "BLOCK", 64)
-    monkeypatch.setattr(packed, "FileLayout", lambda *fields: FileLayout(*fields, block=64))
+    """Row groups of a few dozen nonzeros in what is written."""
+    monkeypatch.setattr(parquet, "NUMBERS", 200)
 
 
 # ---- round trips ------------------------------------------------------------------------------------------------
@@ -46,38 +52,33 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        *((7,), (256, 257), (256, 2**16, 2**16 + 1), (2**32, 2**32 + 1, 3, 5)),
+        *((7,), (256, 257), (256, 2**31, 2**31 + 1), (2**32, 2**32 + 1, 3, 5)),
         *((2**62, 2**62, 2**62, 4, 1), (9, 8, 7, 6, 5, 4), *WIDE),
     ],
 )
 def test_shapes(tmp_path: Path, shape: tuple[int, ...], small: None) -> None:
     x = tensor(shape)
-    stc.write(tmp_path / "x.stc", x)
-    assert same(stc.read(tmp_path / "x.stc"), x)
-    with stc.open_packed(tmp_path / "x.stc") as file:
+    stc.write(tmp_path / "x.parquet", x)
+    assert same(stc.read(tmp_path / "x.parquet"), x)
+    with stc.open_packed(tmp_path / "x.parquet") as file:
         file.verify()
         assert (file.shape, file.order, file.nnz, file.dtype) == (x.shape, x.order, x.nnz, x.dtype)
-        assert [array.offset % PAGE for array in file.layout.arrays] == [0] * (x.order + 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
     x = tensor((300, 40), dtype=dtype)
-    stc.write(tmp_path / "x.stc", x)
-    assert same(stc.read(tmp_path / "x.stc"), x)
-
-
-def test_index_widths() -> None:
-    sizes = (0, 1, 256, 257, 2**16, 2**16 + 1, 2**32, 2**32 + 1, 2**63 - 1)
-    assert [index_dtype(size).itemsize for size in sizes] == [1, 1, 1, 2, 2, 4, 4, 8, 8]
+    stc.write(tmp_path / "x.parquet", x)
+    assert same(stc.read(tmp_path / "x.parquet"), x)
 
 
 @pytest.mark.parametrize("nnz", [0, 1])
 def test_few_nonzeros(tmp_path: Path, nnz: int) -> None:
     x = stc.SparseTensor(torch.ones((2, nnz), dtype=torch.int64), torch.full((nnz,), -0.0), (3, 2))
-    stc.write(tmp_path / "x.stc", x)
-    assert same(stc.read(tmp_path / "x.stc"), x)
-    file = stc.open_packed(tmp_path / "x.stc")
+    stc.write(tmp_path / "x.parquet", x)
+    assert same(stc.read(tmp_path / "x.parquet"), x)
+    assert not nnz or stc.read(tmp_path / "x.parquet").values.signbit().all()
+    file = stc.open_packed(tmp_path / "x.parquet")
     file.verify()
     assert file.block(0, nnz)[0].shape == (2, nnz)
     assert file.rows(0, 3)[1].shape == (nnz,)
@@ -85,20 +86,35 @@ def test_few_nonzeros(tmp_path: Path, nnz: int) -> None:
 
 
 def test_a_size_of_zero_and_what_is_not_sorted(tmp_path: Path) -> None:
-    stc.write(tmp_path / "x.stc", stc.SparseTensor(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(0), (0, 4)))
-    assert stc.read(tmp_path / "x.stc").shape == (0, 4)
-    stc.write(tmp_path / "x.stc", stc.SparseTensor([[2, 0, 2]], [1.0, 2.0, 4.0], (3,), coalesce=False))
-    assert stc.read(tmp_path / "x.stc").values.tolist() == [2.0, 5.0]
+    path = tmp_path / "x.parquet"
+    stc.write(path, stc.SparseTensor(torch.zeros((2, 0), dtype=torch.int64), torch.zeros(0), (0, 4)))
+    assert stc.read(path).shape == (0, 4)
+    stc.write(path, stc.SparseTensor([[2, 0, 2]], [1.0, 2.0, 4.0], (3,), coalesce=False))
+    assert stc.read(path).values.tolist() == [2.0, 5.0]
     semi = stc.SparseTensor([[2, 0]], torch.arange(6.0).reshape(2, 3), (3, 3))
-    stc.write(tmp_path / "x.stc", semi)
-    assert torch.equal(stc.read(tmp_path / "x.stc").to_dense(), semi.to_dense())
+    stc.write(path, semi)
+    assert torch.equal(stc.read(path).to_dense(), semi.to_dense())
+
+
+def test_values_of_every_bit(tmp_path: Path) -> None:
+    bits = torch.tensor([0x7FC00000, 0x7F800000, -0x800000, 0, -(2**31), 1, 0x7F7FFFFF], dtype=torch.int32)
+    x = stc.SparseTensor(torch.arange(7)[None], bits.view(torch.float32), (7,))
+    stc.write(tmp_path / "x.parquet", x)
+    assert torch.equal(stc.read(tmp_path / "x.parquet").values.view(torch.int32), bits)
+    x = stc.SparseTensor(torch.arange(4)[None], torch.complex(bits[:4].view(torch.float32), torch.ones(4)).conj(), (4,))
+    stc.write(tmp_path / "x.parquet", x)
+    assert torch.equal(stc.read(tmp_path / "x.parquet").values.real.view(torch.int32), bits[:4])
+    assert stc.read(tmp_path / "x.parquet").values.imag.tolist() == [-1] * 4
 
 
 def test_ranges(tmp_path: Path, small: None) -> None:
     x = tensor((20, 300), 1000)
-    stc.write(tmp_path / "x.stc", x)
-    with stc.open_packed(tmp_path / "x.stc") as file:
-        for start, stop in ((0, x.nnz), (0, 64), (64, 128), (63, 65), (200, 200), (x.nnz - 3, x.nnz)):
+    stc.write(tmp_path / "x.parquet", x)
+    with stc.open_packed(tmp_path / "x.parquet") as file:
+        group = file.starts[1]
+        for start, stop in ((0, x.nnz), (0, group), (group, 2 * group), (group - 1, group + 1), (200, 200), (997, 997)):
+            stop = min(stop, x.nnz)
+            start = min(start, stop)
             coords, values = file.block(start, stop)
             assert torch.equal(coords, x.coords[:, start:stop])
             assert torch.equal(values, x.values[start:stop])
@@ -115,156 +131,318 @@ def test_ranges(tmp_path: Path, small: None) -> None:
             file.rows(0, 21)
 
 
+def test_several_threads(tmp_path: Path, small: None) -> None:
+    x = tensor((20, 300), 2000)
+    stc.write(tmp_path / "x.parquet", x)
+    wrong: list[int] = []
+    with stc.open_packed(tmp_path / "x.parquet") as file:
+
+        def look(seed: int) -> None:
+            choose = random.Random(seed)
+            for _ in range(40):
+                start = choose.randrange(x.nnz)
+                stop = choose.randrange(start, x.nnz)
+                if not torch.equal(file.block(start, stop)[0], x.coords[:, start:stop]):
+                    wrong.append(start)
+
+        threads = [threading.Thread(target=look, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
 def test_the_dtype_wanted(tmp_path: Path) -> None:
-    stc.write(tmp_path / "x.stc", stc.SparseTensor([[0, 1]], [1.0, 2.5]))
-    assert stc.read(tmp_path / "x.stc", dtype=torch.float64).dtype == torch.float64
-    with pytest.raises(stc.IOFormatError, match=r"x\.stc: the value 2\.5 does not fit"):
-        stc.read(tmp_path / "x.stc", dtype=torch.int8)
+    path = tmp_path / "x.parquet"
+    stc.write(path, stc.SparseTensor([[0, 1]], [1.0, 2.5]))
+    assert stc.read(path, dtype=torch.float64).dtype == torch.float64
+    with pytest.raises(stc.IOFormatError, match=r"x\.parquet: the value 2\.5 does not fit"):
+        stc.read(path, dtype=torch.int8)
     with stc.options(memory_limit=10), pytest.raises(stc.OutOfMemoryError):
-        stc.read(tmp_path / "x.stc")
+        stc.read(path)
+
+
+def test_uber_is_small(tmp_path: Path) -> None:
+    stc.write(tmp_path / "x.parquet", stc.datasets.uber())
+    assert (tmp_path / "x.parquet").stat().st_size < 600_000
+
+
+# ---- other programs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int8, torch.int64, torch.bfloat16])
+def test_other_programs_read_ours(tmp_path: Path, dtype: torch.dtype) -> None:
+    duckdb, pandas, polars = map(pytest.importorskip, ("duckdb", "pandas", "polars"))
+    x, path = tensor((300, 70_000, 2**40), 500, dtype), tmp_path / "x.parquet"
+    stc.write(path, x)
+    wanted = [*x.coords.tolist(), x.values.tolist()]
+    frame = pandas.read_parquet(path)
+    assert list(frame.columns) == ["i0", "i1", "i2", "value"]
+    assert [frame[name].tolist() for name in frame] == wanted
+    assert [column.to_list() for column in polars.read_parquet(path)] == wanted
+    rows = duckdb.sql(f"FROM '{path}'").fetchall()
+    assert list(map(list, zip(*rows, strict=True))) == wanted
+
+
+def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    columns: dict[str, Any] = {
+        "user": [3, 0, 3, 3],
+        "item": np.array([1, 2, 1, 0], np.uint8),
+        "count": [1.5, 2.0, 3.0, 4.0],
+    }
+    pyarrow_parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
+    names = tuple(columns)
+    x = stc.read(path, columns=names)
+    assert (x.shape, x.dtype) == ((4, 3), torch.float64)
+    assert x.to_dense()[3].tolist() == [4.0, 4.5, 0.0]
+    assert torch.equal(stc.read(path, columns=("item", "user", "count")).to_dense(), x.to_dense().T)
+    assert stc.read(path, columns=("item", "user"), dtype=torch.int32).shape == (3,)
+    for call in (stc.open_packed, stc.read, lambda path: stc.pack(path, tmp_path / "packed.parquet")):
+        with pytest.raises(stc.IOFormatError, match="not of a packed file; to read or pack another, name its columns"):
+            call(path)
+    stc.pack(path, tmp_path / "packed.parquet", columns=names, dtype=torch.float32)
+    assert same(stc.read(tmp_path / "packed.parquet"), stc.read(path, columns=names, dtype=torch.float32))
+    with pytest.raises(stc.IOFormatError, match="a packed file already"):
+        stc.pack(tmp_path / "packed.parquet", tmp_path / "again.parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "named", "what"),
+    [
+        ({"i": [0, None], "v": [1.0, 2.0]}, None, "null"),
+        ({"i": [0, 1], "v": [1.0, None]}, None, "null"),
+        ({"i": [0, -1], "v": [1.0, 2.0]}, None, "coordinate out of range"),
+        ({"i": np.array([0, 2**63], np.uint64), "v": [1.0, 2.0]}, None, "coordinate out of range"),
+        ({"i": [0.5, 1], "v": [1.0, 2.0]}, None, "coordinates are integers"),
+        ({"i": ["a", "b"], "v": [1.0, 2.0]}, None, "coordinates are integers"),
+        ({"i": [0, 1], "v": ["a", "b"]}, None, "values are numbers"),
+        ({"i": [0, 1], "v": [[1.0], [2.0]]}, None, "values are numbers"),
+        ({"i": [0, 1], "v": np.array([1, 2], np.uint8)}, None, "read them with dtype="),
+        ({"i": [0, 1], "v": [1.0, 2.0]}, ("i", "w"), "no column 'w' among 'i', 'v'"),
+        ({"i": [0, 1], "v": [1.0, 2.0]}, ("i",), "1 columns"),
+        ({"i": [2**63 - 1], "v": [1.0]}, None, "2\\*\\*63 - 1"),
+        ({"i": np.zeros(0, np.int64), "v": np.zeros(0)}, None, "no rows"),
+        ({"v": [1.0]}, None, "1 columns"),
+    ],
+)
+def test_tables_that_are_no_tensor(tmp_path: Path, columns: dict[str, Any], named: Any, what: str) -> None:
+    pyarrow_parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(stc.IOFormatError, match=what) as error:
+        stc.read(tmp_path / "x.parquet", columns=named or tuple(columns))
+    assert "x.parquet" in str(error.value)
+
+
+def test_columns_are_of_parquet_alone(tmp_path: Path) -> None:
+    with pytest.raises(stc.IOFormatError, match=r"columns are those of a \.parquet file"):
+        stc.read(tmp_path / "x.tns", columns=("i", "v"))
+    (tmp_path / "x.tns").write_text("1 1 1\n")
+    with pytest.raises(stc.IOFormatError, match=r"columns are those of a \.parquet file"):
+        stc.pack(tmp_path / "x.tns", tmp_path / "x.parquet", columns=("i", "v"))
 
 
 # ---- files that are refused -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def file(tmp_path: Path, small: None) -> tuple[Path, FileLayout]:
-    """A file of several blocks."""
-    stc.write(tmp_path / "x.stc", tensor((300, 70_000, 3), 500))
-    return tmp_path / "x.stc", stc.open_packed(tmp_path / "x.stc").layout
+def path(tmp_path: Path, small: None) -> Path:
+    """A file of several row groups."""
+    stc.write(tmp_path / "x.parquet", tensor((300, 70_000, 3), 500))
+    return tmp_path / "x.parquet"
 
 
-def refused(path: Path, data: bytes) -> str:
-    """What is said of a file of these bytes by `read` and by `verify`."""
-    path.write_bytes(data)
-    with pytest.raises(stc.IOFormatError) as read:
+def refused(path: Path, data: bytes | None = None) -> str:
+    """What is said of a file, of these bytes, by `read` and by `verify`."""
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises((stc.IOFormatError, stc.OutOfMemoryError)) as read:
         stc.read(path)
-    with pytest.raises(stc.IOFormatError) as verified, stc.open_packed(path) as opened:
+    with pytest.raises((stc.IOFormatError, stc.OutOfMemoryError)) as verified, stc.open_packed(path) as opened:
         opened.verify()
     assert str(path) in str(read.value)
     assert str(path) in str(verified.value)
     return str(verified.value)
 
 
-def sealed(page: bytes) -> bytes:
-    """A header whose checksum is right again."""
-    return page[:-4] + struct.pack("<I", zlib.crc32(page[:-4]))
+def page(path: Path, group: int, column: int) -> int:
+    """The offset of a byte within a page."""
+    about = pyarrow_parquet.read_metadata(path).row_group(group).column(column)
+    return about.data_page_offset + about.total_compressed_size // 2
 
 
-def test_truncated_anywhere(file: tuple[Path, FileLayout]) -> None:
-    path, layout = file
+def test_truncated_anywhere(path: Path) -> None:
     data = path.read_bytes()
-    for size, where in ((0, "header"), (5, "header"), (8, "header: truncated"), (PAGE - 1, "header: truncated")):
-        assert where in refused(path, data[:size])
-    for array in layout.arrays:
-        assert f"truncated in {array.name}, block 0" in refused(path, data[: array.offset])
-        assert f"truncated in {array.name}, block 1" in refused(path, data[: array.offset + 64 * array.dtype.itemsize])
-        assert f"truncated in {array.name}" in refused(path, data[: array.end - 1])
-    assert "truncated in checksums" in refused(path, data[: layout.checks.offset])
-    assert "truncated in checksums" in refused(path, data[:-1])
-    assert "1 bytes follow the end" in refused(path, data + b"\0")
+    for size in (0, 3, 4, 8, 100, len(data) // 2, len(data) - 8, len(data) - 1):
+        assert "its footer: damaged" in refused(path, data[:size])
+    assert "its footer: damaged" in refused(path, data + b"\0")
 
 
-def test_a_bit_flipped_anywhere(file: tuple[Path, FileLayout]) -> None:
-    path, layout = file
-    data = path.read_bytes()
-
-    def flipped(at: int) -> str:
-        return refused(path, data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-
-    for at in (0, 3, 8, 12, 20, 40, 64, 200, PAGE - 5, PAGE - 1):
-        assert "header" in flipped(at)
-    for array in layout.arrays:
-        for at in (array.offset, array.offset + 64 * array.dtype.itemsize, array.end - 1):
-            block = (at - array.offset) // (64 * array.dtype.itemsize)
-            assert f"{array.name}, block {block}: damaged" in flipped(at)
-        assert f"{array.name}: bytes that are not zero" in flipped(array.end)
-    assert "checksums" in flipped(layout.checks.offset)
-    assert "checksums" in flipped(layout.size - 1)
-
-
-def test_only_the_block_that_is_damaged_is_refused(file: tuple[Path, FileLayout]) -> None:
-    path, layout = file
+def test_only_the_row_group_that_is_damaged_is_refused(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[layout.arrays[1].offset + 64 * 4] ^= 1
-    path.write_bytes(data)
+    data[page(path, 1, 1)] ^= 1
+    assert "row group 1: damaged" in refused(path, data)
     with stc.open_packed(path) as opened:
-        opened.block(0, 64)
-        opened.block(128, opened.nnz)
-        with pytest.raises(stc.IOFormatError, match="mode 1, block 1: damaged"):
-            opened.block(100, 101)
+        first, second = opened.starts[1:3]
+        opened.block(0, first)
+        opened.block(second, opened.nnz)
+        with pytest.raises(stc.IOFormatError, match="row group 1: damaged"):
+            opened.block(first, first + 1)
 
 
-def test_hostile_headers(file: tuple[Path, FileLayout]) -> None:
-    path, layout = file
-    data = path.read_bytes()
-    fields = {  # offset: (struct, values)
-        8: ("<H", (0, 2, 65535)),
-        10: ("<H", (2, 65535)),
-        12: ("<H", (0, 1, 2, 4, 65, 65535)),
-        14: ("<B", (0, 1, 3, 11, 255)),
-        15: ("<B", (1,)),
-        16: ("<Q", (0, 1, layout.nnz - 1, layout.nnz + 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)),
-        24: ("<I", (0, 1, 63, 2**32 - 1)),
-        28: ("<I", (0,)),
-        32: ("<Q", (0, 4096, 2**64 - 1)),
-        40: ("<B", (1,)),
-        64: ("<Q", (0, 1, 200, 2**33, 2**63, 2**64 - 1)),  # size, offset and width of mode 0
-        72: ("<Q", (0, 8192, 2**64 - 1)),
-        80: ("<Q", (0, 1, 8, 2**64 - 1)),
-        64 + 24 * 3: ("<Q", (1,)),  # the size of values, which have none
-        64 + 24 * 4: ("<Q", (1,)),
-    }
-    for at, (form, values) in fields.items():
-        for value in values:
-            page = bytearray(data[:PAGE])
-            struct.pack_into(form, page, at, value)
-            with stc.options(memory_limit=10**6):
-                refused(path, sealed(bytes(page)) + data[PAGE:])
+def said(path: Path, **changes: Any) -> None:
+    """Let a file say something else of itself, with the right checksum."""
+    table = pyarrow_parquet.read_table(path)
+    about = {**json.loads(pyarrow_parquet.read_metadata(path).metadata[parquet.KEY]), **changes}
+    del about["crc"]
+    about = about if "crc" in changes else {**about, "crc": parquet._crc(about)}
+    pyarrow_parquet.write_table(table.replace_schema_metadata({parquet.KEY: json.dumps(about)}), path)
 
 
-def test_contents_that_no_writer_makes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"shape": [299, 70_000, 3]}, "a coordinate of mode 0 outside its size, 299"),
+        ({"shape": [300, 70_000]}, "columns that do not follow"),
+        ({"shape": [300, 70_000, 3, 1]}, "columns that do not follow"),
+        ({"shape": [300, 2**40, 3]}, "columns that do not follow"),
+        *(({"shape": s}, "no shape and dtype") for s in (None, 3, "abc", [-1, 2, 3], [2**63, 1, 1], [1.5, 2, 3])),
+        ({"shape": []}, "a tensor of 0 modes"),
+        ({"shape": [1] * 65}, "a tensor of 65 modes"),
+        *(({"dtype": d}, "no shape and dtype") for d in ("float8", None, [], "object")),
+        ({"dtype": "float64"}, "columns that do not follow"),
+        ({"version": 2}, "version 2 of the format; this is version 1"),
+        ({"crc": 0}, "no shape and dtype"),
+    ],
+)
+def test_what_a_file_says_that_is_not_so(path: Path, changes: dict[str, Any], what: str) -> None:
+    said(path, **changes)
+    assert what in refused(path)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"[]", b"1", b"\xff", b'{"shape": ' + b"9" * 5000 + b"}"])
+def test_a_description_that_is_none(path: Path, text: bytes) -> None:
+    table = pyarrow_parquet.read_table(path).replace_schema_metadata({parquet.KEY: text})
+    pyarrow_parquet.write_table(table, path)
+    assert "no shape and dtype" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("coords", "what"),
+    [
+        ([0, 1, 5], "outside its size, 3"),
+        ([0, -1, 2], "outside its size, 3"),
+        ([0, 2, 1], "order"),
+        ([0, 1, 1], "order"),
+        ([0, 1, None], "columns that do not follow|null"),
+    ],
+)
+def test_contents_that_no_writer_makes(tmp_path: Path, coords: list[Any], what: str) -> None:
     """Checksums that are right, of coordinates that are not."""
-    path = tmp_path / "x.stc"
-    for coords, what in (([[0, 1, 5]], "outside its size, 3"), ([[0, 2, 1]], "order"), ([[0, 1, 1]], "order")):
-        x = stc.SparseTensor._of(torch.tensor(coords), torch.ones(3), (3,), True)
-        packed.write(path, x)
-        assert what in refused(path, path.read_bytes())
-    packed.write(path, stc.SparseTensor._of(torch.tensor([[0, -1]]), torch.ones(2), (2**40,), True))
-    assert "outside its size" in refused(path, path.read_bytes())
+    path = tmp_path / "x.parquet"
+    stc.write(path, stc.SparseTensor([[0, 1, 2]], torch.ones(3), (3,)))
+    about = pyarrow_parquet.read_metadata(path).metadata[parquet.KEY]
+    schema = pyarrow.schema(
+        [("i0", pyarrow.int32()), pyarrow.field("value", pyarrow.float32(), False)], {parquet.KEY: about}
+    )
+    schema = schema if None in coords else schema.set(0, pyarrow.field("i0", pyarrow.int32(), False))
+    table = pyarrow.table([pyarrow.array(coords, "int32"), pyarrow.array([1.0] * 3, "float32")], schema=schema)
+    pyarrow_parquet.write_table(table, path)
+    assert re.search(what, refused(path))
 
 
 def test_foreign_files(tmp_path: Path) -> None:
-    path = tmp_path / "x.stc"
-    for data in (b"1 1 1.0\n" * 1000, b"\x93NUMPY" + bytes(9000), bytes(9000), stc_layout.MAGIC + bytes(9000)):
-        assert "header" in refused(path, data)
+    path = tmp_path / "x.parquet"
+    for data in (b"1 1 1.0\n" * 1000, b"\x93NUMPY" + bytes(9000), bytes(9000), b"PAR1" + bytes(9000), b"PAR1" * 3):
+        assert "footer" in refused(path, data)
     with pytest.raises(FileNotFoundError):
-        stc.open_packed(tmp_path / "absent.stc")
+        stc.open_packed(tmp_path / "absent.parquet")
     with pytest.raises(IsADirectoryError):
         stc.open_packed(tmp_path)
+    for name in ("x.stc", "x.STC"):
+        (tmp_path / name).write_bytes(b"")
+        for opened in (stc.read, stc.open_packed):
+            with pytest.raises(stc.IOFormatError, match=r"\.stc files are no longer read; write it as \.npz with"):
+                opened(tmp_path / name)
 
 
-def test_a_file_that_is_shortened_while_it_is_open(file: tuple[Path, FileLayout]) -> None:
-    path, layout = file
+@pytest.mark.skipif(os.name != "posix", reason="FIFOs")
+def test_a_pipe_is_refused_without_being_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.parquet")
+    with pytest.raises(stc.IOFormatError, match="must be a file on disk"):
+        stc.read(tmp_path / "x.parquet")
+
+
+def test_a_file_that_is_shortened_while_it_is_open(path: Path) -> None:
     with stc.open_packed(path) as opened:
         with path.open("r+b") as shorter:
-            shorter.truncate(layout.size // 2)
-        with pytest.raises(stc.IOFormatError, match="shortened"):
-            opened.block(0, 1)
+            shorter.truncate(100)
+        with pytest.raises(stc.IOFormatError, match="row group 0: damaged"):
+            opened.block(0, opened.nnz)
 
 
-def test_a_checksum_for_each_nonzero_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "FileLayout", lambda *fields: FileLayout(*fields, block=1))
-    stc.write(tmp_path / "x.stc", stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)))
-    with pytest.raises(stc.IOFormatError, match="a checksum every 1 nonzeros; a file has one every 16 or more"):
-        stc.read(tmp_path / "x.stc")
+def test_few_bytes_of_many_rows(tmp_path: Path) -> None:
+    """A hundred million equal rows take 100 KB in a file and 1.6 GB in memory, which is said before it is taken."""
+    path, n = tmp_path / "x.parquet", 100_000_000
+    one = pyarrow.table({"i": np.zeros(n // 100, np.int32), "v": np.ones(n // 100, np.float32)})
+    with pyarrow_parquet.ParquetWriter(path, one.schema, compression="zstd") as writer:
+        for _ in range(100):
+            writer.write_table(one)
+    assert path.stat().st_size < 10**6
+    with stc.options(memory_limit="1GB"), pytest.raises(stc.OutOfMemoryError, match=r"x\.parquet: the tensor would"):
+        stc.read(path, columns=("i", "v"))
 
 
-def test_duplicates_whose_sum_overflows_are_refused_with_the_file_s_name(tmp_path: Path) -> None:
-    path = tmp_path / "x.stc"
-    with path.open("wb") as file:
-        writer = packed.PackedWriter(file, FileLayout((3,), 2, torch.int8, coalesced=False))
-        writer.append([torch.tensor([1, 1])], torch.tensor([100, 100], dtype=torch.int8))
-        writer.finish()
-    with pytest.raises(stc.IOFormatError, match=r"x\.stc.*duplicates holds 200"):
-        stc.read(path)
+MUTATED = r"""
+import random, resource, sys, time
+import torch, sparsetc as stc
+path, data, choose = sys.argv[1], open(sys.argv[1], "rb").read(), random.Random(int(sys.argv[2]))
+x, slowest = stc.read(path), 0.0
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for number in range(int(sys.argv[3])):
+    made, kind = bytearray(data), choose.random()
+    for _ in range(1 if kind < 0.6 else choose.randint(2, 6)):
+        # half of them in the footer, where sizes are
+        at = choose.choice((choose.randrange(len(made)), choose.randrange(len(made) * 2 // 3, len(made))))
+        made[at] = choose.choice((0, 1, 127, 128, 255, made[at] ^ 1 << choose.randrange(8), choose.randrange(256)))
+    if kind > 0.9:
+        made = made[: choose.randrange(len(made))] + made[choose.randrange(len(made)) :]
+    with open(path, "wb") as file:
+        file.write(made)
+    start = time.process_time()
+    try:
+        with stc.options(memory_limit=50_000_000):
+            y = stc.read(path)
+        assert (y.shape, y.dtype) == (x.shape, x.dtype), (number, "another tensor", y)
+        assert torch.equal(y.coords, x.coords) and torch.equal(y.values, x.values), (number, "another tensor", y)
+    except (stc.IOFormatError, stc.OutOfMemoryError) as error:
+        assert path in str(error) and str(error).isprintable(), (number, str(error))
+    slowest = max(slowest, time.process_time() - start)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert slowest < 2 and grown < 200_000, (slowest, grown)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="what a process took")
+def test_mutated_files(path: Path) -> None:
+    """Altered bytes are refused or change nothing; in a process of its own, which they must not end."""
+    command = [sys.executable, "-c", MUTATED, str(path), "0", "400"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- libraries that are not there -------------------------------------------------------------------------------
+
+
+def test_a_missing_library_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, source = stc.SparseTensor([[0]], [1.0]), path.parent / "x.tns"
+    source.write_text("1 1 1.0\n")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "duckdb", None)  # which an import finds and refuses
+        with pytest.raises(ImportError, match=r'packing needs DuckDB: pip install "sparsetc\[files\]"'):
+            stc.pack(source, path.parent / "y.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for call in (stc.read, stc.open_packed, lambda path: stc.write(path, x), lambda path: stc.pack(source, path)):
+        with pytest.raises(ImportError, match=r'\.parquet files need pyarrow: pip install "sparsetc\[files\]"'):
+            call(path)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["x.parquet", "x.tns"]

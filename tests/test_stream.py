@@ -225,7 +225,7 @@ def test_repeated_letters(plan: str, output: str) -> None:
 @pytest.mark.parametrize("equation", EQUATIONS.values())
 def test_packed_files_are_read_in_blocks(equation: str, tmp_path: Path) -> None:
     x, dense = tensor(), operands(equation)
-    path = tmp_path / "x.stc"
+    path = tmp_path / "x.parquet"
     stc.write(path, x)
     expected = stc.einsum(equation, x, *dense)
     assert_same(stc.stream(equation, path, *dense, chunk_bytes=4096), expected)
@@ -334,7 +334,7 @@ def test_chunks_whose_rows_are_of_another_kind(plan: str, rows: slice, tmp_path:
     with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, plan=plan, chunk_bytes=chunk) as s:
         assert s.chunks > 1
         assert_same(s(*dense), expected)
-    path = tmp_path / "x.stc"
+    path = tmp_path / "x.parquet"
     stc.write(path, x)
     if plan in ("hls", "auto"):
         assert_same(stc.stream("ijk,jr,kr->ir", path, *dense, plan=plan, chunk_bytes=chunk), expected)
@@ -459,7 +459,7 @@ def test_other_errors() -> None:
     with pytest.raises(TypeError, match="chunk_bytes"):
         stc.stream("ijk,jr,kr->ir", x, *dense, chunk_byte=3)
     with pytest.raises(FileNotFoundError):
-        stc.stream("ijk,jr,kr->ir", "absent.stc", *dense)
+        stc.stream("ijk,jr,kr->ir", "absent.parquet", *dense)
 
 
 def test_closed() -> None:

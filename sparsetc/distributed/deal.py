@@ -18,7 +18,7 @@ from sparsetc.distributed.cut import Cut, box_of
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
-from sparsetc.io.stc import PackedFile
+from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -83,10 +83,9 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
 
 
 def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
-    """The nonzeros of this rank's range of blocks."""
-    block, blocks = file.layout.block, file.layout.blocks
-    first, last = (min(blocks * r // ranks.size * block, file.nnz) for r in (ranks.rank, ranks.rank + 1))
-    memory.check(file.path, "this rank's part", (last - first) * file.layout.row_bytes)
+    """The nonzeros of this rank's range."""
+    first, last = (file.nnz * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+    memory.check(file.path, "this rank's part", (last - first) * file.row_bytes)
     return file.block(first, last)
 
 

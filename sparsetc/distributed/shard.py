@@ -152,7 +152,7 @@ def shard(
 
     Args:
         x: a sparse tensor of any kind that `einsum` takes, the same on every rank; a `PackedFile`, or the path of a
-            packed file (.stc), of which each rank reads its part.
+            packed file (.parquet), of which each rank reads its part.
         along: the modes that may be cut: a mode or several; an equation, whose first term is x's, for those that its
             result keeps, so that no sum crosses ranks; None for all modes, as `cp_als` wants it.
         mesh: a DeviceMesh of one dimension; all processes if None, and one rank where torch.distributed was not

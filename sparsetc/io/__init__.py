@@ -1,42 +1,50 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
-In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, stc. Text goes through one
-reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and `memory`.
-Packed files (`stc_layout`, `stc_writer`) are read block by block too, and made of the others by `packing`.
+In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text goes through
+one reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and
+`memory`. Packed files are Parquet, read by row groups too, and made of the others by `packing`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, mtx, npz, stc, tns
+from sparsetc.io import bounds, mtx, npz, parquet, tns
 from sparsetc.io.packing import pack
-from sparsetc.io.stc import PackedFile, open_packed
+from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
-SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".stc")
+SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
 """What ``read`` and ``write`` understand."""
 
 
 def read(
-    path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, progress: bool | None = None
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    columns: Sequence[str] | None = None,
+    progress: bool | None = None,
 ) -> SparseTensor:
     """The sparse tensor in a file, coalesced, on the CPU unless ``options(device=)`` names another device.
 
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
-            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.stc`` (packed). Text may come through a pipe.
-        dtype: of the values. By default .npz and .stc are read as they were stored, and text as a comment in it says,
-            which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
+            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.parquet``: a packed file, or with ``columns`` any
+            table. Text may come through a pipe.
+        dtype: of the values. By default .npz and .parquet are read as they were stored, and text as a comment in it
+            says, which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
             complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an integer of
             int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
+        columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
+            mode each, and then that of the values. Each size is the largest coordinate and one.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 
@@ -45,15 +53,18 @@ def read(
             passes a bound of `sparsetc.io.bounds`.
         OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
         FileNotFoundError: no such file.
+        ImportError: a .parquet file, and pyarrow is not installed.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
+    parquet.check_columns(path, columns)
     with torch.device("cpu"):  # not the default device in force, on which no ndarray is
         if suffix.startswith(".tns"):
             found = tns.read(path, dtype, progress)
+        elif suffix == ".parquet":
+            found = parquet.read(path, dtype, columns)
         else:
-            reads = mtx.read if suffix.startswith(".mtx") else stc.read if suffix == ".stc" else npz.read
-            found = reads(path, dtype)
+            found = (npz if suffix == ".npz" else mtx).read(path, dtype)
     device = current().device
     return (found if device is None else found.to(device))._own()
 
@@ -62,7 +73,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that ``SparseTensor.coerce`` takes, in the format of the suffix.
 
     The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
-    file's. ``.npz`` and ``.stc`` are exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices. Only
+    file's. ``.npz`` and ``.parquet`` are exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices. Only
     ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
 
     Raises:
@@ -71,6 +82,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
         DtypeError: complex values for ``.tns``.
         OSError: the folder that is named cannot be written to.
+        ImportError: a .parquet file, and pyarrow is not installed.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
@@ -83,8 +95,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         tns.write(path, tensor)
     elif suffix.startswith(".mtx"):
         mtx.write(path, tensor)
-    elif suffix == ".stc":
-        stc.write(path, tensor)
+    elif suffix == ".parquet":
+        parquet.write(path, tensor)
     else:
         npz.write(path, tensor)
 
@@ -97,4 +109,5 @@ def _suffix(path: str) -> str:
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix
+    parquet.refuse_old(path)
     raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(SUFFIXES)}")

@@ -17,7 +17,7 @@ from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.output import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.atomic import replacing
-from sparsetc.io.stc import PackedFile
+from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
@@ -48,7 +48,7 @@ def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, 
     Args:
         equation: as `einsum` takes it; its first term is that of ``x``.
         x: a SparseTensor (or what `einsum` takes for one) in host memory, an open packed file (`open_packed`), or the
-            path of one (``.stc``), which is read in blocks.
+            path of one (``.parquet``), which is read in blocks.
         dense: the dense operands, of x's dtype, on any device; ndarrays too.
         out: a dense result's place; written at the end, by one copy.
         options: as of `stream_kernel`.

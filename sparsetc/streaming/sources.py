@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.contraction.canonical import resolved
 from sparsetc.errors import EquationError, TransformError
-from sparsetc.io.stc import PackedFile
+from sparsetc.io.parquet import PackedFile
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -95,7 +95,7 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
     sparse = None if isinstance(x, torch.Tensor) and x.layout == torch.strided else SparseTensor.coerce(x)
     if sparse is None:
         raise EquationError(
-            f"what is streamed is a SparseTensor, a packed file (.stc) or the path of one, found {type(x).__name__}"
+            f"what is streamed is a SparseTensor, a packed file (.parquet) or the path of one, found {type(x).__name__}"
         )
     if torch.is_grad_enabled() and sparse.values.requires_grad:
         raise TransformError(
@@ -116,8 +116,7 @@ def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None)
     if isinstance(x, SparseTensor):
         return TensorSource(x, kept)
     if isinstance(x, PackedFile):
-        in_order = x.layout.coalesced and (kept is None or leading(kept))
-        return FileSource(x) if in_order else TensorSource(x.tensor().coalesce(), kept)
+        return FileSource(x) if kept is None or leading(kept) else TensorSource(x.tensor(), kept)
     if kept is not None and not leading(kept):
         raise EquationError(
             "the result's rows come in order only where it keeps the first modes of what is streamed, which is given "

@@ -76,7 +76,7 @@ def main(backend: str, folder: Path) -> None:
         stc.decomposition.cp_als(sd.shard(doubled), 8, n_iter_max=5, tol=0, random_state=0),
         stc.decomposition.cp_als(doubled, 8, n_iter_max=5, tol=0, random_state=0),
     )
-    path = folder / f"x-{len(backend)}.stc"
+    path = folder / f"x-{len(backend)}.parquet"
     written(path, x.cpu(), s)
     assert torch.equal(sd.shard(path).gather().values, x.values)
     with pytest.raises(stc.DistributedError, match="different arguments"):

@@ -1,0 +1,301 @@
+"""A file of any size made a packed file, in bounded memory: `pack`.
+
+In: a file of text or a Parquet file of anyone's, and a limit of memory. Out: a packed file of the same tensor.
+
+Nonzeros are read in blocks into a table of DuckDB, which sorts them by all cores, on disk where memory does not hold
+them. Equal ones come in the order of the source and are added up in it, so that no sum depends on memory or threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
+from sparsetc.io import lines, memory, mtx, npz, parquet, table, tns
+from sparsetc.io.atomic import replacing
+from sparsetc.io.parquet import Batch
+from sparsetc.options import current, options
+from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
+from sparsetc.tensor.sums import INTEGERS, halves, joined
+
+SHARE = 4
+"""The share of free memory that is taken where no limit is given: one part in so many."""
+FIXED = 96 * 2**20
+"""Bytes for what does not grow: DuckDB itself, a block of text, a row group and what is made of it."""
+THREAD = 32 * 2**20
+"""Bytes that a thread of DuckDB sorts in, at least."""
+WHOLE = 4
+"""A tensor or row group may take the limit over this: reading takes up to three times as much."""
+
+
+@dataclass(frozen=True)
+class PackingSource:
+    """An open file.
+
+    Attributes:
+        shape: None where each size is the largest coordinate and one.
+        batches: its nonzeros, with duplicates, in any order.
+    """
+
+    order: int
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+    batches: Iterable[Batch]
+
+
+def pack(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    columns: Sequence[str] | None = None,
+    memory_limit: int | str | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Make a packed file (.parquet) of a file that may be larger than memory: nonzeros sorted, duplicates summed.
+
+    The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
+    folder ``.sparsetc-….spill`` beside ``path``, which goes with the call. Only a process that is killed leaves that.
+
+    Args:
+        source: ``.tns`` or ``.mtx``, either with ``.gz``, or a ``.parquet`` with ``columns``; or ``.npz``, whose tensor
+            must fit in a quarter of the limit.
+        path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
+        dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
+            does not hold every digit.
+        columns: of a .parquet, as in `read`.
+        memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
+            ``options``, else a quarter of what is free.
+        progress: a progress bar on stderr: None for long files when stderr is a terminal, True always, False never.
+
+    Raises:
+        IOFormatError: an unknown suffix, a source that is not what its suffix promises (file, line, text) or that
+            changed while it was read, or integer duplicates whose sum does not fit.
+        OutOfMemoryError: the limit is too low.
+        DtypeError: values that cannot be read as ``dtype``.
+        FileNotFoundError: no such file or folder.
+        OSError: the folder cannot be written to, or the disk is full.
+        ImportError: pyarrow or DuckDB is not installed.
+    """
+    if not os.fsdecode(path).lower().endswith(".parquet"):
+        raise IOFormatError(f"{os.fsdecode(path)}: a packed file is called .parquet")
+    if dtype is not None:
+        check_dtype(dtype)
+    limit = _limit(source, memory_limit)
+    cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
+    if os.fsdecode(source).lower().endswith(".npz"):
+        parquet.check_columns(os.fsdecode(source), columns)
+        with cpu, options(memory_limit=limit // WHOLE):
+            parquet.write(path, npz.read(source, dtype))
+        return
+    with cpu, memory.named(source, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
+        state, spill = _state(source), f"{file.name}.spill"
+        with _opened(source, dtype, columns, limit, progress) as found, _database(path, spill, limit) as database:
+            rows = parquet.row_group(found.order)
+            shape = _filled(database, found, rows)
+            if _state(source) != state:
+                raise IOFormatError(f"{os.fsdecode(source)}: changed while it was read; pack it again")
+            try:
+                parquet.append(file, shape, found.dtype, _summed(_sorted(database, found.order, rows), found, rows))
+            except DtypeError as error:
+                raise IOFormatError(f"{os.fsdecode(source)}: {error}") from error
+
+
+def _limit(source: str | os.PathLike[str], given: Any) -> int:
+    """Bytes that packing may take."""
+    given, least = current().memory_limit if given is None else as_bytes(given), FIXED + THREAD
+    if given is None:
+        return max(available_memory(torch.device("cpu")) // SHARE, least)
+    if given < least:
+        raise OutOfMemoryError(
+            f"{os.fsdecode(source)}: packing takes at least {least:,} bytes of memory, the limit is {given:,}; raise "
+            "memory_limit"
+        )
+    return given
+
+
+def _state(source: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """What differs when a file on disk was changed."""
+    status = os.stat(source)
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(
+    source: str | os.PathLike[str],
+    dtype: torch.dtype | None,
+    columns: Sequence[str] | None,
+    limit: int,
+    show: bool | None,
+) -> Iterator[PackingSource]:
+    """A source of the suffix of its path; IOFormatError for an unknown one."""
+    path = os.fsdecode(source)
+    name = path.lower()
+    parquet.refuse_old(path)
+    parquet.check_columns(path, columns)
+    if name.endswith((".tns", ".tns.gz")):
+        with lines.opened(path, tns.COMMENT, show) as reader:
+            layout = tns.head(reader, dtype, torch.float32)
+            found = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
+            yield PackingSource(layout.order, layout.dtype, layout.sizes, found)
+    elif name.endswith((".mtx", ".mtx.gz")):
+        with lines.opened(path, mtx.COMMENT, show) as reader:
+            header = mtx.head(reader)
+            kind = dtype or header.stated
+            header.check(kind)
+            layout = header.layout(dtype, torch.float32)
+            kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
+            found = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
+            yield PackingSource(2, kind, header.shape, found)
+    elif name.endswith(".parquet"):
+        with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
+            if opened.header is not None:
+                raise opened.fault("a packed file already")
+            kind = dtype or opened.value_dtype()
+            yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
+    else:
+        raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also with .gz, .npz and .parquet can be packed")
+
+
+def _text(
+    reader: lines.LineReader,
+    layout: table.TableLayout,
+    describe: table.Describe,
+    entries: Callable[[torch.Tensor, list[torch.Tensor]], tuple[Iterable[torch.Tensor], torch.Tensor]],
+) -> Iterator[Batch]:
+    rows = 0
+    for part in table.parts(reader, layout, describe):
+        rows += part.rows
+        table.check_declared(reader, layout, rows)
+        if part.rows:
+            coords, values = entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
+            yield list(coords), values
+    table.check_declared(reader, layout, rows, ended=True)
+
+
+# -- sorting ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _database(path: str | os.PathLike[str], folder: str, limit: int) -> Iterator[Any]:
+    """An empty database in memory, and beyond that in a folder that goes with it; its errors as those of the path."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ImportError('packing needs DuckDB: pip install "sparsetc[files]"') from error
+    room = limit - FIXED
+    threads = min(torch.get_num_threads(), room // THREAD)
+    os.mkdir(folder, 0o700)
+    try:
+        settings: dict[str, Any] = {"memory_limit": f"{room}B", "threads": threads, "temp_directory": folder}
+        with closing(duckdb.connect(":memory:", config=settings)) as database:
+            database.execute("SET enable_progress_bar = false")  # which would be on stdout
+            yield database
+    except (duckdb.Error, OSError, RuntimeError) as error:
+        if (refusal := _refusal(error, os.fsdecode(path), limit)) is None:
+            raise
+        raise refusal from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refusal(error: Exception, path: str, limit: int) -> BaseException | None:
+    """The package's or Python's error for one of DuckDB's, which is told by its text where it comes from a stream."""
+    said = str(error).partition("\n")[0]
+    if "Out of Memory" in said or "could not allocate" in said:
+        return OutOfMemoryError(f"{path}: packing does not fit in the limit of {limit:,} bytes; raise memory_limit")
+    if "interrupted" in said.lower():
+        return KeyboardInterrupt()
+    if "IO Error" in said or "IOException" in type(error).__name__:
+        return OSError(errno.ENOSPC if "No space left" in said else errno.EIO, said, path)
+    return None
+
+
+def _filled(database: Any, found: PackingSource, rows: int) -> tuple[int, ...]:
+    """Read all of a source into the table of a database; its shape."""
+    largest = [-1] * found.order
+
+    def blocks() -> Iterator[Any]:
+        none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
+        yield _block([torch.empty(0, dtype=torch.int64)] * found.order, none)
+        for coords, values in found.batches:
+            yield _block(coords, values.to(none.dtype))
+            largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
+
+    for number, block in enumerate(_together(blocks(), rows)):
+        database.register("block", block)
+        database.execute("INSERT INTO nonzeros FROM block" if number else "CREATE TABLE nonzeros AS FROM block")
+    return found.shape or tuple(size + 1 for size in largest)
+
+
+def _block(coords: Sequence[torch.Tensor], values: torch.Tensor) -> Any:
+    arrow = parquet.library()
+    columns = [*(row.numpy() for row in coords), *parquet.columns(values)]
+    return arrow.table({f"c{at}": arrow.array(column) for at, column in enumerate(columns)})
+
+
+def _together(blocks: Iterable[Any], rows: int) -> Iterator[Any]:
+    """Blocks joined to some of ``rows`` or more, but for the last: a statement takes longer than its rows."""
+    held: list[Any] = []
+    for block in blocks:
+        held.append(block)
+        if sum(map(len, held)) >= rows:
+            yield parquet.library().concat_tables(held)
+            held = []
+    if held:
+        yield parquet.library().concat_tables(held)
+
+
+def _sorted(database: Any, order: int, rows: int) -> Iterator[list[torch.Tensor]]:
+    """The columns of all nonzeros in order, ``rows`` at a time; equal ones in the order of the source."""
+    names = ", ".join(f"c{mode}" for mode in range(order))
+    for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(rows):
+        yield [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
+
+
+def _summed(batches: Iterable[list[torch.Tensor]], found: PackingSource, rows: int) -> Iterator[Batch]:
+    """Unique nonzeros, about ``rows`` at a time; DtypeError for a sum of integers that the dtype cannot hold.
+
+    What was added up of the last nonzero of a batch goes on in the next as it is.
+    """
+    held: list[torch.Tensor] = []
+    for columns in batches:
+        if found.dtype in INTEGERS:
+            columns[found.order :] = halves(columns[-1])
+        if held:
+            done = held[0].shape[0] - 1
+            done = done if 2 * done > rows else 0
+            if done:
+                yield _batch([column[:done] for column in held], found)
+            columns = [torch.cat((before[done:], column)) for before, column in zip(held, columns, strict=True)]
+        fresh = crd.starts_of_runs(columns[: found.order])
+        if bool(fresh.all()):
+            held = columns
+            continue
+        run = (torch.cumsum(fresh, 0) - 1)[~fresh]
+        held = [column[fresh] for column in columns]
+        for sums, column in zip(held[found.order :], columns[found.order :], strict=True):
+            sums.index_add_(0, run, column[~fresh])
+    if held:
+        yield _batch(held, found)
+
+
+def _batch(columns: list[torch.Tensor], found: PackingSource) -> Batch:
+    coords, terms = columns[: found.order], columns[found.order :]
+    if found.dtype in INTEGERS:
+        return coords, joined(terms[0], terms[1], found.dtype)
+    return coords, torch.complex(*terms) if found.dtype.is_complex else terms[0].to(found.dtype)

@@ -1,0 +1,430 @@
+"""Parquet: sorted nonzeros in row groups that are read one by one, and tables of coordinates and values of anyone's.
+
+In: a path. Out: a `PackedFile`, from which any range of nonzeros can be read, or a whole SparseTensor; or a file of
+nonzeros in order. `docs/packed_files.md` describes the columns. pyarrow reads and writes; what it gives is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import DtypeError, IOFormatError, ShapeError, SparsetcError
+from sparsetc.io import bounds, memory, npz, numbers
+from sparsetc.io.atomic import replacing
+from sparsetc.support.lru import Lock
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.inputs import DTYPES, NAMED, SUMMED_IN, dtype_name
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+KEY, VERSION = b"sparsetc", 1
+"""The name of the JSON beside the schema that says shape and dtype, and the version that it states."""
+NUMBERS = 1 << 20
+"""Coordinates and values of a row group that is written, together."""
+INT32_SIZES = 2**31
+"""Sizes up to which coordinates are int32."""
+
+Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
+"""Int64 coordinates, (n,) a mode, and (n,) values."""
+
+
+def library() -> Any:
+    """The module pyarrow, and in it `pyarrow.parquet`."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError('.parquet files need pyarrow: pip install "sparsetc[files]"') from error
+    return pyarrow
+
+
+class Table:
+    """The columns of an open Parquet file that hold coordinates, a mode each, and values.
+
+    Attributes:
+        path: where the file is.
+        names: of the columns, that of values last; complex ones of a packed file have two.
+        header: the shape and dtype that the file says, None where columns were named.
+        starts: the number of the first nonzero of each row group, and how many there are.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
+        """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
+        self._arrow, self.path, self._lock = library(), Path(os.fsdecode(path)), Lock()
+        refuse_old(self.path)
+        if not stat.S_ISREG(os.stat(path).st_mode) and not self.path.is_dir():
+            raise IOFormatError(f"{self.path}: a Parquet file is read from its end, so it must be a file on disk")
+        self._raw = open(self.path, "rb")  # noqa: SIM115  # closed by `close`
+        try:
+            with self._faults("its footer"):
+                self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
+                self.header = None if columns else _header(self._file.metadata.metadata)
+                self.names = self._checked_names(columns)
+                about = self._file.metadata
+                sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+                if min(sizes, default=0) < 0 or sum(sizes) != about.num_rows or (self.header and 0 in sizes):
+                    raise ValueError(f"row groups of {sizes!s:.60} rows in a file of {about.num_rows:,}")
+            self.starts = [0, *accumulate(sizes)]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def nnz(self) -> int:
+        """The number of nonzeros, or of rows."""
+        return self.starts[-1]
+
+    def close(self) -> None:
+        """Close the file; what was read of it stays."""
+        self._raw.close()
+
+    def group(self, group: int, names: Sequence[str] | None = None) -> list[np.ndarray]:
+        """The columns of one row group, or those named."""
+        names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
+        with self._faults(f"row group {group}"):
+            chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
+            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
+        memory.check(self.path, f"row group {group}", max(unpacked, rows * 8 * len(names)))
+        with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
+            found = self._file.read_row_group(group, names)
+            columns = [found.column(name) for name in names]
+            if any(len(column) != rows for column in columns):
+                raise ValueError(f"it has other than the {rows:,} rows that the footer says")
+            if any(column.null_count for column in columns):
+                raise ValueError("a coordinate or value is null")
+            return [column.to_numpy() for column in columns]
+
+    def value_dtype(self) -> torch.dtype:
+        """What values are read as where nothing is asked for; ValueError where that must be."""
+        kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
+        return npz.stored(np.empty(0, kind), None).dtype
+
+    def fault(self, reason: str) -> IOFormatError:
+        """The error that names the file."""
+        return IOFormatError(f"{self.path}: {reason}")
+
+    @property
+    def crc(self) -> int:
+        """A checksum of the footer, which depends on where pages are, their sizes, ranges of columns and the shape."""
+        with self._lock.own:
+            self._raw.seek(-8, os.SEEK_END)
+            size = int.from_bytes(self._raw.read(4), "little")
+            self._raw.seek(-8 - size, os.SEEK_END)
+            return zlib.crc32(self._raw.read(size))
+
+    def _checked_names(self, columns: Sequence[str] | None) -> list[str]:
+        schema = self._file.schema_arrow
+        names = list(columns or schema.names)
+        if len(names) < 2 or len(names) > bounds.ORDER + 2:
+            raise ValueError(f"{len(names)} columns; a tensor has one a mode, up to {bounds.ORDER}, and one of values")
+        if self.header is not None:
+            if not schema.equals(_schema(*self.header)):
+                raise ValueError("columns that do not follow from its shape and dtype")
+            return names
+        absent = [name for name in names if schema.names.count(name) != 1]
+        if absent:
+            raise ValueError(f"no column {absent[0]!r} among {', '.join(map(repr, schema.names))}")
+        types = self._arrow.types
+        for name in names:
+            kind = schema.field(name).type
+            if not types.is_integer(kind) and (name != names[-1] or not (types.is_floating(kind) or kind == "bool")):
+                what = "values are numbers" if name == names[-1] else "coordinates are integers"
+                raise ValueError(f"column {name!r} is {kind}; {what}")
+        return names
+
+    @contextmanager
+    def _faults(self, what: str) -> Iterator[None]:
+        """What pyarrow raises over a damaged file, as `IOFormatError`; the system's errors as they are."""
+        try:
+            yield
+        except SparsetcError as error:
+            raise self.fault(f"{what}: {error}") from None
+        except (self._arrow.ArrowException, ValueError, KeyError, OverflowError, AttributeError, OSError) as error:
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+                raise
+            said = "".join(c if c.isprintable() else "?" for c in str(error).partition("\n")[0][:200])  # for a terminal
+            raise self.fault(f"{what}: {said}" if type(error) is ValueError else f"{what}: damaged: {said}") from error
+
+
+class PackedFile(Table):
+    """The nonzeros of an open packed file, in lexicographic order; `sparsetc.open_packed` opens one.
+
+    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. The row group that
+    was read last is held where a range ended within it.
+
+    Raises:
+        IOFormatError: a file that is no packed file, is truncated or altered; the message names footer or row group.
+        OSError: there is no such file, or it may not be read.
+
+    Attributes:
+        shape: sizes of all modes.
+        dtype: of the values.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        assert self.header is not None
+        self.shape, self.dtype = self.header
+        self._held = (-1, [np.empty(0)])
+
+    @property
+    def order(self) -> int:
+        """The number of modes."""
+        return len(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a nonzero takes in a SparseTensor."""
+        return 8 * self.order + self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"PackedFile({str(self.path)!r}, shape={self.shape}, nnz={self.nnz}, dtype={self.dtype})"
+
+    def __enter__(self) -> PackedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def block(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in memory of their own.
+
+        Raises:
+            IndexError: the range is not one of the file's.
+            IOFormatError: a row group that was altered, or coordinates outside the shape.
+        """
+        if not 0 <= start <= stop <= self.nnz:
+            raise IndexError(f"nonzeros {start} to {stop} of {self.nnz}")
+        coords = torch.empty((self.order, stop - start), dtype=torch.int64, device="cpu")
+        values = torch.empty(stop - start, dtype=SUMMED_IN.get(self.dtype, self.dtype), device="cpu")
+        into, at = [*coords.numpy(), *columns(values)], start
+        while at < stop:
+            group = bisect_right(self.starts, at) - 1
+            first, end = self.starts[group], min(stop, self.starts[group + 1])
+            for column, found in zip(into, self._group(group, keep=end == stop), strict=True):
+                column[at - start : end - start] = found[at - first : end - first]
+            at = end
+        return coords, values.to(self.dtype)
+
+    def rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nonzeros whose coordinate of mode 0 is from ``first`` to below ``last``, as `block` gives them.
+
+        Raises:
+            IndexError: the range is not within mode 0.
+            IOFormatError: as of `block`.
+        """
+        if not 0 <= first <= last <= self.shape[0]:
+            raise IndexError(f"rows {first} to {last} of {self.shape[0]}")
+        start, stop = self._first_from(first), self._first_from(last)
+        if start > stop:
+            raise self.fault("nonzeros that are not in lexicographic order")
+        return self.block(start, stop)
+
+    def verify(self) -> None:
+        """Check all of it: the checksums of pages, the ranges of coordinates, and their order.
+
+        Raises:
+            IOFormatError: what is wrong, and where.
+        """
+        last = torch.empty((self.order, 0), dtype=torch.int64, device="cpu")
+        for start, stop in zip(self.starts, self.starts[1:], strict=False):
+            coords, _ = self.block(start, stop)
+            self._check_order(torch.cat((last, coords), 1))
+            last = coords[:, -1:]
+
+    def tensor(self) -> SparseTensor:
+        """All nonzeros as a SparseTensor, checked as by `verify`.
+
+        Raises:
+            IOFormatError: as of `verify`.
+            OutOfMemoryError: it would take more than the memory limit.
+        """
+        memory.check(self.path, "the tensor", self.nnz * self.row_bytes)
+        coords, values = self.block(0, self.nnz)
+        self._check_order(coords)
+        return SparseTensor._of(coords, values, self.shape, True)
+
+    def _group(self, group: int, keep: bool) -> list[np.ndarray]:
+        """The columns of a row group, their coordinates within the sizes."""
+        number, found = self._held
+        if number != group:
+            found = self.group(group)
+            for mode, (column, size) in enumerate(zip(found, self.shape, strict=False)):
+                if column.size and not 0 <= int(column.min()) <= int(column.max()) < size:
+                    raise self.fault(f"row group {group}: a coordinate of mode {mode} outside its size, {size}")
+        self._held = (group, found) if keep else (-1, [])
+        return found
+
+    def _first_from(self, row: int) -> int:
+        """The number of the first nonzero whose coordinate of mode 0 is at least ``row``."""
+
+        def leading(group: int) -> np.ndarray:
+            return self.group(group, self.names[:1])[0]
+
+        # of the row groups those before `low` begin below the row
+        low = bisect_left(range(len(self.starts) - 1), row, key=lambda group: int(leading(group)[0]))
+        return self.starts[low - 1] + int(np.searchsorted(leading(low - 1), row)) if low else 0
+
+    def _check_order(self, coords: torch.Tensor) -> None:
+        if not crd.is_sorted_unique(crd.sort_keys(coords, self.shape)):
+            raise self.fault("nonzeros that are not in lexicographic order, or not unique")
+
+
+def open_packed(path: str | os.PathLike[str]) -> PackedFile:
+    """A packed file (.parquet of `write` or `pack`) opened for reading in row groups; only its footer is read now.
+
+    Raises:
+        IOFormatError: not a packed file, or a truncated or altered one.
+        FileNotFoundError: no such file.
+        ImportError: pyarrow is not installed.
+    """
+    return PackedFile(path)
+
+
+def read(
+    path: str | os.PathLike[str], dtype: torch.dtype | None = None, names: Sequence[str] | None = None
+) -> SparseTensor:
+    """The tensor in a Parquet file, in its own dtype unless ``dtype`` is given.
+
+    Args:
+        path: ends in ``.parquet``.
+        dtype: of the values.
+        names: of a file of another program the columns of coordinates, then that of values. Coordinates count from 0
+            and each size is the largest and one; duplicates are summed.
+
+    Raises:
+        IOFormatError: not such a file, a damaged one, or values that ``dtype`` cannot hold.
+        DtypeError: ``dtype`` is none that values may have.
+        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
+        FileNotFoundError: no such file.
+    """
+    if dtype not in (None, *DTYPES):
+        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+    opened = PackedFile(path) if names is None else Table(path, names)
+    with memory.named(path, lambda: "a tensor, and its row groups"), closing(opened) as table:
+        try:
+            x = table.tensor() if isinstance(table, PackedFile) else _of_rows(table, dtype)
+            return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+        except (ValueError, DtypeError) as error:
+            raise error if isinstance(error, IOFormatError) else table.fault(str(error)) from error
+
+
+def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
+    """The tensor of a file of another program; ValueError where that is none."""
+    memory.check(table.path, "the tensor", table.nnz * 8 * len(table.names))
+    parts = list(batches(table, dtype))
+    if not parts:
+        raise ValueError("no rows, and no shape that it says")
+    coords = torch.stack([torch.cat([part[0][mode] for part in parts]) for mode in range(len(table.names) - 1)])
+    return SparseTensor(coords, torch.cat([part[1] for part in parts]), tuple((coords.amax(1) + 1).tolist()))
+
+
+def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
+    """The rows of a file of another program, a row group at a time; ValueError for values of no dtype."""
+    for group in range(len(table.starts) - 1):
+        *coords, values = table.group(group)
+        if len(values):
+            given = npz.stored(np.array(values), dtype)
+            yield [torch.from_numpy(c.astype(np.int64)) for c in coords], numbers.cast(given, dtype or given.dtype)
+
+
+def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
+    """All nonzeros of ``x``, sorted, duplicates summed; dense modes become coordinates.
+
+    The old file, if any, stays until the new one is complete.
+    """
+    x = x.expand_dense().coalesce().to("cpu")
+    rows, values = row_group(x.order), x.values.detach()
+    groups = ((list(x.coords[:, at : at + rows]), values[at : at + rows]) for at in range(0, x.nnz, rows))
+    with replacing(path) as file:
+        append(file, x.shape, x.dtype, groups)
+
+
+def append(file: Any, shape: Sequence[int], dtype: torch.dtype, found: Iterable[Batch]) -> None:
+    """A packed file of batches of nonzeros that are in order and unique; each becomes a row group."""
+    arrow, schema = library(), _schema(shape, dtype)
+    order, kinds = len(shape), [kind.to_pandas_dtype() for kind in schema.types]
+    options = {
+        "compression": "zstd",
+        "use_dictionary": schema.names[order:],
+        "column_encoding": dict.fromkeys(schema.names[:order], "DELTA_BINARY_PACKED"),
+        "sorting_columns": [arrow.parquet.SortingColumn(mode) for mode in range(order)],
+    }
+    with arrow.parquet.ParquetWriter(file, schema, write_page_checksum=True, store_schema=False, **options) as writer:
+        for coords, values in found:
+            plain = values.resolve_conj().resolve_neg().contiguous().to(SUMMED_IN.get(dtype, dtype))
+            arrays = [*(column.numpy() for column in coords), *columns(plain)]
+            made = [arrow.array(array.astype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
+            writer.write_table(arrow.Table.from_arrays(made, schema=schema), len(values))
+        about = {"version": VERSION, "shape": list(shape), "order": order, "dtype": dtype_name(dtype)}
+        writer.add_key_value_metadata({KEY: json.dumps({**about, "crc": _crc(about)})})
+
+
+def row_group(order: int) -> int:
+    """Nonzeros of a row group that is written."""
+    return NUMBERS // (order + 1)
+
+
+def columns(values: torch.Tensor) -> list[np.ndarray]:
+    """Values as they are stored, which share their memory: complex ones as two columns."""
+    parts = torch.view_as_real(values).unbind(1) if values.is_complex() else (values,)
+    return [part.numpy() for part in parts]
+
+
+def check_columns(path: str, columns: Sequence[str] | None) -> None:
+    """IOFormatError for names of columns of what is no Parquet file."""
+    if columns is not None and not path.lower().endswith(".parquet"):
+        raise IOFormatError(f"{path}: columns are those of a .parquet file")
+
+
+def refuse_old(path: str | os.PathLike[str]) -> None:
+    """IOFormatError for a file of the format that was before."""
+    if os.fsdecode(path).lower().endswith(".stc"):
+        raise IOFormatError(
+            f"{os.fsdecode(path)}: .stc files are no longer read; write it as .npz with sparsetc 0.1, and pack that"
+        )
+
+
+def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """Names and types of the columns; bfloat16 and float16, exact in float32, are stored as that."""
+    arrow = library()
+    kind = str(np.empty(0, torch.empty(0, dtype=SUMMED_IN.get(dtype, dtype), device="cpu").numpy().dtype).real.dtype)
+    indices = [(f"i{mode}", "int32" if size <= INT32_SIZES else "int64") for mode, size in enumerate(shape)]
+    values = [(name, kind) for name in (("real", "imag") if dtype.is_complex else ("value",))]
+    return arrow.schema([arrow.field(name, arrow.type_for_alias(kind), False) for name, kind in indices + values])
+
+
+def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype that a file says; ValueError for what no writer says."""
+    text = (metadata or {}).get(KEY)
+    if text is None:
+        raise ValueError("not of a packed file; to read or pack another, name its columns=(*coordinates, value)")
+    try:
+        said = json.loads(text[:4096])
+        crc = said.pop("crc")
+        version, shape, dtype = said["version"], crd.checked_shape(said["shape"]), NAMED[said["dtype"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError("no shape and dtype of a tensor") from None
+    if version != VERSION:
+        raise ValueError(f"version {version!s:.20} of the format; this is version {VERSION}")
+    if crc != _crc(said):
+        raise ValueError("its shape and dtype are damaged, their checksum is another")
+    if not 1 <= len(shape) <= bounds.ORDER:
+        raise ShapeError(f"a tensor of {len(shape)} modes; a file holds 1 to {bounds.ORDER}")
+    return shape, dtype
+
+
+def _crc(about: dict[str, Any]) -> int:
+    """A checksum of what is said beside the schema, which that of no page covers."""
+    return zlib.crc32(json.dumps(about).encode())
