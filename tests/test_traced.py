@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -288,3 +289,16 @@ def test_a_kernel_in_a_graph_packs_its_values_once() -> None:
         torch.testing.assert_close(graph(b, c), 2 * first)
         assert packing.call_count == 1
     torch.testing.assert_close(whole(lambda *dense: other(*dense), "aot_eager")(b, c), other(b, c))
+
+
+def test_a_graph_keeps_its_contraction_until_gradients_are_asked_for() -> None:
+    coords, b = torch.arange(3).repeat(2, 1), torch.randn(3, 2)
+    values = torch.ones(3, requires_grad=True)
+
+    def made_inside(q: torch.Tensor) -> torch.Tensor:
+        return stc.einsum("ij,jr->ir", stc.SparseTensor(coords, values, (3, 3)), q)
+
+    result = torch.compile(made_inside, backend="eager")(b)
+    gc.collect()
+    (gradient,) = torch.autograd.grad(result.sum(), values)
+    torch.testing.assert_close(gradient, b.sum(1))

@@ -129,6 +129,7 @@ Gradients = list[torch.Tensor | None]
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.kernel, values, dense, *of_gradient = inputs
+    ctx.held = known.get(ctx.kernel)  # for its gradients, as long as they may be asked for
     ctx.count, ctx.operand = len(values), of_gradient[0] if of_gradient else None
     ctx.save_for_backward(*values, *dense, *of_gradient[1:])
 
