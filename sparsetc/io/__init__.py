@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, mtx, npz, stc, tns
+from sparsetc.io import bounds, memory, mtx, npz, stc, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.stc import PackedFile, open_packed
 from sparsetc.options import current
@@ -48,7 +48,8 @@ def read(
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
-    with torch.device("cpu"):  # not the default device in force, on which no ndarray is
+    cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
+    with cpu, memory.named(path, lambda: "reading takes up to three times the bytes of the tensor"):
         if suffix.startswith(".tns"):
             found = tns.read(path, dtype, progress)
         else:
@@ -70,7 +71,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         FormatError: ``x`` is not sparse.
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
         DtypeError: complex values for ``.tns``.
-        OSError: the folder that is named cannot be written to.
+        OSError: the file cannot be written, as where its folder is missing; it names the path.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)

@@ -1,40 +1,37 @@
 """Writing lines of coordinates and numbers, as .tns and .mtx files have them.
 
-In: coordinates from 0 and values. Out: text whose numbers have the fewest digits that read back the same, and the file
-it goes to, compressed where its name ends in ``.gz``.
+In: a tensor. Out: text whose numbers have the fewest digits that read back the same, in a file that is compressed where
+its name ends in ``.gz``.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO, cast
+from contextlib import nullcontext
 
 import numpy as np
+import torch
 
-from sparsetc.io.atomic import replacing
+from sparsetc.support.atomic import replacing
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 LINES = 50_000  # formatted at a time
 
 
-@contextmanager
-def created(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write text to, which takes the place of ``path`` once the block is done."""
+def write(path: str | os.PathLike[str], head: str, x: SparseTensor) -> None:
+    """Write ``head``, then a line a nonzero: coordinates from 1, and the value, or its real and imaginary part."""
+    x = x.expand_dense()
+    narrow = x.dtype in (torch.float16, torch.bfloat16)
+    coords, values, _ = (x.to(torch.float32) if narrow else x).to_numpy()  # exact, and numpy knows it
+    columns = np.stack((values.real, values.imag) if x.dtype.is_complex else (values,))
     with replacing(path) as file:
-        if not os.fspath(path).lower().endswith(".gz"):
-            yield file
-            return
         # no name and no time inside, so that equal tensors make equal files
-        with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=9, mtime=0) as zipped:
-            yield cast(BinaryIO, zipped)
-
-
-def write_lines(out: BinaryIO, coords: np.ndarray, values: np.ndarray) -> None:
-    """A line a nonzero: coordinates (order, nnz) from 0, written from 1, then values (numbers a line, nnz)."""
-    for at in range(0, coords.shape[1], LINES):
-        out.write(_formatted(coords[:, at : at + LINES], values[:, at : at + LINES]))
+        zipped = gzip.GzipFile("", "wb", 9, file, mtime=0) if os.fspath(path).lower().endswith(".gz") else None
+        with zipped or nullcontext(file) as out:
+            out.write(head.encode())
+            for at in range(0, x.nnz, LINES):
+                out.write(_formatted(coords[:, at : at + LINES], columns[:, at : at + LINES]))
 
 
 def _formatted(coords: np.ndarray, values: np.ndarray) -> bytes:

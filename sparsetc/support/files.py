@@ -11,11 +11,12 @@ has no owners and modes (Windows), what they would say is taken as granted.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
+
+from sparsetc.support.atomic import replacing
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 ROOT = 0
@@ -24,8 +25,6 @@ _POSIX = os.name == "posix"
 _PLAIN = getattr(os, "O_NOFOLLOW", 0)
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 """Opens a FIFO without waiting for its writer."""
-TEMPORARY = ".tmp"
-"""Suffix of files that are being written."""
 
 
 # -- the folder of the cache -------------------------------------------------------------------------------------------
@@ -91,18 +90,8 @@ def check(folder: Path) -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace the file by one of these bytes and of mode 0600, whatever the umask; a link in its place goes."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o600)
-    try:
-        with open(handle, "wb") as file:
-            if _POSIX:
-                os.fchmod(handle, 0o600)
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path, private=True) as file:
+        file.write(data)
 
 
 def read_private(path: Path, limit: int) -> bytes:

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparsetc.errors import IOFormatError
-from sparsetc.io import foreign, lines, mtx, npy, npz, numbers, table, tns
+from sparsetc.io import lines, mtx, npz, table, tns
 from sparsetc.io.packing.folder import RunsPlace
 from sparsetc.options import options
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import DTYPES, check_dtype
+from sparsetc.tensor.inputs import check_dtype
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 ROWS = 1 << 16
@@ -129,15 +127,13 @@ def _text(
     place: RunsPlace,
     entries: Callable[[list[torch.Tensor], list[torch.Tensor]], tuple[list[torch.Tensor], torch.Tensor]],
 ) -> Iterator[Piece]:
-    if place.blocks:
-        reader.skip(place.blocks, place.line, place.numbers)
-    blocks, rows = place.blocks, place.rows
+    blocks, rows = 0, 0
     for part in table.parts(reader, layout, describe):
         blocks, rows = blocks + 1, rows + part.rows
         table.check_declared(reader, layout, rows)
-        after = RunsPlace(blocks, rows, reader.line + part.lines, reader.numbers + part.rows * layout.fields)
-        if part.rows:
-            yield Piece(*entries([torch.from_numpy(column) for column in part.coords], part.reals), after)
+        if blocks > place.blocks:
+            columns = [torch.from_numpy(column) for column in part.coords]
+            yield Piece(*entries(columns, part.reals), RunsPlace(blocks, rows))
     table.check_declared(reader, layout, rows, ended=True)
 
 
@@ -145,57 +141,9 @@ def _text(
 
 
 def _npz(stack: ExitStack, path: Any, dtype: torch.dtype | None, limit: int, show: bool | None) -> PackingSource:
-    archive = stack.enter_context(npy.opened(path))
-    form, shape, _ = npz.contents(archive)
-    names = _names(archive, form, shape)
-    if names is None:
-        with options(memory_limit=max(limit // WHOLE, 1)):
-            x = npz.read(path, dtype).expand_dense()
-        return PackingSource(x.order, x.dtype, x.shape, lambda place: _of_tensor(x, place))
-    if form is not None:
-        foreign.check_fill(archive)
-    header = archive.header(names[-1])
-    nothing = npz.stored(npz.of_bits(np.zeros(0, header.dtype), npz.in_bfloat16(archive)), dtype)
-    kept = dtype or nothing.dtype
-    assert kept in DTYPES
-    return PackingSource(
-        len(shape), kept, shape, lambda place: _arrays(archive, names, shape, dtype, header.count, place)
-    )
-
-
-def _names(archive: npy.Archive, form: str | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
-    """The arrays of coordinates, all in one or one a mode, and of values, if nonzeros lie in them as they come."""
-    own = ("coords", "values") if form is None else ("coords", "data")
-    names = own if "coords" in archive.names else ("row", "col", "data")
-    if form not in (None, "coo") or not shape or any(name not in archive.names for name in names):
-        return None
-    *coords, values = [archive.header(name) for name in names]
-    count, order = values.count, len(shape)
-    shapes = [(order, count)] if len(coords) == 1 else [(count,)] * order
-    plain = all(header.dtype.kind in "iu" and (header.order == "C" or len(header.shape) == 1) for header in coords)
-    return names if plain and values.shape == (count,) and [header.shape for header in coords] == shapes else None
-
-
-def _arrays(
-    archive: npy.Archive,
-    names: tuple[str, ...],
-    shape: tuple[int, ...],
-    dtype: torch.dtype | None,
-    count: int,
-    place: RunsPlace,
-) -> Iterator[Piece]:
-    together = names[0] == "coords"
-    streams = [
-        archive.stream(names[0 if together else mode], place.rows + (mode * count if together else 0))
-        for mode in range(len(shape))
-    ]
-    values, bfloat16 = archive.stream(names[-1], place.rows), npz.in_bfloat16(archive)
-    for start in range(place.rows, count, ROWS):
-        n = min(ROWS, count - start)
-        coords = [torch.from_numpy(take(n).astype(np.int64)) for take in streams]
-        crd.check_range(torch.stack(coords), shape)
-        given = npz.stored(npz.of_bits(values(n), bfloat16), dtype)
-        yield Piece(coords, given if dtype is None else numbers.cast(given, dtype), RunsPlace(0, start + n))
+    with options(memory_limit=max(limit // WHOLE, 1)):
+        x = npz.read(path, dtype).expand_dense()
+    return PackingSource(x.order, x.dtype, x.shape, lambda place: _of_tensor(x, place))
 
 
 def _of_tensor(x: SparseTensor, place: RunsPlace) -> Iterator[Piece]:
