@@ -132,7 +132,7 @@ def test_a_fill_value_is_zero(tmp_path: Path) -> None:
         ("csr", {"shape": np.array([3, 4, 5])}, "shape must have length"),
         ("csr", {"shape": np.array([2**62, 4])}, "index pointer size 4 should be 4611686018427387905"),
         ("csr", {"shape": np.array([3.0, 4.0])}, "shape should be integers"),
-        ("csr", {"fill_value": np.array("0")}, "not a readable"),
+        ("csr", {"fill_value": np.array("0")}, "attribute name"),
         ("coo", {"row": np.array([0, 1])}, "must have the same length"),
         ("coo", {"coords": np.zeros((3, 3), int)}, "mismatching number of index arrays"),
         ("coo", {"col": np.array([0, 1, 9])}, "axis 1 index 9 exceeds"),

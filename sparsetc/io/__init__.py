@@ -1,7 +1,8 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
-In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, stc. Text goes through one
-reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and `memory`.
+In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, binsparse, stc. Text goes
+through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and
+`memory`.
 Packed files (`stc_layout`, `stc_writer`) are read block by block too, and made of the others by `packing`.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, memory, mtx, npz, stc, tns
+from sparsetc.io import binsparse, bounds, memory, mtx, npz, stc, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.stc import PackedFile, open_packed
 from sparsetc.options import current
@@ -21,7 +22,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
-SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".stc")
+SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".stc", ".bsp.h5", ".bsp.npz")
 """What ``read`` and ``write`` understand."""
 
 
@@ -32,11 +33,12 @@ def read(
 
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
-            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.stc`` (packed). Text may come through a pipe.
-        dtype: of the values. By default .npz and .stc are read as they were stored, and text as a comment in it says,
-            which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
-            complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an integer of
-            int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
+            ``save_npz`` of scipy.sparse or pydata/sparse wrote (which read it), or ``.bsp.h5`` or ``.bsp.npz``
+            (Binsparse), or ``.stc`` (packed). Text may come through a pipe.
+        dtype: of the values. By default .npz, Binsparse and .stc are read as they were stored, and text as a comment
+            in it says, which `write` leaves; other text as float32 if that holds every digit, else as float64
+            (complex64 or complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an
+            integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
             True always, False never. Needs rich; without it there is none.
 
@@ -45,6 +47,7 @@ def read(
             passes a bound of `sparsetc.io.bounds`.
         OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
         FileNotFoundError: no such file.
+        ImportError: the library that reads such a file is not installed.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
@@ -52,6 +55,8 @@ def read(
     with cpu, memory.named(path, lambda: "reading takes up to three times the bytes of the tensor"):
         if suffix.startswith(".tns"):
             found = tns.read(path, dtype, progress)
+        elif suffix.startswith(".bsp"):
+            found = binsparse.read(path, dtype)
         else:
             reads = mtx.read if suffix.startswith(".mtx") else stc.read if suffix == ".stc" else npz.read
             found = reads(path, dtype)
@@ -63,14 +68,14 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that ``SparseTensor.coerce`` takes, in the format of the suffix.
 
     The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
-    file's. ``.npz`` and ``.stc`` are exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices. Only
-    ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
+    file's. ``.npz`` and ``.stc`` are exact for every dtype; Binsparse has no float16 and bfloat16, ``.tns`` holds real
+    numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
 
     Raises:
         IOFormatError: an unknown suffix.
         FormatError: ``x`` is not sparse.
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
-        DtypeError: complex values for ``.tns``.
+        DtypeError: complex values for ``.tns``, float16 and bfloat16 for Binsparse.
         OSError: the file cannot be written, as where its folder is missing; it names the path.
     """
     path = os.fsdecode(path)
@@ -80,7 +85,9 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         raise FormatError(f"write takes a sparse tensor, found {type(x).__name__}; see SparseTensor.from_dense")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
-    if suffix.startswith(".tns"):
+    if suffix.startswith(".bsp"):
+        binsparse.write(path, tensor)
+    elif suffix.startswith(".tns"):
         tns.write(path, tensor)
     elif suffix.startswith(".mtx"):
         mtx.write(path, tensor)

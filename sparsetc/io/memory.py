@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,11 +41,14 @@ def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[N
 
 
 @contextmanager
-def of_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An error of a tensor that is made of what a file holds is one of the file."""
+def of_file(path: str | os.PathLike[str], kinds: type[Exception] = SparsetcError) -> Iterator[None]:
+    """An error of ``kinds``, of a tensor that is made of what a file holds, is an IOFormatError of the file."""
     try:
         yield
-    except OutOfMemoryError:
+    except (IOFormatError, OutOfMemoryError, ImportError):
         raise
-    except SparsetcError as error:
-        raise IOFormatError(f"{path}: {error}") from error
+    except kinds as error:
+        if isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error):
+            raise
+        said = re.sub(r"[^ -~]", "?", str(error).partition("\n")[0][:300])  # no command of a terminal
+        raise IOFormatError(f"{os.fspath(path)}: {said}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import stat
 import warnings
 import zipfile
@@ -21,8 +20,8 @@ from typing import IO
 
 import numpy as np
 
-from sparsetc.errors import IOFormatError, OutOfMemoryError
-from sparsetc.support.entry import lacks_memory
+from sparsetc.errors import IOFormatError
+from sparsetc.io import memory
 
 _HEADER = 1 << 14  # bytes that hold the longest header that numpy reads
 _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
@@ -102,18 +101,14 @@ class Archive:
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
     """The arrays of a .npz file; whatever is wrong with it, found in the block too, becomes an IOFormatError."""
-    path = Path(path)
-    if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
-        raise IOFormatError(f"{path}: an .npz file is read from its end, so it must be a file on disk, not a pipe")
-    with open(path, "rb") as file:
-        try:
-            if file.read(6) == b"\x93NUMPY":
-                raise ValueError("a single array, not coords, values and shape")
-            yield Archive(path, file)
-        except Exception as error:
-            if isinstance(error, (IOFormatError, OutOfMemoryError, ImportError)) or (
-                isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error)
-            ):
-                raise
-            said = re.sub(r"[^ -~]", "?", str(error).partition("\n")[0][:300])  # no command of a terminal
-            raise IOFormatError(f"{path}: not a readable .npz file: {said}") from error
+    with on_disk(path) as file, memory.of_file(path, Exception):
+        if file.read(6) == b"\x93NUMPY":
+            raise ValueError("a single array, not coords, values and shape")
+        yield Archive(Path(path), file)
+
+
+def on_disk(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file that is read from its end, which a pipe has not."""
+    if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+        raise IOFormatError(f"{os.fspath(path)}: it is read from its end, so it must be a file on disk, not a pipe")
+    return open(path, "rb")
