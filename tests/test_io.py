@@ -386,6 +386,7 @@ def test_coordinates_and_sizes_around_the_limits_of_int64(tmp_path: Path, number
         ("1 2 3\n1 2 3 4\n1 2\n", "line 2: expected 3 fields"),
         ("1 2\n3 1 2 1 2 3\n", "line 2: expected 2 fields"),
         ("5\n6\n", "line 1: expected coordinates and a value, found 1"),
+        ("0\n", "line 1: expected coordinates and a value, found 1"),
         ("# shape: 3 4 5\n1 2 3\n", "line 2: expected 4 fields, 3 coordinates and a value, found 3"),
         ("3\n3 4 5\n1 2 3\n", "line 3: expected 4 fields"),
         ("1 2 3.0\n0 2 3.0\n", "line 2: coordinate '0' of mode 0 is not a whole number from 1 to 2.*: '0 2 3.0'"),

@@ -119,6 +119,11 @@ def test_a_fill_value_is_zero(tmp_path: Path) -> None:
         ("csr", {"indptr": np.array([0, 2, 1, 3])}, "indptr must be a non-decreasing"),
         ("csr", {"indptr": np.array([0, 1, 2, 2**62])}, "Last value of index pointer"),
         ("csr", {"indptr": np.array([0, 2**63 - 1, -(2**63), 3])}, "indptr must be a non-decreasing"),
+        (
+            "csr",
+            {"indptr": np.array([0, 2**20, 0, 0]), "indices": np.zeros(0, int), "data": np.zeros(0)},
+            "indptr must",
+        ),
         ("csr", {"indptr": np.array([0, 3])}, "index pointer size 2 should be 4"),
         ("csr", {"indptr": np.array([0.0, 1, 2, 3])}, "indptr should be integers, found float64"),
         ("csr", {"indices": np.array([[0, 1, 2]])}, "should be 1-D"),

@@ -80,8 +80,10 @@ def _scipy(path: str | os.PathLike[str]) -> Any:
     except ImportError as error:
         raise ImportError(f'{path} is a file of scipy.sparse, which reads it: pip install "sparsetc[io]"') from error
     matrix = load_npz(path)
-    if hasattr(matrix, "check_format"):  # of compressed ones: pointers that are not in order end the process later
+    if hasattr(matrix, "indptr"):  # one that is not in order ends the process later, also where there are no nonzeros
         matrix.check_format(full_check=True)
+        if (np.diff(matrix.indptr) < 0).any():
+            raise ValueError("indptr must be a non-decreasing sequence")
     return matrix
 
 

@@ -69,7 +69,7 @@ def _declared(reader: lines.LineReader, order: bytes) -> tuple[int, ...]:
     fault = reader.fault(_ONE_FIELD, reader.line, reader.shown())
     reader.take()
     sizes = reader.peek() or []
-    if order != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
+    if not sizes or order != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
         raise fault
     reader.take()
     return tuple(map(int, sizes))
