@@ -29,9 +29,9 @@ from typing import NamedTuple
 TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
     "sparsetc/tensor/coords.py": ["tensor formats windows", "similarity pair"],
-    "sparsetc/io/": ["io", "io_bounds fuzz_readers packed_files packing"],
+    "sparsetc/io/": ["io", "io_bounds io_npz binsparse fuzz_readers packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz_readers"],
-    "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
+    "sparsetc/io/atomic.py": ["io_atomic", "io"],
     "sparsetc/ir/": ["ir_levels golden", "tile_pairs trees coordinates place ir_runners tasks halves"],
     "sparsetc/ir/program/": ["ir_levels golden", "bounds choice slabs tile_pairs ir_runners"],
     "sparsetc/support/names.py": ["names", "extension golden"],

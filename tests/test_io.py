@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
-from sparsetc.io import digits, lines, text
-from sparsetc.support import atomic, notices
+from sparsetc.io import atomic, digits, lines, table
+from sparsetc.support import notices
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -200,7 +200,7 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for size in (7, 64, 1000):
         monkeypatch.setattr(lines, "BLOCK", size)
         assert same(sio.read(tmp_path / "x.tns"), x)
-    monkeypatch.setattr(text, "LINES", 7)
+    monkeypatch.setattr(table, "LINES", 7)
     sio.write(tmp_path / "y.tns", x)
     assert (tmp_path / "x.tns").read_bytes() == (tmp_path / "y.tns").read_bytes()
 

@@ -14,8 +14,9 @@ import torch
 
 import sparsetc as stc
 import sparsetc.io as sio
-from sparsetc.support import atomic
-from sparsetc.support.atomic import replacing
+from sparsetc.io import atomic
+from sparsetc.io.atomic import replacing
+from sparsetc.support.files import renamed, write_private
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, owners and locks of POSIX")
@@ -177,8 +178,8 @@ def _fail(file: BinaryIO, error: type[BaseException]) -> None:
 def test_whatever_happens_the_old_file_stays_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    for private in (False, True):
-        with pytest.raises(error), replacing(path, private=private) as file:
+    for writer in (replacing(path), renamed(path, 0o600)):
+        with pytest.raises(error), writer as file:
             _fail(file, error)
         assert [p.name for p in tmp_path.iterdir()] == ["x"]
         assert path.read_bytes() == b"old"
@@ -189,9 +190,7 @@ def test_what_is_private_takes_the_place_of_a_link(tmp_path: Path, umask: object
     umask(0)  # type: ignore[operator]
     (tmp_path / "other").write_bytes(b"precious")
     (tmp_path / "x").symlink_to(tmp_path / "other")
-    with replacing(tmp_path / "x", private=True) as file:
-        file.write(b"new")
-        assert mode(temporaries(tmp_path)[0]) == 0o600
+    write_private(tmp_path / "x", b"new")
     assert not (tmp_path / "x").is_symlink()
     assert (mode(tmp_path / "x"), (tmp_path / "other").read_bytes()) == (0o600, b"precious")
 

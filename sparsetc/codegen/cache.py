@@ -28,7 +28,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from sparsetc.support import atomic, files
+from sparsetc.support import files
 from sparsetc.support.files import cache_folder
 from sparsetc.support.lru import Lock
 from sparsetc.support.notices import warn
@@ -133,7 +133,7 @@ DIGITS = 20
 """Hexadecimal digits of the digest in a file name."""
 SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
 """Names of files that are removed; a folder that was named may hold a user's own."""
-UNFINISHED = re.compile(rf"{re.escape(atomic.PREFIX)}[0-9a-f]+{re.escape(atomic.SUFFIX)}")
+UNFINISHED = re.compile(rf"{re.escape(files.PREFIX)}[0-9a-f]+{re.escape(files.SUFFIX)}")
 """Names of files that are being written."""
 
 _refused: set[Path | None] = set()

@@ -19,8 +19,8 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, IOFormatError, ShapeError, SparsetcError
 from sparsetc.io import memory, npy
+from sparsetc.io.atomic import replacing
 from sparsetc.options import current
-from sparsetc.support.atomic import replacing
 from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.coords import check_range
 

@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, memory, mtx, npy, npz, numbers
-from sparsetc.support.atomic import replacing
+from sparsetc.io.atomic import replacing
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _SYMMETRIES = {"symmetric": "symmetric", "skew_symmetric": "skew-symmetric", "hermitian": "hermitian"}

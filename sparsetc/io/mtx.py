@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.io import lines, memory, table, text
+from sparsetc.io import lines, memory, table
 from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -144,4 +144,4 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     x = x.expand_dense()
     field = "complex" if x.dtype.is_complex else "real" if x.dtype.is_floating_point else "integer"
     banner = f"%%MatrixMarket matrix coordinate {field} general\n% dtype: {dtype_name(x.dtype)}\n"
-    text.write(path, f"{banner}{x.shape[0]} {x.shape[1]} {x.nnz}\n", x)
+    table.write(path, f"{banner}{x.shape[0]} {x.shape[1]} {x.nnz}\n", x)

@@ -17,7 +17,7 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, memory, npy, numbers
-from sparsetc.support.atomic import replacing
+from sparsetc.io.atomic import replacing
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -13,7 +13,7 @@ import re
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.io import bounds, lines, memory, table, text
+from sparsetc.io import bounds, lines, memory, table
 from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -105,4 +105,4 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
         raise DtypeError(f"a .tns file holds real numbers, not {x.dtype}; write .npz")
     x = x.expand_dense()
     comments = f"# shape: {_spaced(x.shape)}\n# dtype: {dtype_name(x.dtype)}\n"
-    text.write(path, comments, x)
+    table.write(path, comments, x)

@@ -16,6 +16,7 @@ import torch
 from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.output import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
+from sparsetc.io.atomic import replacing
 from sparsetc.io.stc import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -30,7 +31,6 @@ from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import ChunkMemory
 from sparsetc.streaming.stream import ORDERS, Stream
 from sparsetc.support import notices
-from sparsetc.support.atomic import replacing
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -19,6 +19,7 @@ from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.output import Output, Result, arranged, is_sparse, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
+from sparsetc.io.atomic import replacing
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming.budget import Sizes, StreamBudget, checked_streams
 from sparsetc.streaming.compiler import Compiler
@@ -28,7 +29,6 @@ from sparsetc.streaming.engine import ChunkTimes, Engine, ResultTarget
 from sparsetc.streaming.file import ChunkFile, ChunkWriter
 from sparsetc.streaming.store import ChunkMemory, release_pinned
 from sparsetc.support import notices
-from sparsetc.support.atomic import replacing
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting

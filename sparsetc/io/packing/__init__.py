@@ -19,7 +19,7 @@ import torch
 
 from sparsetc.errors import IOFormatError, SparsetcError
 from sparsetc.io import memory
-from sparsetc.io.atomic import regular, replacing
+from sparsetc.io.atomic import replacing
 from sparsetc.io.packing import budget, merge, runs, sources
 from sparsetc.io.packing.budget import PackingBudget
 from sparsetc.io.packing.folder import Folder
@@ -66,7 +66,6 @@ def pack(
     """
     if not os.fsdecode(path).lower().endswith(".stc"):
         raise IOFormatError(f"{os.fsdecode(path)}: a packed file is called .stc")
-    regular(path)  # which replacing it asks at the end, when all has been sorted
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, Folder.claimed(path, fresh) as folder, _room(source, path, folder):
         limit = budget.limit(memory_limit, folder.limit)
