@@ -138,11 +138,12 @@ def coordinates(text: Text, start: np.ndarray, end: np.ndarray, size: int = 2**6
     """Tokens of digits, from 1 to ``size``, as int64 from 0; BadToken for anything else."""
     length = end - start
     known = text.only_digits and int(length.max(initial=0)) <= _MAX_DIGITS
-    valid = np.ones(start.size, dtype=bool)
-    number = _digits(text, start, length, None if known else valid)
-    number -= _U(1)
-    valid &= number < _U(size)  # 0 has become the largest of all
-    text.require(valid, start, f"is not a whole number from 1 to {'2**63 - 1' if size == 2**63 - 1 else size}")
+    valid = None if known else np.ones(start.size, dtype=bool)
+    number = _digits(text, start, length, valid)
+    number -= _U(1)  # of 0 the largest of all
+    if valid is not None or int(number.max(initial=0)) >= size:
+        good = number < _U(size) if valid is None else valid & (number < _U(size))
+        text.require(good, start, f"is not a whole number from 1 to {'2**63 - 1' if size == 2**63 - 1 else size}")
     return number.view(np.int64)
 
 
@@ -192,7 +193,8 @@ def floats(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, 
     scaled = np.flatnonzero(stop != end)
     if scaled.size:
         power[scaled] += _exponents(text, stop[scaled] + 1, end[scaled], valid, scaled)
-    mantissa[~valid] = 2**64 - 1
+    if not valid.all():
+        mantissa[~valid] = 2**64 - 1
     size = np.abs(power)
     valid &= (size < _EXACT_POWERS.size) & (mantissa <= _EXACT_MANTISSA)
     scale = _EXACT_POWERS[np.minimum(size, _EXACT_POWERS.size - 1)]
