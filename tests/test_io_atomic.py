@@ -146,9 +146,10 @@ def test_a_missing_folder_is_named(tmp_path: Path, suffix: str, monkeypatch: pyt
     for folder in ("missing", str(tmp_path / "not" / "there")):
         with pytest.raises(FileNotFoundError) as caught:
             sio.write(f"{folder}/x{suffix}", ONE)
-        assert str(caught.value) == f"[Errno 2] No such file or directory: '{folder}/x{suffix}'"
+        assert caught.value.filename == folder
+        assert str(caught.value) == f"[Errno 2] cannot write to the folder: No such file or directory: {folder!r}"
     Path("link").symlink_to("gone/x.tns")
-    with pytest.raises(FileNotFoundError, match="link'"), replacing("link"):
+    with pytest.raises(FileNotFoundError, match="gone'"), replacing("link"):
         pass
 
 

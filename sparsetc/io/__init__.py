@@ -76,7 +76,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         FormatError: ``x`` is not sparse.
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
         DtypeError: complex values for ``.tns``, float16 and bfloat16 for Binsparse.
-        OSError: the file cannot be written, as where its folder is missing; it names the path.
+        OSError: the folder that is named cannot be written to.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)

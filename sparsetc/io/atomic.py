@@ -25,7 +25,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     what it did.
 
     Raises:
-        OSError: naming ``path``, also where its folder is missing or may not be written to.
+        OSError: naming ``path``, or its folder where that is missing or may not be written to.
     """
     target = Path(os.path.realpath(path))
     old = os.stat(path).st_mode if target.exists() else None
@@ -39,7 +39,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:  # a full disk names no file, and a missing folder the temporary one
-        if error.errno is None or os.path.basename(error.filename or PREFIX)[: len(PREFIX)] != PREFIX:
-            raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # as of a full disk
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        if error.errno is not None and os.path.basename(error.filename).startswith(PREFIX):
+            folder = target.parent if os.path.islink(path) else Path(path).parent
+            raise OSError(error.errno, f"cannot write to the folder: {error.strerror}", str(folder)) from error
+        raise
