@@ -367,6 +367,17 @@ def test_bombs_are_not_unpacked(tmp_path: Path, arrays: dict[str, Any]) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 20_000
 
 
+def test_diagonals_of_a_tall_matrix(tmp_path: Path) -> None:
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    tall = scipy_sparse.dia_matrix((np.ones((1, 2)), np.array([0])), shape=(10**9, 2))
+    scipy_sparse.save_npz(tmp_path / "x.npz", tall)
+    with (
+        options(memory_limit=10**9),
+        pytest.raises(OutOfMemoryError, match=r"x\.npz: the rows of diagonals would take"),
+    ):
+        sio.read(tmp_path / "x.npz")
+
+
 def test_members_nobody_asked_for_are_not_unpacked(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "x.npz", other=np.zeros(10**8, np.int8), notes=np.array([{}]), **GOOD)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -84,6 +84,8 @@ def _scipy(path: str | os.PathLike[str]) -> Any:
         matrix.check_format(full_check=True)
         if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("indptr must be a non-decreasing sequence")
+    if matrix.format == "dia":  # which becomes rows on the way, however few diagonals there are
+        memory.check(path, "the rows of diagonals", 16 * max(matrix.shape))
     return matrix
 
 
