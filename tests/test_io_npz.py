@@ -371,10 +371,7 @@ def test_diagonals_of_a_tall_matrix(tmp_path: Path) -> None:
     scipy_sparse = pytest.importorskip("scipy.sparse")
     tall = scipy_sparse.dia_matrix((np.ones((1, 2)), np.array([0])), shape=(10**9, 2))
     scipy_sparse.save_npz(tmp_path / "x.npz", tall)
-    with (
-        options(memory_limit=10**9),
-        pytest.raises(OutOfMemoryError, match=r"x\.npz: the rows of diagonals would take"),
-    ):
+    with options(memory_limit=10**9), pytest.raises(OutOfMemoryError, match=r"x\.npz: the rows of diagonals"):
         sio.read(tmp_path / "x.npz")
 
 
