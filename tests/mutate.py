@@ -29,7 +29,7 @@ from typing import NamedTuple
 TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
     "sparsetc/tensor/coords.py": ["tensor formats windows", "similarity pair"],
-    "sparsetc/io/": ["io", "io_bounds fuzz packed_files packing"],
+    "sparsetc/io/": ["io", "io_bounds io_npz binsparse fuzz packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz"],
     "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
     "sparsetc/ir/": ["ir_levels golden", "tile_pairs trees coordinates place ir_runners tasks halves"],

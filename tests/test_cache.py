@@ -131,8 +131,8 @@ def test_the_least_recently_used_files_go(tmp_path: Path, monkeypatch: pytest.Mo
 def test_files_that_are_not_the_caches_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _looks_at_each_write(monkeypatch, files=1)
     own = [tmp_path / name for name in ("mine.py", "kernel_0123.py", ".hidden.tmp", f"x_{'0' * 20}.txt")]
-    left = tmp_path / ".0123456789abcdef.tmp"
-    writing = tmp_path / ".fedcba9876543210.tmp"
+    left = tmp_path / ".sparsetc-0123456789abcdef.tmp"
+    writing = tmp_path / ".sparsetc-fedcba9876543210.tmp"
     for path in [*own, left, writing]:
         path.write_text("in use")
         if path != writing:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
-from sparsetc.io import atomic, digits, lines, text
+from sparsetc.io import atomic, digits, lines, table
 from sparsetc.support import notices
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -57,8 +57,9 @@ def from_text(folder: Path, text: str | bytes, dtype: torch.dtype | None = None,
 def test_round_trip(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
     path = tmp_path / f"x{suffix}"
     x = random_tensor((30, 40), 200, dtype)
-    if dtype.is_complex and suffix.startswith(".tns"):
-        with pytest.raises(DtypeError, match="npz"):
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    if (dtype.is_complex and suffix.startswith(".tns")) or (narrow and suffix.startswith(".bsp")):
+        with pytest.raises(DtypeError, match=r"npz|float32"):
             sio.write(path, x)
         return
     sio.write(path, x)
@@ -110,7 +111,7 @@ def test_integers_at_the_ends_of_int64(tmp_path: Path, value: int) -> None:
     if value == 2**63 - 1:
         assert from_text(tmp_path, f"{value} 1 5\n").shape == (value, 1)
     else:
-        with pytest.raises(IOFormatError, match=f"line 1: coordinate {value} of mode 0 is out of range"):
+        with pytest.raises(IOFormatError, match=f"line 1: coordinate '{value}' of mode 0 is not a whole number"):
             from_text(tmp_path, f"{value} 1 5\n")
 
 
@@ -199,7 +200,7 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for size in (7, 64, 1000):
         monkeypatch.setattr(lines, "BLOCK", size)
         assert same(sio.read(tmp_path / "x.tns"), x)
-    monkeypatch.setattr(text, "LINES", 7)
+    monkeypatch.setattr(table, "LINES", 7)
     sio.write(tmp_path / "y.tns", x)
     assert (tmp_path / "x.tns").read_bytes() == (tmp_path / "y.tns").read_bytes()
 
@@ -222,20 +223,22 @@ def test_floats_as_python_reads_them(tokens: list[str]) -> None:
     text = digits.Text((" ".join(tokens) + "\n").encode())
     start, end = text.tokens()
     wanted = np.array([float(t) for t in tokens])
-    np.testing.assert_array_equal(digits.floats(text, start, end), wanted)
-    np.testing.assert_array_equal(np.signbit(digits.floats(text, start, end)), np.signbit(wanted))
-    with np.errstate(over="ignore"):
-        narrow = digits.floats(text, start, end, exact=False).astype(np.float32)
-        np.testing.assert_allclose(narrow, wanted.astype(np.float32), rtol=1.2e-7, atol=1.5e-45)
+    if any("n" not in token.lower() and math.isinf(float(token)) for token in tokens):
+        with pytest.raises(digits.BadToken, match="beyond the largest float64"):
+            digits.floats(text, start, end)
+        return
+    found, _ = digits.floats(text, start, end)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-99, 99)), min_size=1, max_size=8))
 def test_integers_exactly(numbers: list[int]) -> None:
     text = digits.Text((" ".join(map(str, numbers)) + "\n").encode())
-    assert digits.integers(text, *text.tokens()).tolist() == numbers
-    if min(numbers) >= 0:
-        assert digits.coordinates(text, *text.tokens()).tolist() == numbers
+    assert digits.integers(text, *text.tokens(), "no").tolist() == numbers
+    if min(numbers) > 0:
+        assert digits.coordinates(text, *text.tokens()).tolist() == [number - 1 for number in numbers]
 
 
 @settings(max_examples=300, deadline=None)
@@ -247,9 +250,9 @@ def test_every_token_is_judged_as_python_does(token: str) -> None:
         wanted = None
     text = digits.Text(f"1 {token} 2\n".encode())
     try:
-        found = digits.floats(text, *text.tokens()).tolist()[1]
+        found = digits.floats(text, *text.tokens())[0].tolist()[1]
     except digits.BadToken:
-        assert wanted is None
+        assert wanted is None or (math.isinf(wanted) and "n" not in token)
     else:
         assert found == wanted or (math.isnan(found) and wanted is not None and math.isnan(wanted))
 
@@ -290,7 +293,9 @@ def test_an_integer_that_float64_does_not_hold_is_read_as_int64_or_refused(
     path = tmp_path / ("x.mtx" if head else "x.tns")
     path.write_text(f"{head}1 1 1\n2 1 {number}\n")
     for reader in (sio.read, lambda path: sio.pack(path, tmp_path / "packed.parquet")):
-        with pytest.raises(IOFormatError, match=r"line \d: an integer that float64 does not hold; name the dtype"):
+        with pytest.raises(
+            IOFormatError, match=r"line \d: .* is an integer that float64 does not hold; name the dtype"
+        ):
             reader(path)
     assert sio.read(path, dtype=torch.int64).values.tolist() == [1, int(number)]
     path.write_text(f"{head}1 1 1\n2 1 9007199254740994\n")  # which float64 holds
@@ -365,7 +370,7 @@ def test_coordinates_and_sizes_around_the_limits_of_int64(tmp_path: Path, number
             x = from_text(tmp_path, content, name=name)
             assert (x.coords.tolist(), x.shape[1]) == ([[0], [number - 1]], number)
         else:
-            words = "sizes from 0 to 2\\*\\*63 - 1" if name == "x.mtx" else f"{number}.*int64"
+            words = "sizes from 0 to 2\\*\\*63 - 1" if name == "x.mtx" else f"{number}.* from 1 to 2\\*\\*63 - 1"
             with pytest.raises(IOFormatError, match=words):
                 from_text(tmp_path, content, name=name)
 
@@ -377,27 +382,31 @@ def test_coordinates_and_sizes_around_the_limits_of_int64(tmp_path: Path, number
     ("text", "words"),
     [
         ("1 2 3.0\n# c\n\n1 2 3 4.0\n", "line 4: expected 3 fields, 2 coordinates and a value, found 4: '1 2 3 4.0'"),
-        ("1 2 3.0\n1 2\n", "line 2: expected 3 fields.*found 2 \\(is the value missing"),
+        ("1 2 3.0\n1 2\n", "line 2: expected 3 fields.*found 2: '1 2'"),
         ("1 2 3\n1 2 3 4\n1 2\n", "line 2: expected 3 fields"),
         ("1 2\n3 1 2 1 2 3\n", "line 2: expected 2 fields"),
         ("5\n6\n", "line 1: expected coordinates and a value, found 1"),
-        ("# shape: 3 4 5\n1 2 3\n", "line 2: expected 4 fields, 3 coordinates and a value.*value missing"),
+        ("0\n", "line 1: expected coordinates and a value, found 1"),
+        ("# shape: 3 4 5\n1 2 3\n", "line 2: expected 4 fields, 3 coordinates and a value, found 3"),
         ("3\n3 4 5\n1 2 3\n", "line 3: expected 4 fields"),
-        ("1 2 3.0\n0 2 3.0\n", "line 2: coordinate 0 of mode 0.*start at 1: '0 2 3.0'"),
-        ("1 -2 3.0\n", "line 1: coordinate -2 of mode 1.*start at 1"),
+        ("1 2 3.0\n0 2 3.0\n", "line 2: coordinate '0' of mode 0 is not a whole number from 1 to 2.*: '0 2 3.0'"),
+        ("1 -2 3.0\n", "line 1: coordinate '-2' of mode 1 is not a whole number from 1"),
         ("1 2.5 3.0\n", "line 1: coordinate '2.5' of mode 1 is not a whole number"),
-        ("1 9223372036854775808 3.0\n", "line 1: coordinate 9223372036854775808 of mode 1 is out of range"),
-        ("1 99999999999999999999 3\n", "line 1: coordinate '99999999999999999999'.*int64"),
-        ("# shape: 4 4\n4 4 1\n4 5 1\n", "line 3: coordinate 5 of mode 1 is beyond its size, 4"),
+        (
+            "1 9223372036854775808 3.0\n",
+            "line 1: coordinate '9223372036854775808' of mode 1 is not.* from 1 to 2\\*\\*63 - 1",
+        ),
+        ("1 99999999999999999999 3\n", "line 1: coordinate '99999999999999999999'.* from 1 to 2\\*\\*63 - 1"),
+        ("# shape: 4 4\n4 4 1\n4 5 1\n", "line 3: coordinate '5' of mode 1 is not a whole number from 1 to 4"),
         ("1 2 three\n", "line 1: the value 'three' is not a number"),
         ("1 2 1_0\n", "line 1: the value '1_0'"),
         ("1 2 1.2.3\n", "line 1: the value '1.2.3'"),
         ("1 2 .\n", "line 1: the value"),
         ("1 2 1e\n", "line 1: the value"),
         ("1 x 3.0\n", "line 1: coordinate 'x' of mode 1"),
-        (b"1 1 1\n1 2 \x00\n", "line 2: the value"),
-        (b"1 1 1\n1 2\x0e3\n", "line 2: expected 3 fields"),
-        (b"1 1 1\n1 2\x1f3\n", "line 2: expected 3 fields"),
+        (b"1 1 1\n1 2 \x00\n", "line 2: a control character"),
+        (b"1 1 1\n1 2\x0e3\n", "line 2: a control character"),
+        (b"1 1 1\n1 2\x1f3\n", "line 2: a control character"),
         (b"1 1 1\n1 \xff 2\n", "line 2: coordinate"),
         ("1 1 1\n" + "9 " * 200 + "\n", "line 2: expected 3 fields.*\\.\\.\\.'"),
         ("", "no nonzeros"),
@@ -534,14 +543,20 @@ def test_matrix_market(tmp_path: Path, text: str, wanted: list[list[Any]]) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n3 1 7\n", "line 4: row 3 .*1 to 2.*'3 1 7'"),
+        (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n3 1 7\n", "line 4: row '3' .*1 to 2: '3 1 7'"),
         (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n", "truncated.* 2 entries, the file has 1"),
         (f"{BANNER} coordinate real general\n50 60 2\n1 1 1\n1 2 2\n1 3 3\n", "too long.* 2 entries, the file has 3"),
         (f"{BANNER} coordinate real general\n2 2\n1 1 1\n", "sizes"),
         (f"{BANNER} array real general\n2 2\n1\n0\n3\n4\n", "coordinate"),
         (f"{BANNER} coordinate real general\n2 2 1\n1 1 x\n", "line 3: the value 'x' is not a number: '1 1 x'"),
-        (f"{BANNER} coordinate real general\n2 2 1\n% c\n1 1\n", "line 4: expected 3 fields, found 2: '1 1'"),
-        (f"{BANNER} coordinate pattern general\n2 2 1\n1 1 5\n", "line 3: expected 2 fields, found 3"),
+        (
+            f"{BANNER} coordinate real general\n2 2 1\n% c\n1 1\n",
+            "line 4: expected 3 fields, 2 coordinates and a value, found 2: '1 1'",
+        ),
+        (
+            f"{BANNER} coordinate pattern general\n2 2 1\n1 1 5\n",
+            "line 3: expected 2 fields, 2 coordinates and no value, found 3",
+        ),
         (f"{BANNER} coordinate quaternion general\n2 2 1\n1 1 5\n", "line 1: .*quaternion"),
         ("hello\n", "line 1: .*banner.*'hello'"),
         ("", "MatrixMarket"),
@@ -597,10 +612,10 @@ def test_npz_is_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"coords": np.zeros((1, 1), int)}, "no array values, shape"),
+        ({"coords": np.zeros((1, 1), int)}, "no array values among coords"),
         ({"coords": np.array([[5]]), "values": np.ones(1), "shape": np.array([2])}, "size of mode 0 is 2"),
         ({"coords": np.array([[0, 1]]), "values": np.ones(1), "shape": np.array([2])}, "2 columns"),
-        ({"coords": np.array([[0]]), "values": np.ones(1), "shape": np.array(2)}, "1-D"),
+        ({"coords": np.array([[0]]), "values": np.ones(1), "shape": np.array(2)}, "a size for each of at most 64"),
         ({"coords": np.array([[0]]), "values": np.array([{}]), "shape": np.array([2])}, "pickle"),
         ({"coords": np.array([[0]]), "values": np.ones(1), "shape": np.array([2]), "dtype": "bfloat16"}, "uint16"),
     ],

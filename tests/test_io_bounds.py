@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -157,7 +156,8 @@ def test_no_number_becomes_infinite(tmp_path: Path, value: str, dtype: torch.dty
         return
     assert isinstance(found, str)
     assert f"line 2: the value {value[:27]!r}"[:-1] in found
-    assert f"is beyond the largest {dtype}" in found
+    words = "is beyond the largest float64; write inf" if dtype == torch.float64 else f"does not fit {dtype}; read it"
+    assert words in found
     assert ("dtype=torch.float64" in found) == (dtype != torch.float64)
     matrix = BANNER.replace(b"real", b"complex") + f"1 1 1\n1 1 0 {value}\n".encode()
     if dtype == torch.float64:
@@ -170,17 +170,18 @@ def test_no_number_becomes_infinite(tmp_path: Path, value: str, dtype: torch.dty
 def test_the_longest_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (lines.BLOCK, 1000, bounds.LINE):
         monkeypatch.setattr(lines, "BLOCK", block)
-        for length, fits in ((bounds.LINE, True), (bounds.LINE + 1, False)):
+        for length, fits in ((bounds.LINE, True), (bounds.LINE + block + 1, False)):
             found = told(tmp_path / "x.tns", b"1 1 1\n" + b"1 2 2 #".ljust(length, b"c") + b"\n1 x 1\n")
             assert ("line 3: coordinate 'x'" if fits else "line 2: longer than 65,536 bytes") in str(found)
 
 
 def test_the_longest_number(tmp_path: Path) -> None:
-    for digits, fits in ((bounds.TOKEN, True), (bounds.TOKEN + 1, False)):
-        number = "1." + "0" * (digits - 3) + "1"
-        found = told(tmp_path / "x.tns", f"1 1 1\n1 2 {number}\n".encode())
-        assert isinstance(found, tuple) == fits
-    assert "line 2: a number of more than 4,096 characters" in str(found)
+    for count in (40, 5_000, bounds.LINE - 10):
+        start = time.process_time()
+        text = f"1 1 1\n1 2 1.{'0' * count}1\n".encode() * 8 + b"1 3 2." + b"5" * count + b"x\n"
+        assert "line 17: the value '2.5" in str(told(tmp_path / "x.tns", text))
+        assert isinstance(told(tmp_path / "x.tns", text.replace(b"x", b"")), tuple)
+        assert time.process_time() - start < 2
 
 
 def test_long_numbers_cost_what_they_are(tmp_path: Path) -> None:
@@ -234,30 +235,21 @@ def test_one_long_line_is_refused_at_once(tmp_path: Path) -> None:
         assert time.process_time() - start < 1
 
 
-def affordable(text: bytes, slack: int, per_number: int) -> bool:
-    """The bound as it is written down: at every number, and at the end, for the text up to there."""
-    blanked = re.sub(rb"#[^\n]*", lambda found: b" " * len(found[0]), text)
-    starts = [found.start() for found in re.finditer(rb"\S+", blanked)]
-    return all(at <= slack + per_number * before for before, at in enumerate([*starts, len(text)]))
-
-
-@pytest.mark.parametrize("fillers", [6, 7, 50, 51, 100])
 @pytest.mark.parametrize("filler", [b"   \n", b"#  \n", b"1 1    1\n"])
-@pytest.mark.parametrize("numbers", [0, 1, 20])
-@pytest.mark.parametrize("comments", [0, 74, 75, 76])
-def test_what_may_be_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fillers: int, filler: bytes, numbers: int, comments: int
-) -> None:
-    """The bound on text without numbers is met at one place of the file wherever blocks are cut."""
-    monkeypatch.setattr(bounds, "SLACK", 300)
-    monkeypatch.setattr(bounds, "PER_NUMBER", 3)
-    text = b"# c\n" * comments + b"1 1 1\n" * numbers + filler * fillers + b"1 1 1\n"
-    wanted = told(tmp_path / "x.tns", text)
-    assert isinstance(wanted, tuple) == affordable(text, 300, 3)
-    assert isinstance(wanted, tuple) or "too few numbers" in str(wanted)
+@pytest.mark.parametrize("at_head", [True, False])
+def test_what_may_be_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: bytes, at_head: bool) -> None:
+    """Text without numbers is bounded, to within a block, before the first number and between numbers."""
+    monkeypatch.setattr(bounds, "SLACK", 3000)
+    monkeypatch.setattr(bounds, "PER_NUMBER", 2)
+    nonzeros = b"1 1 1\n" * 40
     for block in (7, 64, 500):
         monkeypatch.setattr(lines, "BLOCK", block)
-        assert told(tmp_path / "x.tns", text + b"1 x 1\n" * (not isinstance(wanted, tuple))) == wanted
+        for nbytes, fits in ((2500, True), (3700, False)):
+            waste = b"   \n" * (nbytes // 4) if b"1" not in filler else filler * (nbytes // 3)
+            text = waste + nonzeros if at_head else nonzeros + waste + nonzeros
+            found = told(tmp_path / "x.tns", text)
+            assert isinstance(found, tuple) == fits
+            assert fits or "too few numbers in too much text" in str(found)
 
 
 def test_entries_beyond_those_declared_are_not_read(tmp_path: Path) -> None:

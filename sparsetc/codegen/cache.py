@@ -133,7 +133,7 @@ DIGITS = 20
 """Hexadecimal digits of the digest in a file name."""
 SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
 """Names of files that are removed; a folder that was named may hold a user's own."""
-UNFINISHED = re.compile(rf"\.[0-9a-f]+{re.escape(files.TEMPORARY)}")
+UNFINISHED = re.compile(rf"{re.escape(files.PREFIX)}[0-9a-f]+{re.escape(files.SUFFIX)}")
 """Names of files that are being written."""
 
 _refused: set[Path | None] = set()

@@ -1,8 +1,8 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
-In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text goes through
-one reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds` and
-`memory`. Packed files are Parquet, read by row groups too, and made of the others by `packing`.
+In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, binsparse, parquet. Text
+goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds`
+and `memory`. Packed files are Parquet, read by row groups too, and made of the others by `packing`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, mtx, npz, parquet, tns
+from sparsetc.io import binsparse, bounds, memory, mtx, npz, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -22,7 +22,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
-SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
+SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
 """What ``read`` and ``write`` understand."""
 
 
@@ -37,12 +37,12 @@ def read(
 
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
-            ``save_npz`` of scipy.sparse or pydata/sparse wrote, or ``.parquet``: a packed file, or with ``columns`` any
-            table. Text may come through a pipe.
-        dtype: of the values. By default .npz and .parquet are read as they were stored, and text as a comment in it
-            says, which `write` leaves; other text as float32 if that holds every digit, else as float64 (complex64 or
-            complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an integer of
-            int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
+            ``save_npz`` of scipy.sparse or pydata/sparse wrote (which read it), or ``.bsp.h5`` or ``.bsp.npz``
+            (Binsparse), or ``.parquet``: a packed file, or with ``columns`` any table. Text may come through a pipe.
+        dtype: of the values. By default .npz, Binsparse and .parquet are read as they were stored, and text as a
+            comment in it says, which `write` leaves; other text as float32 if that holds every digit, else as float64
+            (complex64 or complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an
+            integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
         columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
             mode each, and then that of the values. Each size is the largest coordinate and one.
         progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
@@ -53,14 +53,17 @@ def read(
             passes a bound of `sparsetc.io.bounds`.
         OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
         FileNotFoundError: no such file.
-        ImportError: a .parquet file, and pyarrow is not installed.
+        ImportError: the library that reads such a file is not installed.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
     parquet.check_columns(path, columns)
-    with torch.device("cpu"):  # not the default device in force, on which no ndarray is
+    cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
+    with cpu, memory.named(path, lambda: "reading takes up to three times the bytes of the tensor"):
         if suffix.startswith(".tns"):
             found = tns.read(path, dtype, progress)
+        elif suffix.startswith(".bsp"):
+            found = binsparse.read(path, dtype)
         elif suffix == ".parquet":
             found = parquet.read(path, dtype, columns)
         else:
@@ -73,16 +76,16 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that ``SparseTensor.coerce`` takes, in the format of the suffix.
 
     The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
-    file's. ``.npz`` and ``.parquet`` are exact for every dtype; ``.tns`` holds real numbers, ``.mtx`` matrices. Only
-    ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
+    file's. ``.npz`` and ``.parquet`` are exact for every dtype; Binsparse has no float16 and bfloat16, ``.tns`` holds
+    real numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
 
     Raises:
         IOFormatError: an unknown suffix.
         FormatError: ``x`` is not sparse.
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
-        DtypeError: complex values for ``.tns``.
+        DtypeError: complex values for ``.tns``, float16 and bfloat16 for Binsparse.
         OSError: the folder that is named cannot be written to.
-        ImportError: a .parquet file, and pyarrow is not installed.
+        ImportError: the library that writes such a file is not installed.
     """
     path = os.fsdecode(path)
     suffix = _suffix(path)
@@ -91,7 +94,9 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         raise FormatError(f"write takes a sparse tensor, found {type(x).__name__}; see SparseTensor.from_dense")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
-    if suffix.startswith(".tns"):
+    if suffix.startswith(".bsp"):
+        binsparse.write(path, tensor)
+    elif suffix.startswith(".tns"):
         tns.write(path, tensor)
     elif suffix.startswith(".mtx"):
         mtx.write(path, tensor)

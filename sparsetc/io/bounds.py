@@ -1,13 +1,8 @@
-"""What a file may cost before it is refused: bounds that real files keep far below, and no hostile one can pass.
-
-Each is a fact of the file, not of how it is read: the same file is accepted or refused wherever blocks are cut.
-"""
+"""What a file may cost before it is refused: bounds that real files keep far below."""
 
 LINE = 64 * 1024
-"""Bytes of the longest line, its comment included. The longest line of numbers, 64 coordinates of int64 and two exact
-decimals, has less than 6 KB; the rest is for comments."""
-TOKEN = 4096
-"""Characters of the longest number. The longest exact decimal of a float64 has 1,079."""
+"""Bytes of a line of text, its comment included, up to which it is read. The longest line of numbers, 64 coordinates of
+int64 and two exact decimals, has less than 6 KB; the rest is for comments."""
 ORDER = 64
 """Modes of a tensor in a file: numpy has no more, and the letters of an equation are 52."""
 SLACK = 16 * 2**20

@@ -1,44 +1,40 @@
 """Numbers out of text, many at a time: a vectorised parser over the bytes of a buffer, with numpy only.
 
-In: bytes of whitespace-separated text. Out: where its tokens are, and columns of them as uint64, int64 or float64.
-Eight digits are read as one 64-bit word and folded into a number by three multiplications (SWAR); a token of up to 19
-digits is up to three words. Decimals are two such integers and a power of ten. What is left over (nan, inf, more
-digits than float64 holds exactly) goes through numpy's own conversion of strings.
+In: bytes of whitespace-separated text. Out: where its tokens are, and columns of them as int64 or float64; or
+`BadToken`, which says where the first is that is no such number. Eight digits are read as one 64-bit word and folded
+into a number by three multiplications (SWAR); a token of up to 19 digits is up to three words. Decimals are two such
+integers and a power of ten. What is left over (nan, inf, more digits than float64 holds exactly) is read by Python.
 """
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 
 import numpy as np
-
-from sparsetc.io import bounds
-from sparsetc.support.lru import cached_property
 
 PAD = 16
 """Bytes of padding after the text, so that a word may be read at any position of it."""
 
 _U = np.uint64
-_POWERS = 10.0 ** np.arange(301)
 _INT_POWERS = np.array([10**k for k in range(20)], dtype=np.uint64)
-_EXACT_POWER = 22  # 10**22 is the largest power of ten that float64 holds exactly
+_EXACT_POWERS = 10.0 ** np.arange(23)  # those that float64 holds exactly
 _EXACT_MANTISSA = 2**53
 _MAX_DIGITS = 19  # of a uint64 that cannot overflow
-_WIDE = 64  # characters of tokens that are converted side by side
-_TABLE = 2**22  # bytes of a table of tokens
-_FLOAT_BYTES = np.zeros(256, dtype=bool)
-_FLOAT_BYTES[list(b"0123456789+-.eEnNaAiIfFtTyY\0")] = True
 
 
 class BadToken(ValueError):
-    """Some token is not a number of the kind asked for; the caller finds out which."""
+    """Text that is not as asked for.
 
+    Attributes:
+        line: how many lines are before its own.
+        field: how many tokens of its line are before it; None where the line is at fault.
+    """
 
-def without(comment: bytes, data: bytes, keep_length: bool = False) -> bytes:
-    """Lines without what follows ``comment`` in each; blanks in its place where positions should stay."""
-    if comment not in data:
-        return data
-    return re.sub(re.escape(comment) + rb"[^\n]*", (lambda found: b" " * len(found[0])) if keep_length else b"", data)
+    def __init__(self, text: Text, at: int, reason: str, whole_line: bool = False) -> None:
+        super().__init__(reason)
+        before = text.data[:at]
+        self.line = before.count(b"\n")
+        self.field = None if whole_line else len(before[before.rfind(b"\n") + 1 :].split())
 
 
 class Text:
@@ -46,25 +42,20 @@ class Text:
 
     def __init__(self, data: bytes) -> None:
         """``data`` should end in a newline; padding is added here."""
-        self.size = len(data)
+        self.data = data
         padded = np.frombuffer(data + b" " * PAD, dtype=np.uint8)
         self.padded = padded
-        self.bytes = padded[: self.size]
+        self.bytes = padded[: len(data)]
         # one (unaligned) little-endian word per byte: words[s] is the eight bytes from s on
-        self.words = np.ndarray((self.size + PAD - 8,), "<u8", padded.data, 0, (1,))
-        space = self.bytes <= 32
-        if ((self.bytes < 9) | ((self.bytes - np.uint8(14)) < 18)).any():
-            raise BadToken("control characters")
-        self.space = space
-        self.only_digits = bool((((self.bytes - np.uint8(48)) < 10) | space).all())
-
-    @cached_property
-    def lines(self) -> int:
-        """The number of lines, blank ones included."""
-        return int(np.count_nonzero(self.bytes == 10))
+        self.words = np.ndarray((len(data) + PAD - 8,), "<u8", padded.data, 0, (1,))
+        control = (self.bytes < 9) | ((self.bytes - np.uint8(14)) < 18)
+        if control.any():
+            raise BadToken(self, int(np.argmax(control)), "a control character", whole_line=True)
+        self.space = self.bytes <= 32
+        self.only_digits = bool((((self.bytes - np.uint8(48)) < 10) | self.space).all())
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of every token, int64."""
+        """Return start and end of every token, int64."""
         ends = np.flatnonzero(self.space)
         starts = np.empty_like(ends)
         if ends.size:
@@ -75,24 +66,22 @@ class Text:
         edges = np.flatnonzero(np.diff(self.space, prepend=True, append=True))
         return edges[0::2], edges[1::2]
 
-    def positions(self, *characters: bytes) -> np.ndarray:
-        """Where any of ``characters`` stands."""
-        found = self.bytes == ord(characters[0])
-        for other in characters[1:]:
-            found |= self.bytes == ord(other)
-        return np.flatnonzero(found)
+    def require(self, good: np.ndarray, start: np.ndarray, reason: str) -> None:
+        """Raise `BadToken` at the first token for which ``good`` is False."""
+        if not good.all():
+            raise BadToken(self, int(start[np.argmin(good)]), reason)
 
-
-def is_table(text: Text, start: np.ndarray, end: np.ndarray, fields: int) -> bool:
-    """Whether every line that is not blank has ``fields`` tokens; their number is already a multiple of it."""
-    newline = text.bytes == 10  # held no longer than here: a block and what is made of it should stay in cache
-    text.lines = int(np.count_nonzero(newline))
-    last = end[fields - 1 :: fields]
-    if text.lines == last.size and bool(newline[last].all()):
-        return True  # as many newlines as lines, each right after a value
-    line = np.searchsorted(np.flatnonzero(newline), start)
-    first_line, last_line = line[0::fields], line[fields - 1 :: fields]
-    return bool((first_line == last_line).all() and (first_line[1:] > last_line[:-1]).all())
+    def check_fields(self, start: np.ndarray, end: np.ndarray, fields: int, expected: str) -> None:
+        """Raise `BadToken` for a line that is not blank and has not ``fields`` tokens."""
+        newline = self.bytes == 10
+        last = end[fields - 1 :: fields]
+        if start.size == fields * np.count_nonzero(newline) and bool(newline[last].all()):
+            return  # as many newlines as lines, each right after a value
+        count = np.bincount(np.searchsorted(np.flatnonzero(newline), start))
+        wrong = np.flatnonzero((count != fields) & (count != 0))
+        if wrong.size:
+            first, found = int(wrong[0]), int(count[wrong[0]])
+            raise BadToken(self, int(start[count[:first].sum()]), f"{expected}, found {found}", whole_line=True)
 
 
 def _eight(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
@@ -126,17 +115,13 @@ def _one(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray | 
 
 
 def _digits(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
-    """Tokens of 0..19 digits as uint64; clears ``valid`` where that is not so."""
-    if length.size == 0:
-        return np.zeros(0, dtype=np.uint64)
-    longest = int(length.max())
+    """Tokens of 0..19 digits as uint64; clears ``valid`` where that is not so (None: known to be so)."""
+    longest = int(length.max(initial=0))
     if longest <= 1:
         return _one(text, start, length, valid)
     if longest <= 8:
         return _eight(text, start, length, valid)
-    if longest > _MAX_DIGITS:
-        if valid is None:
-            raise BadToken("too many digits")
+    if valid is not None and longest > _MAX_DIGITS:
         valid &= length <= _MAX_DIGITS
         length = np.minimum(length, _MAX_DIGITS)
     low = np.minimum(length, 8)
@@ -149,20 +134,22 @@ def _digits(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray
     return number
 
 
-def coordinates(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Tokens of digits as int64; BadToken if one is anything else, or does not fit."""
-    valid = None if text.only_digits else np.ones(start.size, dtype=bool)
-    number = _digits(text, start, end - start, valid)
-    if valid is not None and not valid.all():
-        raise BadToken("not an integer")
-    if number.size and int(number.max()) >= 2**63:
-        raise BadToken("too large")
+def coordinates(text: Text, start: np.ndarray, end: np.ndarray, size: int = 2**63 - 1) -> np.ndarray:
+    """Tokens of digits, from 1 to ``size``, as int64 from 0; BadToken for anything else."""
+    length = end - start
+    known = text.only_digits and int(length.max(initial=0)) <= _MAX_DIGITS
+    valid = None if known else np.ones(start.size, dtype=bool)
+    number = _digits(text, start, length, valid)
+    number -= _U(1)  # of 0 the largest of all
+    if valid is not None or int(number.max(initial=0)) >= size:
+        good = number < _U(size) if valid is None else valid & (number < _U(size))
+        text.require(good, start, f"is not a whole number from 1 to {'2**63 - 1' if size == 2**63 - 1 else size}")
     return number.view(np.int64)
 
 
-def _marks(text: Text, start: np.ndarray, end: np.ndarray, *characters: bytes) -> np.ndarray:
-    """For each token the position of (the last of) ``characters`` in it, or its end."""
-    at = text.positions(*characters)
+def _marks(text: Text, start: np.ndarray, end: np.ndarray, character: str) -> np.ndarray:
+    """For each token the position of (the last) ``character``, of either case, in it, or its end."""
+    at = np.flatnonzero((text.bytes | np.uint8(32)) == ord(character))
     if at.size == start.size and bool(((at >= start) & (at < end)).all()):
         return at
     found = end.copy()
@@ -181,23 +168,19 @@ def _signs(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, 
     return minus, start + (minus | ((first == ord("+")) & (start < end)))
 
 
-def begins_with_digit(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Which tokens are digits or a decimal point after any sign, as all numbers are but nan and inf."""
-    _, body = _signs(text, start, end)
-    first = text.padded[body]
-    return ((first - np.uint8(48)) < 10) | (first == ord("."))
+def floats(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens as the nearest float64; BadToken for what is no number, or is finite and float64 has no such number.
 
-
-def floats(text: Text, start: np.ndarray, end: np.ndarray, exact: bool = True) -> np.ndarray:
-    """Tokens as float64: integers, decimals, exponents, nan and inf; BadToken if one is no number.
-
-    ``exact``: every value is the float64 nearest to the text; otherwise some are one unit in the last place off.
+    Returns:
+        The numbers, and the digits of each as uint64, without its point and exponent; the largest uint64 where these
+        are more than 19, or none.
     """
-    if text.only_digits and start.size and int((end - start).max()) <= 15:
-        return _digits(text, start, end - start, None).astype(np.float64)
+    if text.only_digits and int((end - start).max(initial=0)) <= 15:
+        mantissa = _digits(text, start, end - start, None)
+        return mantissa.astype(np.float64), mantissa
     minus, body = _signs(text, start, end)
-    stop = _marks(text, start, end, b"e", b"E")
-    dot = np.minimum(_marks(text, start, end, b"."), stop)
+    stop = _marks(text, start, end, "e")
+    dot = np.minimum(_marks(text, start, end, "."), stop)
     valid = np.ones(start.size, dtype=bool)
     places = np.maximum(stop - dot - 1, 0)
     whole = np.maximum(dot - body, 0)
@@ -210,18 +193,18 @@ def floats(text: Text, start: np.ndarray, end: np.ndarray, exact: bool = True) -
     scaled = np.flatnonzero(stop != end)
     if scaled.size:
         power[scaled] += _exponents(text, stop[scaled] + 1, end[scaled], valid, scaled)
-    limit = _EXACT_POWER if exact else 250
-    valid &= (power <= limit) & (power >= -limit)
-    if exact:
-        valid &= mantissa <= _EXACT_MANTISSA
-    scale = _POWERS[np.minimum(np.abs(power), limit)]
+    if not valid.all():
+        mantissa[~valid] = 2**64 - 1
+    size = np.abs(power)
+    valid &= (size < _EXACT_POWERS.size) & (mantissa <= _EXACT_MANTISSA)
+    scale = _EXACT_POWERS[np.minimum(size, _EXACT_POWERS.size - 1)]
     value = mantissa.astype(np.float64)
     value = np.where(power < 0, value / scale, value * scale) if power.any() else value
     np.negative(value, out=value, where=minus)
     if not valid.all():
         rest = np.flatnonzero(~valid)
-        value[rest] = _by_numpy(text, start[rest], end[rest])
-    return value
+        value[rest] = _by_python(text, start[rest], end[rest])
+    return value, mantissa
 
 
 def _exponents(text: Text, start: np.ndarray, end: np.ndarray, valid: np.ndarray, which: np.ndarray) -> np.ndarray:
@@ -234,38 +217,26 @@ def _exponents(text: Text, start: np.ndarray, end: np.ndarray, valid: np.ndarray
     return np.where(minus, -number, number)
 
 
-def _by_numpy(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Tokens as float64 by numpy's conversion of strings, which knows nan and inf and rounds correctly."""
-    length = end - start
-    if int(length.max()) > bounds.TOKEN:
-        raise BadToken(f"a number of more than {bounds.TOKEN:,} characters")
-    value = np.empty(start.size)
-    # a table of all would be mostly padding where some are long
-    for which, width in ((length <= _WIDE, _WIDE), (length > _WIDE, bounds.TOKEN)):
-        rows = np.flatnonzero(which)
-        for at in range(0, rows.size, _TABLE // width):
-            few = rows[at : at + _TABLE // width]
-            value[few] = _converted(text, start[few], length[few])
+def _by_python(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Tokens as float64 by Python's ``float``, which knows nan and inf and rounds correctly."""
+    tokens = [text.data[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)]
+    found: list[float] = []
+    with suppress(ValueError):
+        found.extend(map(float, tokens))  # as far as they are numbers
+    good = np.ones(start.size, dtype=bool)
+    if b"_" in text.data:  # as in 1_000, which Python takes
+        good = np.array([b"_" not in token for token in tokens])
+    good[len(found) :] = False
+    text.require(good, start, "is not a number")
+    value = np.array(found)
+    infinite = np.flatnonzero(np.isinf(value))
+    written = np.array([b"n" in tokens[at].lower() for at in infinite], dtype=bool)
+    text.require(written, start[infinite], "is beyond the largest float64; write inf for an infinity")
     return value
 
 
-def _converted(text: Text, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Tokens of similar length, through a table of their characters."""
-    width = int(length.max())
-    column = np.arange(width)
-    table = text.bytes[np.minimum(start[:, None] + column, text.size - 1)]
-    table[column >= length[:, None]] = 0
-    if not _FLOAT_BYTES[table].all():  # Python's float would take 1_000
-        raise BadToken("not a number")
-    try:
-        with np.errstate(over="ignore"):  # what is too large is infinite, as Python has it
-            return table.view(f"S{width}").ravel().astype(np.float64)
-    except ValueError as error:
-        raise BadToken(str(error)) from None
-
-
-def integers(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Tokens as int64, exactly; ``3.0`` and ``1e3`` will do, BadToken for 2.5, for nan and for what does not fit."""
+def integers(text: Text, start: np.ndarray, end: np.ndarray, reason: str) -> np.ndarray:
+    """Tokens as int64, exactly; ``3.0`` and ``1e3`` will do, 2.5, nan and what is too large are a BadToken."""
     minus, body = _signs(text, start, end)
     valid = body < end
     number = _digits(text, body, end - body, valid)
@@ -274,8 +245,7 @@ def integers(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     np.negative(value, out=value, where=minus)
     if not valid.all():
         rest = np.flatnonzero(~valid)
-        real = floats(text, start[rest], end[rest])
-        if not ((real == np.floor(real)) & (np.abs(real) < _EXACT_MANTISSA)).all():
-            raise BadToken("not an integer, or one beyond 2**53 that is not written as digits alone")
+        real, _ = floats(text, start[rest], end[rest])
+        text.require((real == np.floor(real)) & (np.abs(real) < _EXACT_MANTISSA), start[rest], reason)
         value[rest] = real.astype(np.int64)
     return value

@@ -1,39 +1,32 @@
-"""Memory that reading a file takes: refused before it is taken where that is known, named where it is found out.
-
-In: a path and a number of bytes. Out: `OutOfMemoryError` with both.
-"""
+"""Errors that name the file: of memory, refused before it is taken where that is known, and of the tensor in it."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from sparsetc.errors import OutOfMemoryError
+from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
 from sparsetc.options import current
 from sparsetc.support.entry import lacks_memory
 
 
 def limit() -> int:
-    """Bytes that the tensor of a file may take: ``options(memory_limit=)``, or what is available now."""
+    """Return the bytes that the tensor of a file may take: ``options(memory_limit=)``, or what is available now."""
     return current().memory_on(torch.device("cpu"))
 
 
-def check(path: str | os.PathLike[str], what: str, nbytes: int) -> None:
-    """Raise `OutOfMemoryError` when ``what`` would pass the limit."""
-    most = limit()
+def check(path: str | os.PathLike[str], what: str, nbytes: int, most: int | None = None) -> None:
+    """Raise `OutOfMemoryError` when ``what`` would pass the limit: ``most`` bytes, or those of `limit`."""
+    most = limit() if most is None else most
     if nbytes > most:
-        raise refused(path, what, nbytes, most)
-
-
-def refused(path: str | os.PathLike[str], what: str, nbytes: int, most: int) -> OutOfMemoryError:
-    """The error for what would pass the limit."""
-    return OutOfMemoryError(
-        f"{os.fspath(path)}: {what} would take {nbytes:,} bytes of memory, the limit is {most:,}; raise it with "
-        "sparsetc.options(memory_limit=...)"
-    )
+        raise OutOfMemoryError(
+            f"{os.fspath(path)}: {what} would take {nbytes:,} bytes of memory, the limit is {most:,}; raise it with "
+            "sparsetc.options(memory_limit=...)"
+        )
 
 
 @contextmanager
@@ -42,6 +35,20 @@ def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[N
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
+        if os.fspath(path) in str(error) or not (lacks_memory(error) or isinstance(error, OutOfMemoryError)):
             raise
         raise OutOfMemoryError(f"{os.fspath(path)}: out of memory: {needed()}") from error
+
+
+@contextmanager
+def of_file(path: str | os.PathLike[str], kinds: type[Exception] = SparsetcError) -> Iterator[None]:
+    """An error of ``kinds``, of a tensor that is made of what a file holds, is an IOFormatError of the file."""
+    try:
+        yield
+    except (IOFormatError, OutOfMemoryError, ImportError):
+        raise
+    except kinds as error:
+        if isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error):
+            raise
+        said = re.sub(r"[^ -~]", "?", str(error).partition("\n")[0][:300])  # no command of a terminal
+        raise IOFormatError(f"{os.fspath(path)}: {said}") from error

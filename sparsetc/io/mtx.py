@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from sparsetc.errors import DtypeError, IOFormatError, ShapeError, SparsetcError
-from sparsetc.io import lines, memory, numbers, table, text
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.io import lines, memory, table
 from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -53,31 +52,25 @@ class MatrixHeader:
     def entries_of(
         self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(2, n) coordinates and (n,) values of rows of the table, those of the other triangle included.
+        """Return (2, n) coordinates and (n,) values of rows of the table, those of the other triangle included.
 
         Raises:
             IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
         """
         one = torch.ones(coords.shape[1])
         values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one
-        values = values.to(dtype or values.dtype)
-        dtype = values.dtype
-        if self.symmetry == "skew-symmetric" and not (dtype.is_floating_point or dtype.is_complex):
-            lowest = torch.iinfo(dtype).min
-            if bool((values == lowest).any()):
-                raise IOFormatError(f"{self.path}: the negative of the value {lowest} does not fit {dtype}")
-        return _in_full(coords, values, self.symmetry)
+        with memory.of_file(self.path):
+            return in_full(coords, values.to(dtype or values.dtype), self.symmetry)
 
     def layout(self, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.TableLayout:
-        """The layout of the lines that follow, of ``dtype``; None: of float32 if that holds all digits."""
+        """Return the layout of the lines that follow, of ``dtype``; None: of float32 if that holds all digits."""
         dtype, reals = dtype or self.stated, _NUMBERS[self.field]
-        known = dtype or (default if reals else torch.float32)
-        real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(known, known)
-        return table.TableLayout(2, reals, real, COMMENT, self.shape, self.entries, dtype_open=not dtype and reals > 0)
+        real = (dtype or (default if reals else torch.float32)).to_real()
+        return table.TableLayout(2, reals, real, self.shape, self.entries, dtype_open=not dtype and reals > 0)
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
-    """The matrix in a Matrix Market file: of ``dtype``, else as a comment ``% dtype: float64`` says.
+    """Return the matrix in a Matrix Market file: of ``dtype``, else as a comment ``% dtype: float64`` says.
 
     `write` leaves one. Where there is none, float32 (complex64 for a complex one) if that holds all digits of all
     values, else float64 (complex128).
@@ -88,39 +81,29 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    found = table.Table(table.TableLayout(2, 1, torch.float32, COMMENT))
-    with memory.named(path, lambda: found.footprint):
-        with lines.opened(path, COMMENT, show=False) as reader:
-            header = head(reader)
-            dtype = dtype or header.stated
-            header.check(dtype)
-            found = table.Table(header.layout(dtype))
-            table.read(reader, found, fault)
-        table.check_declared(reader, found.layout, found.rows, ended=True)
-        coords, reals = found.coords(), found.reals()
-        if header.symmetry != "general":
-            memory.check(path, "both triangles", 2 * found.rows * found.layout.row_bytes)
-        entries = header.entries_of(coords, reals, dtype)
-        try:
-            return SparseTensor(*entries, header.shape)
-        except SparsetcError as error:
-            raise IOFormatError(f"{path}: {error}") from error
+    with lines.opened(path, COMMENT, show=False) as reader:
+        header = head(reader)
+        dtype = dtype or header.stated
+        header.check(dtype)
+        coords, reals = table.read(reader, header.layout(dtype), fault)
+    if header.symmetry != "general":
+        memory.check(path, "both triangles", 2 * sum(column.nbytes for column in (coords, *reals)))
+    with memory.of_file(path):
+        return SparseTensor(*header.entries_of(coords, reals, dtype), header.shape)
 
 
 def head(reader: lines.LineReader) -> MatrixHeader:
-    """What comes before the entries; IOFormatError where it is not that of a sparse matrix."""
-    reader.peek()
-    head = reader.comments[0][1] if reader.comments else b""
-    banner = _BANNER.match(head)
+    """Read what comes before the entries; IOFormatError where it is not that of a sparse matrix."""
+    sizes = reader.peek() or []
+    banner = _BANNER.match(reader.head)
     field, symmetry = (word.decode().lower() for word in banner.groups()) if banner else ("", "")
     if field not in _NUMBERS or symmetry not in _SYMMETRIES:
         raise reader.fault(
             f"expected the banner '%%MatrixMarket matrix coordinate FIELD SYMMETRY', FIELD one of "
             f"{', '.join(_NUMBERS)}, SYMMETRY one of {', '.join(_SYMMETRIES)}",
             1,
-            (head or reader.shown()).split(b"\n", 1)[0],
+            (reader.head or reader.shown()).split(b"\n", 1)[0],
         )
-    sizes = reader.peek() or []
     if len(sizes) != 3 or not all(re.fullmatch(rb"\d{1,19}", size) and int(size) < 2**63 for size in sizes):
         raise reader.fault(
             "no line of sizes from 0 to 2**63 - 1, 'rows columns entries', follows the banner and its comments"
@@ -130,44 +113,35 @@ def head(reader: lines.LineReader) -> MatrixHeader:
     return MatrixHeader(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
 
 
-def _in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries of the other triangle added."""
+def in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return entries with those of the other triangle; DtypeError for an integer that has no negative."""
     if symmetry == "general":
         return coords, values
     off = coords[0] != coords[1]
     mirrored = values[off]
     if symmetry == "skew-symmetric":
+        lost = (mirrored == -mirrored) & (mirrored != 0)
+        if bool(lost.any()):
+            raise DtypeError(f"the negative of the value {mirrored[lost][0].item()} does not fit {values.dtype}")
         mirrored = -mirrored
     if symmetry == "hermitian":
         mirrored = mirrored.conj().resolve_conj()
     return torch.cat((coords, coords[:, off].flip(0)), dim=1), torch.cat((values, mirrored))
 
 
-def fault(fields: Sequence[str], layout: table.TableLayout) -> str | None:
-    """What is wrong with the fields of one line, or None."""
-    if len(fields) != layout.fields:
-        return f"expected {layout.fields} fields, found {len(fields)}"
-    for what, field, size in zip(("row", "column"), fields, layout.sizes or (), strict=False):
-        if not re.fullmatch("[0-9]{1,19}", field) or not 1 <= int(field) <= size:
-            return f"{what} {field[:30]} is not a whole number from 1 to {size}"
-    return next(filter(None, (numbers.fault(field, layout.dtype) for field in fields[2:])), None)
+def fault(mode: int, text: str) -> str:
+    """Return what a coordinate is called in messages."""
+    return f"{('row', 'column')[mode]} {text}"
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
-    """A matrix as ``coordinate general``, values with as many digits as read back the same; ``.gz`` compresses.
+    """Write a matrix as ``coordinate general``, values with as many digits as read back the same; ``.gz`` compresses.
 
     ShapeError for any other order. The old file, if any, stays until the new one is complete.
     """
     if x.order != 2:
         raise ShapeError(f"a .mtx file holds a matrix; this tensor has shape {x.shape}: write .tns or .npz")
-    x = x.expand_dense().to("cpu")
-    kind = dtype_name(x.dtype)
-    if x.dtype in (torch.float16, torch.bfloat16):
-        x = x.to(torch.float32)  # exact, and numpy knows it
+    x = x.expand_dense()
     field = "complex" if x.dtype.is_complex else "real" if x.dtype.is_floating_point else "integer"
-    coords, values, _ = x.to_numpy()
-    columns = np.stack((values.real, values.imag)) if x.dtype.is_complex else values[None]
-    with text.created(path) as out:
-        banner = f"%%MatrixMarket matrix coordinate {field} general\n% dtype: {kind}\n"
-        out.write(f"{banner}{x.shape[0]} {x.shape[1]} {x.nnz}\n".encode())
-        text.write_lines(out, coords, columns)
+    banner = f"%%MatrixMarket matrix coordinate {field} general\n% dtype: {dtype_name(x.dtype)}\n"
+    table.write(path, f"{banner}{x.shape[0]} {x.shape[1]} {x.nnz}\n", x)

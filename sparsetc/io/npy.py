@@ -1,56 +1,38 @@
-"""Arrays of a .npz file, whose size is known from their headers before any of them is unpacked.
+"""Arrays of a .npz file by NumPy, after their headers were compared with the archive and with the memory limit.
 
-In: a path. Out: headers by name, and arrays. Headers are matched, never evaluated, and pickles are not read. The zip
-archive must agree with the headers, and claim no more than its bytes can hold.
+In: a path. Out: headers by name, and arrays. No pickle is read, and no more is unpacked than the limit allows.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
-import re
 import stat
-import struct
+import warnings
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
-from sparsetc.support.entry import lacks_memory
+from sparsetc.errors import IOFormatError
+from sparsetc.io import memory
 
-_DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, KeyError, TypeError),
-    *(NotImplementedError, OverflowError),
-)
-"""What zipfile, zlib and numpy raise over a damaged file; zipfile also has plain RuntimeErrors."""
-_HEADER_BYTES = 10_000  # numpy's own bound
-_PASSED = 1 << 16  # bytes that are passed over at a time
+_HEADER = 1 << 14  # bytes that hold the longest header that numpy reads
 _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
-_KEY = rb"\s*'(descr|fortran_order|shape)'\s*:\s*('[^'\\]{1,20}'|True|False|\([\d\s,]{0,2000}\))"
-_HEADER = re.compile(rb"\{%b\s*,%b\s*,%b\s*(?:,\s*)?\}\s*" % (_KEY, _KEY, _KEY))
-_DESCR = re.compile(r"'([<>|=]?[biufcSU][1-9]\d{0,3})'")
 
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What an array in the archive is.
+    """What an array in the archive is."""
 
-    Attributes:
-        order: ``C`` or ``F``, of the elements.
-        start: bytes before the elements.
-    """
-
-    info: zipfile.ZipInfo
-    dtype: np.dtype
     shape: tuple[int, ...]
-    order: str
-    start: int
+    dtype: np.dtype
 
     @property
     def count(self) -> int:
@@ -64,133 +46,69 @@ class ArrayHeader:
 
 
 class Archive:
-    """The arrays of an open .npz file."""
+    """The arrays of an open .npz file.
+
+    Attributes:
+        names: of the arrays, in the order of the archive.
+    """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path = path
-        self._size = os.fstat(file.fileno()).st_size
+        self.path, self._size = path, os.fstat(file.fileno()).st_size
         self._zip = zipfile.ZipFile(file)
         self._members = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
-        self._headers: dict[str, ArrayHeader] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the arrays, in the order of the archive."""
-        return list(self._members)
-
-    @property
-    def listed(self) -> str:
-        """The names for a message: a file may have chosen characters that a terminal obeys."""
-        return ", ".join(name if name.isprintable() else repr(name) for name in self._members)[:200]
-
-    def header(self, name: str) -> ArrayHeader:
-        """What the array is; ValueError if it is none."""
-        if name not in self._headers:
-            self._headers[name] = self._read_header(name, self._members[name])
-        return self._headers[name]
+        self.names = list(self._members)
+        self.header = cache(self._header)
 
     def array(self, name: str) -> np.ndarray:
-        """The array, in the machine's byte order."""
-        header = self.header(name)
-        made = np.empty(header.count, header.dtype)
-        with self._zip.open(header.info) as member:
-            member.read(header.start)
-            at = memoryview(made.data).cast("B") if header.nbytes else memoryview(b"")
-            while len(at):
-                got = member.readinto(at)  # type: ignore[attr-defined]
-                if not got:
-                    raise EOFError(f"{name} ends early")
-                at = at[got:]
-            if member.read(1):  # and at the end zipfile compares the checksum
-                raise ValueError(f"{name} is longer than its header says")
-        made = made.astype(made.dtype.newbyteorder("="), copy=False)
-        return made.reshape(header.shape, order=header.order)  # type: ignore[call-overload,no-any-return]
+        """Return the array, in the machine's byte order."""
+        self.header(name)
+        with self._zip.open(self._members[name]) as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
 
-    def stream(self, name: str, first: int) -> Callable[[int], np.ndarray]:
-        """What gives the next so many elements of an array from number ``first`` on, as the file orders them.
-
-        The array is unpacked from its beginning, no further than it is asked for; zipfile compares the checksum at its
-        end. Elements are in the machine's byte order.
-        """
-        header, left = self.header(name), self.header(name).count - first
-        member = self._zip.open(header.info)
-
-        def read(nbytes: int) -> bytes:
-            data = member.read(nbytes)
-            if len(data) < nbytes:
-                raise EOFError("an array ends early")
-            return data
-
-        def take(count: int) -> np.ndarray:
-            nonlocal left
-            data = read(count * header.dtype.itemsize)
-            left -= count
-            if not left and member.read(1):
-                raise ValueError("an array is longer than its header says")
-            elements = np.frombuffer(data, header.dtype)
-            return elements.astype(elements.dtype.newbyteorder("="))
-
-        before = header.start + first * header.dtype.itemsize
-        for at in range(0, before, _PASSED):
-            read(min(_PASSED, before - at))
-        return take
-
-    def _read_header(self, name: str, info: zipfile.ZipInfo) -> ArrayHeader:
+    def _header(self, name: str) -> ArrayHeader:
+        """What the array is; ValueError if it is no plain one, or the archive says otherwise."""
+        if name not in self._members:
+            raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
+        info = self._members[name]
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name} is compressed in another way than numpy does")
-        most = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else _DEFLATED_TIMES)
-        if info.compress_size > self._size or info.file_size > most:
+        if info.file_size > _DEFLATED_TIMES * self._size:
             raise ValueError(f"{name} cannot have the {info.file_size:,} bytes that the archive claims")
         with self._zip.open(info) as member:
-            header = _parsed(name, info, member)
-        if header.start + header.nbytes != info.file_size:
+            begin = io.BytesIO(member.read(_HEADER))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is Python's in a header
+            try:
+                major, _ = np.lib.format.read_magic(begin)
+                reads = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+                shape, _, dtype = reads(begin)
+            except Exception as error:  # whatever it is that the header makes Python's parser raise
+                raise ValueError(f"{name} is no plain array: {error}") from None
+        start = begin.tell()
+        header = ArrayHeader(shape, dtype)
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
+        if dtype.kind not in "biufcSU" or not dtype.itemsize or not all(0 <= size < 2**63 for size in shape):
+            raise ValueError(f"{name} is no plain array: {dtype} of shape {shape}")
+        if start + header.nbytes != info.file_size:
             raise ValueError(
-                f"{name} should have {header.nbytes:,} bytes by its header, the archive has "
-                f"{info.file_size - header.start:,}"
+                f"{name} should have {header.nbytes:,} bytes by its header, the archive has {info.file_size - start:,}"
             )
         return header
-
-
-def _parsed(name: str, info: zipfile.ZipInfo, member: IO[bytes]) -> ArrayHeader:
-    magic = member.read(8)
-    if magic[:6] != b"\x93NUMPY":
-        raise ValueError(f"{name} is no array")
-    width = 2 if magic[6:7] == b"\x01" else 4
-    length = int.from_bytes(member.read(width), "little")
-    if length > _HEADER_BYTES:
-        raise ValueError(f"the header of {name} is too long")
-    text = member.read(length)
-    if b"'|O'" in text or b"'O'" in text:
-        raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
-    found = _HEADER.fullmatch(text)
-    entries = dict(zip(found.groups()[::2], found.groups()[1::2], strict=True)) if found else {}
-    descr = _DESCR.fullmatch(entries.get(b"descr", b"").decode("latin-1"))
-    order = {b"True": "F", b"False": "C"}.get(entries.get(b"fortran_order", b""))
-    shape = re.fullmatch(rb"\((?:\s*\d{1,20}\s*,)*(?:\s*\d{1,20}\s*)?\)", entries.get(b"shape", b""))
-    if not (descr and order and shape):
-        raise ValueError(f"{name} has a header that is not of a plain array: {text[:60].decode('latin-1')!r}")
-    sizes = tuple(map(int, re.findall(rb"\d+", shape[0])))
-    return ArrayHeader(info, np.dtype(descr[1]), sizes, order, 8 + width + length)
 
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
     """The arrays of a .npz file; whatever is wrong with it, found in the block too, becomes an IOFormatError."""
-    path = Path(path)
-    if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
-        raise IOFormatError(f"{path}: an .npz file is read from its end, so it must be a file on disk, not a pipe")
-    with open(path, "rb") as file:
+    with on_disk(path) as file, memory.of_file(path, Exception):
         if file.read(6) == b"\x93NUMPY":
-            raise IOFormatError(f"{path}: a single array, not coords, values and shape")
-        try:
-            yield Archive(path, file)
-        except (IOFormatError, OutOfMemoryError):
-            raise
-        except SparsetcError as error:
-            raise IOFormatError(f"{path}: {error}") from error
-        except _DAMAGE as error:
-            raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error
-        except RuntimeError as error:
-            if lacks_memory(error):
-                raise
-            raise IOFormatError(f"{path}: not a readable .npz file ({str(error)[:200]})") from error
+            raise ValueError("a single array, not coords, values and shape")
+        yield Archive(Path(path), file)
+
+
+def on_disk(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file that is read from its end, which a pipe has not."""
+    if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+        raise IOFormatError(f"{os.fspath(path)}: it is read from its end, so it must be a file on disk, not a pipe")
+    return open(path, "rb")

@@ -1,23 +1,32 @@
-"""Tables of coordinates and numbers in text, as .tns and .mtx files have them: parsed block by block, faults located.
+"""Tables of coordinates and numbers in text, as .tns and .mtx files have them: parsed block by block, and written.
 
-In: a reader past the head of its file, and what each line should hold. Out: columns. A block that cannot be read is
-halved until the first bad line is found, so what is refused, and which line is named, is decided by the same parser
-that reads good files, and does not depend on where blocks are cut.
+In: a reader past the head of its file, and what each line should hold. Out: columns. Where a block cannot be read the
+lines before its first bad one are read without it, so which line is named does not depend on where blocks are cut.
+
+In: a tensor. Out: lines whose numbers have the fewest digits that read back the same, in a file that is compressed
+where its name ends in ``.gz``.
 """
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from sparsetc.errors import IOFormatError
-from sparsetc.io import bounds, digits, memory, numbers
-from sparsetc.io.lines import WASTE, LineReader, TextBlock
+from sparsetc.io import digits, memory, numbers
+from sparsetc.io.atomic import replacing
+from sparsetc.io.lines import LineReader
 from sparsetc.tensor.inputs import NAMED
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+LINES = 50_000
+"""Lines formatted at a time."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,6 @@ class TableLayout:
     order: int
     reals: int
     dtype: torch.dtype
-    comment: bytes
     sizes: tuple[int, ...] | None = None
     rows: int | None = None
     dtype_open: bool = False
@@ -50,13 +58,6 @@ class TableLayout:
         return 8 * self.order + self.dtype.itemsize * max(self.reals, 1)
 
 
-Describe = Callable[[Sequence[str], TableLayout], str | None]
-"""What is wrong with the fields of one bad line, in the terms of the format, or None where it finds nothing."""
-
-_DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
-_EMPTY = np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class ParsedPart:
     """The columns of a block.
@@ -64,195 +65,140 @@ class ParsedPart:
     Attributes:
         coords: from 0, (rows,) a mode, int32 where they fit and else int64.
         reals: numbers, (rows,) a column.
-        largest: largest coordinate of each mode, from 1.
-        lines: lines of text, those without fields included.
         single: whether float32 holds all digits of the numbers; known where the layout is open.
     """
 
     coords: list[np.ndarray]
     reals: list[torch.Tensor]
-    largest: list[int]
     rows: int
-    lines: int
-    single: bool = True
+    single: bool
 
 
-_NOTHING = ParsedPart([], [], [], 0, 0)
+Describe = Callable[[int, str], str]
+"""What the coordinate of a mode is called in messages, of its mode and its text."""
+
+_DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 
 
-@dataclass
-class Table:
-    """What has been read of a table.
+def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Read the rest of the file.
 
-    Attributes:
-        largest: largest coordinate of each mode, from 1.
-    """
-
-    layout: TableLayout
-    rows: int = 0
-    largest: list[int] = field(default_factory=list)
-    _parts: list[ParsedPart] = field(default_factory=list)
-
-    def add(self, part: ParsedPart) -> None:
-        """Append the rows of a block."""
-        if not part.rows:
-            return
-        self.rows += part.rows
-        self.largest = list(map(max, part.largest, self.largest)) if self._parts else part.largest
-        self._parts.append(part)
-
-    def coords(self) -> torch.Tensor:
-        """Coordinates (order, rows), int64, from 0; to be called once, since blocks are let go on the way."""
-        made = torch.empty((self.layout.order, self.rows), dtype=torch.int64)
-        for mode in range(self.layout.order if self._parts else 0):
-            np.concatenate([part.coords[mode] for part in self._parts], out=made[mode].numpy())
-            for part in self._parts:
-                part.coords[mode] = _EMPTY  # memory never holds two copies of all modes
-        return made
-
-    def reals(self) -> list[torch.Tensor]:
-        """Columns of numbers, (rows,) each; where the layout is open float32 if that holds all their digits."""
-        if self.layout.dtype_open and all(part.single for part in self._parts):
-            self.layout = replace(self.layout, dtype=torch.float32)
-            for part in self._parts:
-                part.reals[:] = [column.float() for column in part.reals]
-        empty = torch.zeros(0, dtype=self.layout.dtype)
-        return [
-            torch.cat([part.reals[at] for part in self._parts]) if self._parts else empty
-            for at in range(self.layout.reals)
-        ]
-
-    @property
-    def footprint(self) -> str:
-        """What the rows read so far need, in words."""
-        nbytes = self.rows * self.layout.row_bytes
-        return f"{self.rows:,} nonzeros were read, which take {nbytes:,} bytes, and up to three times that meanwhile"
-
-
-def read(reader: LineReader, table: Table, describe: Describe) -> None:
-    """Fill ``table`` with the rest of the file.
+    Returns:
+        Coordinates (order, rows), int64, from 0; and columns of numbers, (rows,) each, where the layout is open of
+        float32 if that holds all their digits.
 
     Raises:
-        IOFormatError: a line that is not as the layout says, or more lines than it says.
+        IOFormatError: a line that is not as the layout says, or more or fewer lines than it says.
         OutOfMemoryError: more rows than the memory limit allows.
     """
-    limit = memory.limit()
-    for part in parts(reader, table.layout, describe):
-        table.add(part)
-        _check(reader, table, limit)
+    limit, found, rows = memory.limit(), [], 0
+    for part in parts(reader, layout, describe):
+        found.append(part)
+        rows += part.rows
+        check_declared(reader, layout, rows)
+        memory.check(reader.path, f"its first {rows:,} nonzeros", rows * layout.row_bytes, limit)
+    check_declared(reader, layout, rows, ended=True)
+    dtype = torch.float32 if layout.dtype_open and all(part.single for part in found) else layout.dtype
+    columns = [[part.reals[at].to(dtype) for part in found] for at in range(layout.reals)]
+    coords = torch.empty((layout.order, rows), dtype=torch.int64)
+    for mode in reversed(range(layout.order if found else 0)):  # which never holds all modes twice
+        np.concatenate([part.coords.pop() for part in found], out=coords[mode].numpy())
+    return coords, [torch.cat([torch.zeros(0, dtype=dtype), *column]) for column in columns]
 
 
 def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterator[ParsedPart]:
-    """The rest of the file a block at a time, those without rows included.
-
-    While a part is with the caller, `reader.line` and `reader.numbers` are those before it.
+    """Yield the rest of the file a block at a time, without blocks that have no rows.
 
     Raises:
         IOFormatError: a line that is not as the layout says, after the rows before it.
     """
     for block in reader.blocks():
-        try:
-            part = _parse(block, layout)
-            bad = None
-        except digits.BadToken:
-            part, bad = _good_part(block, layout)
-        yield part
-        reader.line += part.lines
+        part, fault = _before_fault(block, layout)
+        if part.rows:
+            yield part
+        reader.line += fault.line if fault else block.count(b"\n")
         reader.numbers += part.rows * layout.fields
-        if bad:
-            raise _fault(reader, bad, layout, describe)
-
-
-def _check(reader: LineReader, table: Table, limit: int) -> None:
-    """Refuse more rows than were declared, or than memory holds, whichever comes first in the file."""
-    declared, held = table.layout.rows, limit // table.layout.row_bytes
-    if declared is not None and declared <= held:
-        check_declared(reader, table.layout, table.rows)
-    if table.rows > held:
-        nbytes = (held + 1) * table.layout.row_bytes
-        raise memory.refused(reader.path, f"its first {held + 1:,} nonzeros", nbytes, limit)
+        if fault:
+            line, what = block.split(b"\n")[fault.line], ""
+            if fault.field is not None:
+                token = line.split()[fault.field].decode("latin-1")
+                token = repr(token if len(token) <= 30 else token[:27] + "...")
+                what = describe(fault.field, token) if fault.field < layout.order else f"the value {token}"
+            raise reader.fault(f"{what} {fault}".strip(), reader.line, line)
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
     """What a comment ``dtype: float64`` before the first number says; None where none does, or no known dtype."""
-    said = [match[1].decode() for _, comments in reader.comments if (match := _DTYPE.search(comments))]
-    return next((dtype for name, dtype in NAMED.items() if name in said), None)
+    stated = (NAMED.get(name.decode()) for name in _DTYPE.findall(reader.head))
+    return next((dtype for dtype in stated if dtype), None)
 
 
 def check_declared(reader: LineReader, layout: TableLayout, rows: int, ended: bool = False) -> None:
     """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
-    if layout.rows is None:
-        return
-    if rows > layout.rows:
-        raise reader.fault(
-            f"too long: the header declares {layout.rows} entries, the file has {layout.rows + 1} or more"
-        )
-    if ended and rows < layout.rows:
-        raise reader.fault(f"truncated: the header declares {layout.rows} entries, the file has {rows}")
+    declared = rows if layout.rows is None else layout.rows
+    if rows > declared or (ended and rows < declared):
+        how, found = ("too long", f"{declared + 1} or more") if rows > declared else ("truncated", rows)
+        raise reader.fault(f"{how}: the header declares {declared} entries, the file has {found}")
 
 
-def _parse(block: TextBlock, layout: TableLayout) -> ParsedPart:
-    """The columns of a block; BadToken if any line is not as ``layout`` says."""
-    stripped = digits.without(layout.comment, block.text)
-    text = digits.Text(stripped)
-    start, end = text.tokens()
-    if block.read + len(block.text) > bounds.SLACK + bounds.PER_NUMBER * block.numbers:
-        _check_waste(block, layout)
-    if start.size == 0:
-        return replace(_NOTHING, lines=text.lines)
-    if start.size % layout.fields or not digits.is_table(text, start, end, layout.fields):
-        raise digits.BadToken("wrong number of fields")
-    columns = [(start[at :: layout.fields], end[at :: layout.fields]) for at in range(layout.fields)]
-    coords, largest = [], []
-    for mode in range(layout.order):
-        column = digits.coordinates(text, *columns[mode])
-        high = int(column.max())
-        if int(column.min()) < 1 or (layout.sizes is not None and high > layout.sizes[mode]):
-            raise digits.BadToken("coordinate out of range")
-        column -= 1
-        coords.append(column.astype(np.int32) if high < 2**31 else column)
-        largest.append(high)
-    kind, written = torch.float64 if layout.dtype_open else layout.dtype, columns[layout.order :]
-    reals = [numbers.real(text, *column, kind) for column in written]
-    single = not layout.dtype_open or min(numbers.single(text, *w, r) for w, r in zip(written, reals, strict=True))
-    if not single and layout.dtype != kind:
-        raise digits.BadToken(f"a number with more digits than {layout.dtype} holds; name the dtype to read it as")
-    reals = [column.to(layout.dtype) for column in reals]
-    return ParsedPart(coords, reals, largest, start.size // layout.fields, text.lines, single)
-
-
-def _check_waste(block: TextBlock, layout: TableLayout) -> None:
-    """BadToken where, up to any number or to the end of the block, text is more than its numbers may take."""
-    start, _ = digits.Text(digits.without(layout.comment, block.text, keep_length=True)).tokens()
-    before = np.arange(start.size + 1)
-    passed = np.append(start, len(block.text)) - bounds.PER_NUMBER * before
-    if block.read + int(passed.max()) > bounds.SLACK + bounds.PER_NUMBER * block.numbers:
-        raise digits.BadToken(WASTE)
-
-
-def _good_part(block: TextBlock, layout: TableLayout) -> tuple[ParsedPart, TextBlock]:
-    """The columns of the lines before the first bad one, and that line, of a block that has one."""
-    ends = np.flatnonzero(np.frombuffer(block.text, dtype=np.uint8) == 10) + 1
-    cuts = [0, *ends.tolist()]
-    good, bad = 0, len(cuts) - 1  # numbers of lines: so many are good, so many are not
-    part = _NOTHING
-    while bad - good > 1:
-        middle = (good + bad) // 2
+def _before_fault(block: bytes, layout: TableLayout) -> tuple[ParsedPart, digits.BadToken | None]:
+    """The columns of a block up to its first line that cannot be read, and why not."""
+    lines, fault = [block], None
+    while True:  # columns are read one by one, so that another may have a fault in an earlier line
         try:
-            part = _parse(block.part(0, cuts[middle], 0, 0), layout)
-            good = middle
-        except digits.BadToken:
-            bad = middle
-    return part, block.part(cuts[good], cuts[bad], good, part.rows * layout.fields)
+            return _parse(b"".join(lines), layout), fault
+        except digits.BadToken as error:
+            lines, fault = block.splitlines(keepends=True)[: error.line], error
 
 
-def _fault(reader: LineReader, bad: TextBlock, layout: TableLayout, describe: Describe) -> IOFormatError:
-    """The error for a bad line."""
-    reason = ""
-    try:
-        _parse(bad, layout)
-    except digits.BadToken as error:
-        reason = str(error)
-    fields = digits.without(layout.comment, bad.text).split()
-    described = describe([field.decode("latin-1") for field in fields], layout) if fields and reason != WASTE else None
-    return reader.fault(described or reason, bad.line, bad.text)
+def _parse(block: bytes, layout: TableLayout) -> ParsedPart:
+    """The columns of a block; BadToken if any line is not as ``layout`` says."""
+    text = digits.Text(block)
+    start, end = text.tokens()
+    expected = f"{layout.order} coordinates and {('no value', 'a value', '2 values')[layout.reals]}"
+    text.check_fields(start, end, layout.fields, f"expected {layout.fields} fields, {expected}")
+    columns = [(start[at :: layout.fields], end[at :: layout.fields]) for at in range(layout.fields)]
+    coords, reals, single = [], [], True
+    for column, size in zip(columns, layout.sizes or [2**63 - 1] * layout.order, strict=False):
+        found = digits.coordinates(text, *column, size)
+        coords.append(found.astype(np.int32) if found.max(initial=0) < 2**31 else found)
+    for column in columns[layout.order :]:
+        if layout.dtype_open:
+            real, narrow = numbers.unnamed(text, *column, layout.dtype)
+            single &= narrow
+        else:
+            real = numbers.real(text, *column, layout.dtype)
+        reals.append(real)
+    return ParsedPart(coords, reals, columns[0][0].size, single)
+
+
+def write(path: str | os.PathLike[str], head: str, x: SparseTensor) -> None:
+    """Write ``head``, then a line a nonzero: coordinates from 1, and the value, or its real and imaginary part."""
+    x = x.expand_dense()
+    narrow = x.dtype in (torch.float16, torch.bfloat16)
+    coords, values, _ = (x.to(torch.float32) if narrow else x).to_numpy()  # exact, and numpy knows it
+    columns = np.stack((values.real, values.imag) if x.dtype.is_complex else (values,))
+    with replacing(path) as file:
+        # no name and no time inside, so that equal tensors make equal files
+        zipped = gzip.GzipFile("", "wb", 9, file, mtime=0) if os.fspath(path).lower().endswith(".gz") else None
+        with zipped or nullcontext(file) as out:
+            out.write(head.encode())
+            for at in range(0, x.nnz, LINES):
+                out.write(_formatted(coords[:, at : at + LINES], columns[:, at : at + LINES]))
+
+
+def _formatted(coords: np.ndarray, values: np.ndarray) -> bytes:
+    order, count = coords.shape
+    fields = values.shape[0]
+    whole = values.dtype.kind == "i" or (
+        np.isfinite(values).all() and (values == np.rint(values)).all() and (np.abs(values) < 2**53).all()
+    )
+    if whole and not (np.signbit(values) & (values == 0)).any():  # -0.0 keeps its sign
+        table = np.concatenate((coords + 1, values.astype(np.int64)))
+        line = " ".join(["%d"] * (order + fields)) + "\n"
+        return (line * count % tuple(table.T.ravel().tolist())).encode()
+    table = np.empty((order + fields, count), dtype=object)
+    table[:order] = coords + 1
+    table[order:] = values.astype("U32")  # shortest repr of the dtype at hand
+    line = " ".join(["%d"] * order + ["%s"] * fields) + "\n"
+    return (line * count % tuple(table.T.ravel())).encode()

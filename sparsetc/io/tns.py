@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 
 import torch
 
-from sparsetc.errors import DtypeError, IOFormatError, SparsetcError
-from sparsetc.io import bounds, lines, memory, numbers, table, text
+from sparsetc.errors import DtypeError
+from sparsetc.io import bounds, lines, memory, table
 from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -24,7 +23,7 @@ _ONE_FIELD = "expected coordinates and a value, found 1 field that is not the or
 
 
 def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: bool | None = None) -> SparseTensor:
-    """The tensor in a .tns file, values of ``dtype``, duplicates summed.
+    """Return the tensor in a .tns file, values of ``dtype``, duplicates summed.
 
     By default the dtype is what a comment ``# dtype: float64`` says, which `write` leaves; where there is none float32
     if that holds all digits of all values, else float64.
@@ -35,24 +34,19 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    found = table.Table(table.TableLayout(0, 1, dtype or torch.float64, COMMENT))
-    with memory.named(path, lambda: found.footprint):
-        with lines.opened(path, COMMENT, show) as reader:
-            found = table.Table(head(reader, dtype))
-            table.read(reader, found, fault)
-        shape = found.layout.sizes or tuple(found.largest)
-        try:
-            return SparseTensor(found.coords(), found.reals()[0], shape, check=False)
-        except SparsetcError as error:
-            raise IOFormatError(f"{path}: {error}") from error
+    with lines.opened(path, COMMENT, show) as reader:
+        layout = head(reader, dtype)
+        coords, reals = table.read(reader, layout, fault)
+    with memory.of_file(path):
+        return SparseTensor(coords, reals[0], layout.sizes, check=False)
 
 
 def head(
     reader: lines.LineReader, dtype: torch.dtype | None, default: torch.dtype = torch.float64
 ) -> table.TableLayout:
-    """The layout of the lines that follow, with the sizes and dtype, if what comes before the first nonzero says them.
+    """Return the layout of the lines that follow, with what is said of sizes and dtype before the first nonzero.
 
-    Where nothing says the dtype the layout is open, of dtype `default`. DtypeError for one that no .tns file holds.
+    Where nothing says the dtype the layout is open, of dtype ``default``. DtypeError for one that no .tns file holds.
     """
     first = reader.peek()
     declared = _declared(reader, first[0]) if first and len(first) == 1 else None
@@ -67,17 +61,15 @@ def head(
     dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.TableLayout(order, 1, dtype or default, COMMENT, sizes, dtype_open=dtype is None)
+    return table.TableLayout(order, 1, dtype or default, sizes, dtype_open=dtype is None)
 
 
 def _declared(reader: lines.LineReader, order: bytes) -> tuple[int, ...]:
     """The sizes on the second line, where the first has their number only."""
     fault = reader.fault(_ONE_FIELD, reader.line, reader.shown())
     reader.take()
-    sizes = reader.peek()
-    if not sizes or not re.fullmatch(rb"\d{1,9}", order) or len(sizes) != int(order):
-        raise fault
-    if not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
+    sizes = reader.peek() or []
+    if not sizes or order != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
         raise fault
     reader.take()
     return tuple(map(int, sizes))
@@ -85,13 +77,12 @@ def _declared(reader: lines.LineReader, order: bytes) -> tuple[int, ...]:
 
 def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """The sizes of ``# shape:`` comments, or ``sizes`` where there is none; IOFormatError where two disagree."""
-    for number, comments in reader.comments:
-        for found in _SHAPE.finditer(comments):
-            stated = tuple(map(int, found[1].split()))
-            if sizes not in (None, stated):
-                line = number + comments.count(b"\n", 0, found.start())
-                raise reader.fault(f"other sizes than were given before, {_spaced(sizes)}", line, found[0])
-            sizes = stated
+    for found in _SHAPE.finditer(reader.head):
+        stated = tuple(map(int, found[1].split()))
+        if sizes not in (None, stated):
+            line = 1 + reader.head.count(b"\n", 0, found.start())
+            raise reader.fault(f"other sizes than were given before, {_spaced(sizes)}", line, found[0])
+        sizes = stated
     return sizes
 
 
@@ -99,24 +90,13 @@ def _spaced(sizes: tuple[int, ...] | None) -> str:
     return " ".join(map(str, sizes or ()))
 
 
-def fault(fields: Sequence[str], layout: table.TableLayout) -> str | None:
-    """What is wrong with the fields of one line, or None."""
-    order = layout.order
-    if len(fields) != order + 1:
-        hint = " (is the value missing?)" if len(fields) == order else ""
-        return f"expected {order + 1} fields, {order} coordinates and a value, found {len(fields)}{hint}"
-    for mode, field in enumerate(fields[:-1]):
-        if not re.fullmatch("-?[0-9]{1,19}", field):
-            return f"coordinate {field[:30]!r} of mode {mode} is not a whole number that fits int64"
-        if not 1 <= int(field) < 2**63:
-            return f"coordinate {field} of mode {mode} is out of range; coordinates are int64 and start at 1"
-        if layout.sizes is not None and int(field) > layout.sizes[mode]:
-            return f"coordinate {field} of mode {mode} is beyond its size, {layout.sizes[mode]}"
-    return numbers.fault(fields[-1], layout.dtype)
+def fault(mode: int, text: str) -> str:
+    """Return what a coordinate is called in messages."""
+    return f"coordinate {text} of mode {mode}"
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
-    """One line a nonzero in the order of ``x``, after the shape; ``.gz`` at the end compresses.
+    """Write one line a nonzero in the order of ``x``, after the shape; ``.gz`` at the end compresses.
 
     Values are written with the fewest digits that read back as the same number. Dense modes become coordinates.
     DtypeError for complex values. The old file, if any, stays until the new one is complete.
@@ -124,9 +104,5 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     if x.dtype.is_complex:
         raise DtypeError(f"a .tns file holds real numbers, not {x.dtype}; write .npz")
     x = x.expand_dense()
-    narrow = x.dtype in (torch.float16, torch.bfloat16)
-    coords = x.coords.cpu().numpy()
-    values = x.values.detach().to("cpu", torch.float32 if narrow else x.dtype).numpy()
-    with text.created(path) as out:
-        out.write(f"# shape: {_spaced(x.shape)}\n# dtype: {dtype_name(x.dtype)}\n".encode())
-        text.write_lines(out, coords, values[None])
+    comments = f"# shape: {_spaced(x.shape)}\n# dtype: {dtype_name(x.dtype)}\n"
+    table.write(path, comments, x)

@@ -13,10 +13,14 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
+from typing import BinaryIO
 
+PREFIX, SUFFIX = ".sparsetc-", ".tmp"
+"""Of the names of files that are being written; between them are hexadecimal digits."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 ROOT = 0
 """The user who may place links anywhere already."""
@@ -24,8 +28,6 @@ _POSIX = os.name == "posix"
 _PLAIN = getattr(os, "O_NOFOLLOW", 0)
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 """Opens a FIFO without waiting for its writer."""
-TEMPORARY = ".tmp"
-"""Suffix of files that are being written."""
 
 
 # -- the folder of the cache -------------------------------------------------------------------------------------------
@@ -33,8 +35,7 @@ TEMPORARY = ".tmp"
 
 def default_directory() -> Path | None:
     """``$SPARSETC_CACHE_DIR``, else ``sparsetc`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None without a home."""
-    chosen = os.environ.get("SPARSETC_CACHE_DIR")
-    return Path(chosen) if chosen else _standard()
+    return Path(chosen) if (chosen := os.environ.get("SPARSETC_CACHE_DIR")) else _standard()
 
 
 def cache_folder(directory: Path | None) -> Path | None:
@@ -91,17 +92,24 @@ def check(folder: Path) -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace the file by one of these bytes and of mode 0600, whatever the umask; a link in its place goes."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o600)
+    with renamed(path, 0o600) as file:
+        os.chmod(file.name, 0o600)
+        file.write(data)
+
+
+@contextmanager
+def renamed(path: Path, mode: int) -> Iterator[BinaryIO]:
+    """A file beside ``path`` that takes its place, or that of a link, at the end of the block, or goes after an error.
+
+    It is created with ``mode``, less the umask.
+    """
+    temporary = path.with_name(f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
     try:
-        with open(handle, "wb") as file:
-            if _POSIX:
-                os.fchmod(handle, 0o600)
-            file.write(data)
+        with open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
         os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
 
 

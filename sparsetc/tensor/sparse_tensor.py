@@ -17,7 +17,7 @@ from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
-from sparsetc.tensor import convert
+from sparsetc.tensor import convert, tables
 from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 
@@ -343,6 +343,7 @@ class SparseTensor:
     from_dense = classmethod(convert.from_dense)
     from_scipy = classmethod(convert.from_scipy)
     from_pydata = classmethod(convert.from_pydata)
+    from_table = classmethod(tables.from_table)
 
     @classmethod
     def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:
