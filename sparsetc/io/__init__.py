@@ -1,8 +1,8 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
 In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, binsparse, parquet. Text
-goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); what a file may cost is in `bounds`
-and `memory`. Packed files are Parquet, read by row groups too, and made of the others by `packing`.
+goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); `bounds` and `memory` have what a
+file may cost. Packed files are Parquet, read by row groups too, and made of the others by `packing`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
 
     The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
     file's. ``.npz`` and ``.parquet`` are exact for every dtype; Binsparse has no float16 and bfloat16, ``.tns`` holds
-    real numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, whose values are nonzeros in the others.
+    real numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, of which others have all values.
 
     Raises:
         IOFormatError: an unknown suffix.
