@@ -14,7 +14,7 @@ import stat
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, TypeAlias
@@ -31,9 +31,9 @@ RESERVED = 1 << 20
 MOST = 100_000_000
 """Bytes of the largest header that safetensors reads."""
 BLOCK = 4 << 20
-"""Bytes that a thread reads at a time."""
+"""Bytes that a checksum covers, and that a thread reads at a time."""
 THREADS = min(8, os.cpu_count() or 1)
-"""Readers of a file."""
+"""Readers of a file: a core makes checksums of about a gigabyte a second, and disks give several."""
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading JSON of another shape than expected raises."""
 
@@ -77,20 +77,21 @@ class ChunkWriter:
     """Writes buffers one after the other into an empty file, then the header. It is a sink of `cut`.
 
     Attributes:
-        checksums: CRC-32 of each buffer.
+        checksums: CRC-32 of each block of each buffer.
     """
 
     pinned = False
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.checksums: list[int] = []
+        self.checksums: list[list[int]] = []
         file.seek(RESERVED)
 
     def put(self, buffer: torch.Tensor) -> None:
         """Write a buffer."""
-        self._file.write(buffer.numpy().data)
-        self.checksums.append(zlib.crc32(buffer.numpy().data))
+        data = buffer.numpy().data
+        self._file.write(data)
+        self.checksums.append([zlib.crc32(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)])
 
     def finish(self, header: dict[str, Any]) -> None:
         """Write the header; what is behind it moves where it takes more than was left for it.
@@ -173,9 +174,9 @@ class ChunkFile:
             raise self.fault("not a safetensors file, or a truncated one")
         return json.loads(os.pread(self._file.fileno(), length, 8))  # type: ignore[no-any-return]
 
-    def expect(self, sizes: Sequence[int], checksums: Sequence[int]) -> None:
+    def expect(self, sizes: Sequence[int], checksums: Sequence[Sequence[int]]) -> None:
         """Take the sizes and checksums of the buffers; `ValueError` unless the file consists of these."""
-        if sum(sizes) != self.nbytes or len(checksums) != len(sizes):
+        if sum(sizes) != self.nbytes or [len(own) for own in checksums] != [-(-n // BLOCK) for n in sizes]:
             raise ValueError(f"truncated or extended: {self.nbytes:,} bytes, its arrays take {sum(sizes):,}")
         self._sizes, self._checksums = sizes, checksums
         self._begins = list(accumulate(sizes, initial=self._begin))
@@ -192,26 +193,25 @@ class ChunkFile:
 
     def read(self, number: int, into: torch.Tensor) -> None:
         """Read a buffer into (as many or more,) uint8, in this thread."""
-        self._read_block(number, 0, self._sizes[number], into)
-        self._compare(number, into)
+        for begin in range(0, self._sizes[number], BLOCK):
+            self._read_block(number, begin, into)
 
-    def _read_block(self, number: int, begin: int, end: int, into: torch.Tensor) -> None:
-        view = memoryview(into.numpy().data)[begin:end]
+    def _read_block(self, number: int, begin: int, into: torch.Tensor) -> None:
+        """Read a block of a buffer, and compare it with its checksum where the buffer was not read before."""
+        block = memoryview(into.numpy().data)[begin : min(begin + BLOCK, self._sizes[number])]
+        at, view = self._begins[number] + begin, block
         while len(view):
-            got = os.preadv(self._file.fileno(), [view], self._begins[number] + end - len(view))
+            got = os.preadv(self._file.fileno(), [view], at + len(block) - len(view))
             if not got:
                 raise self.fault(f"chunk {number}: the file was shortened while it was open")
             view = view[got:]
-
-    def _compare(self, number: int, buffer: torch.Tensor) -> None:
-        if zlib.crc32(memoryview(buffer.numpy().data)[: self._sizes[number]]) != self._checksums[number]:
+        if number not in self._checked and zlib.crc32(block) != self._checksums[number][begin // BLOCK]:
             raise self.fault(f"chunk {number}: damaged, its checksum is another")
 
     def _accept(self, number: int, buffer: torch.Tensor) -> None:
         """Check a chunk that was read, once; its bytes are those that were written."""
         if number in self._checked:
             return
-        self._compare(number, buffer)
         try:
             self.check(number, buffer)
         except FormatError as error:
@@ -239,8 +239,8 @@ class ChunkFile:
                     if ahead >= ring:
                         copied[ahead - ring]()
                     at, into = order[ahead], self._ring[ahead % ring]
-                    spans = pairwise([*range(0, self._sizes[at], BLOCK), self._sizes[at]])
-                    reads.append([pool.submit(self._read_block, at, *span, into) for span in spans])
+                    blocks = range(0, self._sizes[at], BLOCK)
+                    reads.append([pool.submit(self._read_block, at, begin, into) for begin in blocks])
                 for block in reads[position]:
                     block.result()
                 self._accept(number, self._ring[position % ring])
