@@ -88,10 +88,15 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
 
 @entry_point
 def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]) -> Result:
-    if (sharded := inputs.elsewhere(parse_arguments(args)[1])) is not None:
+    if (sharded := _sharded(args)) is not None:
         return sharded._einsum(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     return _run(compiled(text, operands, of_call(settings), output), operands, drop_zeros)
+
+
+def _sharded(args: tuple[Any, ...]) -> Any:
+    """The first operand that lies on several processes, which compiles einsums of itself; None if there is none."""
+    return next((operand for operand in args if "_einsum" in vars(type(operand))), None)
 
 
 def _run(made: Contraction, operands: Operands, drop_zeros: bool, known: dict[Any, Any] | None = None) -> Result:
@@ -109,7 +114,7 @@ def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settin
     A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices. Of a
     `distributed.Sharded` operand it is a `distributed.DistributedKernel`.
     """
-    if (sharded := inputs.elsewhere(parse_arguments(args)[1])) is not None:
+    if (sharded := _sharded(args)) is not None:
         return sharded._compile(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]

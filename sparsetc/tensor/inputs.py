@@ -76,11 +76,6 @@ REMEDIES = {
 }
 
 
-def elsewhere(operands: Sequence[Any]) -> Any:
-    """The first operand that lies on several processes, which compiles einsums of itself; None if there is none."""
-    return next((operand for operand in operands if "_einsum" in vars(type(operand))), None)
-
-
 def check_plain(data: object, what: str) -> None:
     """DtypeError where something like a tensor has no plain numbers: nested, masked, or not initialised."""
     kind = not_plain(data)
