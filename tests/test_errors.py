@@ -226,10 +226,7 @@ MATRIX, WIDE = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)), torch.one
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: stc.decomposition.cp_als(MATRIX, 1, maxiters=9),
-            "cp_als takes no maxiters (did you mean n_iter_max?); ",
-        ),
+        (lambda: stc.decomposition.cp_als(MATRIX, 1, maxiters=9), "cp_als has no maxiters=; here it is n_iter_max"),
         (lambda: stc.decomposition.tucker(MATRIX, 1, iters=9), "tucker takes no iters (did you mean n_iter_max?); "),
         (
             lambda: stc.spmm(MATRIX, WIDE, dropzeros=True),

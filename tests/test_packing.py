@@ -261,7 +261,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_told(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """While nonzeros are taken, and while they are sorted."""
     monkeypatch.setattr(packing, "THREAD", 1 << 20)
-    with pytest.raises(stc.OutOfMemoryError, match=r"x\.parquet: packing does not fit in the limit of [\d,]+ bytes"):
+    with pytest.raises(stc.OutOfMemoryError, match=r"x\.tns: packing does not fit in the limit of [\d,]+ bytes"):
         stc.pack(large, tmp_path / "x.parquet", memory_limit=packing.FIXED + room)
     assert left(tmp_path) == []
 
@@ -421,7 +421,7 @@ def test_a_folder_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """As a folder that cannot be written to does, for root too."""
 
     def refuse(*arguments: Any, **options: Any) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), arguments[0])
 
     source = text(tmp_path / "x.tns", *entries(10))
     monkeypatch.setattr(os, "open", refuse)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.tensor.convert import from_columns
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -40,11 +40,11 @@ OTHERS = {
 
 
 def names(unknown: Iterable[str], name: str) -> None:
-    """Raise `DecompositionError` for the names of another library, with ours."""
+    """Raise `KeywordError` for the names of another library, with ours."""
     for other in unknown:
         for ours, theirs in OTHERS.items():
             if other in theirs:
-                raise DecompositionError(f"{name} has no {other}=; here it is {ours}")
+                raise KeywordError(f"{name} has no {other}=; here it is {ours}")
 
 
 def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> SparseTensor:

@@ -101,7 +101,10 @@ def pack(
         return
     with cpu, memory.named(source, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(source), f"{file.name}.spill"
-        with _opened(source, dtype, columns, limit, progress) as found, _database(path, spill, limit) as database:
+        with (
+            _opened(source, dtype, columns, limit, progress) as found,
+            _database(source, path, spill, limit) as database,
+        ):
             rows = parquet.row_group(found.order)
             shape = _filled(database, found, rows)
             if _state(source) != state:
@@ -191,8 +194,8 @@ def _text(
 
 
 @contextmanager
-def _database(path: str | os.PathLike[str], folder: str, limit: int) -> Iterator[Any]:
-    """An empty database in memory, and beyond that in a folder that goes with it; its errors as those of the path."""
+def _database(source: str | os.PathLike[str], path: str | os.PathLike[str], folder: str, limit: int) -> Iterator[Any]:
+    """An empty database in memory, and beyond that in a folder that goes with it; its errors as those of the files."""
     try:
         import duckdb
     except ImportError as error:
@@ -206,18 +209,18 @@ def _database(path: str | os.PathLike[str], folder: str, limit: int) -> Iterator
             database.execute("SET enable_progress_bar = false")  # which would be on stdout
             yield database
     except (duckdb.Error, OSError, RuntimeError) as error:
-        if (refusal := _refusal(error, os.fsdecode(path), limit)) is None:
+        if (refusal := _refusal(error, os.fsdecode(source), os.fsdecode(path), limit)) is None:
             raise
         raise refusal from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _refusal(error: Exception, path: str, limit: int) -> BaseException | None:
+def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseException | None:
     """The package's or Python's error for one of DuckDB's, which is told by its text where it comes from a stream."""
     said = str(error).partition("\n")[0]
     if "Out of Memory" in said or "could not allocate" in said:
-        return OutOfMemoryError(f"{path}: packing does not fit in the limit of {limit:,} bytes; raise memory_limit")
+        return OutOfMemoryError(f"{source}: packing does not fit in the limit of {limit:,} bytes; raise memory_limit")
     if "interrupted" in said.lower():
         return KeyboardInterrupt()
     if "IO Error" in said or "IOException" in type(error).__name__:

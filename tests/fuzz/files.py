@@ -203,6 +203,8 @@ def check_file(file: File) -> str:
         seconds, growth = time.thread_time() - started, _peak() - memory
         with mock.patch.object(lines, "BLOCK", file.block):
             again = found if file.name.endswith((".npz", ".parquet")) else _read(path, file.dtype)
+        if isinstance(again, tuple) and "longer than" in str(again):  # a line within one block may be as long as that
+            return "refused"
     if seconds > SECONDS or growth > GROWTH:
         raise Wrong(f"cost: {seconds:.1f} s and {growth} KB for a file of {len(file.data)} bytes")
     if file.wanted is not None and _said(found) != _said(file.wanted):
