@@ -38,7 +38,7 @@ def test_the_last_column_of_a_table_has_the_values(library: str) -> None:
 def test_tables_without_coordinates_are_refused() -> None:
     pandas = pytest.importorskip("pandas")
     frame = table("pandas", X)
-    with pytest.raises(stc.FormatError, match="all columns of a table but the last are coordinates; 'v' has float64"):
+    with pytest.raises(stc.FormatError, match="column 'v' holds float64; coordinates are integers"):
         cp_als(frame[["i", "v", "j"]], 2)
     with pytest.raises(stc.FormatError, match="'i' has object"):
         cp_als(frame.assign(i=frame["i"].astype(str).astype(object)), 2)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
-from sparsetc.tensor.convert import from_columns
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
@@ -62,7 +61,10 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
         DtypeError, ShapeError, DeviceError, FormatError: it is none. To look at the values waits for a GPU once.
     """
     check_plain(x, f"{name}: x")
-    sparse = from_columns(SparseTensor, x) if hasattr(x, "columns") else SparseTensor.coerce(x)
+    if hasattr(x, "columns"):
+        *modes, values = list(x.columns) or [name]
+        x = SparseTensor.from_table(x, modes, values)
+    sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"{name}: x must be sparse, found {type(x).__name__}; see SparseTensor.from_dense")
     if sparse.dtype in INTEGERS:

@@ -292,16 +292,6 @@ def _from_pyttb(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
     return cls(coords.T, np.asarray(tensor.vals).reshape(-1), shape)
 
 
-def from_columns(cls: type[SparseTensor], table: Any) -> SparseTensor:
-    """From a table of pandas or polars: a column of 0-based coordinates for each mode, then one of values."""
-    *modes, values = table.columns
-    coords = [np.asarray(table[name]) for name in modes]
-    for name, column in zip(modes, coords, strict=True):
-        if column.dtype.kind not in "iu":
-            raise FormatError(f"all columns of a table but the last are coordinates; {name!r} has {column.dtype}")
-    return cls(np.array(coords, dtype=np.int64), np.asarray(table[values]))
-
-
 def _comes_from(obj: object, package: str) -> bool:
     """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
     return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
