@@ -42,7 +42,7 @@ def test_tables_without_coordinates_are_refused() -> None:
         cp_als(frame[["i", "v", "j"]], 2)
     with pytest.raises(stc.FormatError, match="'i' holds object"):
         cp_als(frame.assign(i=frame["i"].astype(str).astype(object)), 2)
-    with pytest.raises(stc.FormatError, match="order"):
+    with pytest.raises(stc.FormatError, match="one a mode"):
         cp_als(pandas.DataFrame({"v": [1.0, 2.0]}), 2)
     with pytest.raises(stc.ShapeError, match="needs at least 2"):
         cp_als(frame[["i", "v"]], 2)
