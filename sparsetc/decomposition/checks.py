@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
+from sparsetc.tensor import tables
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
@@ -62,7 +63,7 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
     """
     check_plain(x, f"{name}: x")
     if hasattr(x, "columns"):
-        *modes, values = list(x.columns) or [name]
+        *modes, values = tables.names(x) or [name]
         x = SparseTensor.from_table(x, modes, values)
     sparse = SparseTensor.coerce(x)
     if sparse is None:

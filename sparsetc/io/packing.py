@@ -94,7 +94,7 @@ def pack(
         check_dtype(dtype)
     limit = _limit(source, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    if os.fsdecode(source).lower().endswith(".npz"):
+    if os.fsdecode(source).lower().endswith(".npz") and not os.fsdecode(source).lower().endswith(".bsp.npz"):
         parquet.check_columns(os.fsdecode(source), columns)
         with cpu, options(memory_limit=limit // WHOLE):
             parquet.write(path, npz.read(source, dtype))
@@ -200,11 +200,11 @@ def _database(source: str | os.PathLike[str], path: str | os.PathLike[str], fold
         import duckdb
     except ImportError as error:
         raise ImportError('packing needs DuckDB: pip install "sparsetc[files]"') from error
-    room = limit - FIXED
+    room = limit - FIXED  # of which DuckDB gets less, since it may take somewhat more than it is given
     threads = min(torch.get_num_threads(), room // THREAD)
     os.mkdir(folder, 0o700)
     try:
-        settings: dict[str, Any] = {"memory_limit": f"{room}B", "threads": threads, "temp_directory": folder}
+        settings: dict[str, Any] = {"memory_limit": f"{room * 7 // 8}B", "threads": threads, "temp_directory": folder}
         with closing(duckdb.connect(":memory:", config=settings)) as database:
             database.execute("SET enable_progress_bar = false")  # which would be on stdout
             yield database

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetc.errors import DtypeError, IOFormatError, ShapeError, SparsetcError
+from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, ShapeError, SparsetcError
 from sparsetc.io import bounds, memory, npz, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.support.lru import Lock
@@ -106,9 +106,10 @@ class Table:
             return [column.to_numpy() for column in columns]
 
     def value_dtype(self) -> torch.dtype:
-        """What values are read as where nothing is asked for; ValueError where that must be."""
+        """What values are read as where nothing is asked for; IOFormatError where that must be."""
         kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
-        return npz.stored(np.empty(0, kind), None).dtype
+        with self._faults(f"column {self.names[-1]!r}"):
+            return npz.stored(np.empty(0, kind), None).dtype
 
     def fault(self, reason: str) -> IOFormatError:
         """The error that names the file."""
@@ -201,11 +202,10 @@ class PackedFile(Table):
         """Nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in memory of their own.
 
         Raises:
-            IndexError: the range is not one of the file's.
-            IOFormatError: a row group that was altered, or coordinates outside the shape.
+            CoordinateError: the range is not one of the file's.
+            IOFormatError: a row group that was altered, coordinates outside the shape, or the file was closed.
         """
-        if not 0 <= start <= stop <= self.nnz:
-            raise IndexError(f"nonzeros {start} to {stop} of {self.nnz}")
+        self._check_range(start, stop, self.nnz, "nonzeros")
         coords = torch.empty((self.order, stop - start), dtype=torch.int64, device="cpu")
         values = torch.empty(stop - start, dtype=SUMMED_IN.get(self.dtype, self.dtype), device="cpu")
         into, at = [*coords.numpy(), *columns(values)], start
@@ -221,11 +221,10 @@ class PackedFile(Table):
         """Nonzeros whose coordinate of mode 0 is from ``first`` to below ``last``, as `block` gives them.
 
         Raises:
-            IndexError: the range is not within mode 0.
+            CoordinateError: the range is not within mode 0.
             IOFormatError: as of `block`.
         """
-        if not 0 <= first <= last <= self.shape[0]:
-            raise IndexError(f"rows {first} to {last} of {self.shape[0]}")
+        self._check_range(first, last, self.shape[0], "rows")
         start, stop = self._first_from(first), self._first_from(last)
         if start > stop:
             raise self.fault("nonzeros that are not in lexicographic order")
@@ -237,7 +236,7 @@ class PackedFile(Table):
         Raises:
             IOFormatError: what is wrong, and where.
         """
-        last = torch.empty((self.order, 0), dtype=torch.int64, device="cpu")
+        last, self._held = torch.empty((self.order, 0), dtype=torch.int64, device="cpu"), (-1, [])
         for start, stop in zip(self.starts, self.starts[1:], strict=False):
             coords, _ = self.block(start, stop)
             self._check_order(torch.cat((last, coords), 1))
@@ -254,6 +253,12 @@ class PackedFile(Table):
         coords, values = self.block(0, self.nnz)
         self._check_order(coords)
         return SparseTensor._of(coords, values, self.shape, True)
+
+    def _check_range(self, start: int, stop: int, size: int, what: str) -> None:
+        if self._raw.closed:
+            raise self.fault("the file was closed")
+        if not all(isinstance(n, int | np.integer) for n in (start, stop)) or not 0 <= start <= stop <= size:
+            raise CoordinateError(f"{self.path}: {what} {start!r:.40} to {stop!r:.40} of {size:,}")
 
     def _group(self, group: int, keep: bool) -> list[np.ndarray]:
         """The columns of a row group, their coordinates within the sizes."""
@@ -321,22 +326,28 @@ def read(
 
 
 def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
-    """The tensor of a file of another program; ValueError where that is none."""
+    """The tensor of a file of another program."""
     memory.check(table.path, "the tensor", table.nnz * 8 * len(table.names))
     parts = list(batches(table, dtype))
-    if not parts:
-        raise ValueError("no rows, and no shape that it says")
     coords = torch.stack([torch.cat([part[0][mode] for part in parts]) for mode in range(len(table.names) - 1)])
     return SparseTensor(coords, torch.cat([part[1] for part in parts]), tuple((coords.amax(1) + 1).tolist()))
 
 
 def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
-    """The rows of a file of another program, a row group at a time; ValueError for values of no dtype."""
+    """The rows of a file of another program, a row group at a time; IOFormatError where they are no nonzeros."""
+    if not table.nnz:
+        raise table.fault("no rows, and no shape that it says")
     for group in range(len(table.starts) - 1):
         *coords, values = table.group(group)
-        if len(values):
+        if not len(values):
+            continue
+        for name, column in zip(table.names, coords, strict=False):
+            if not 0 <= int(column.min()) <= int(column.max()) < crd.INT64_SIZES - 1:
+                raise table.fault(f"row group {group}: column {name!r} has coordinates outside 0 to 2**63 - 2")
+        with table._faults(f"column {table.names[-1]!r}"):
             given = npz.stored(np.array(values), dtype)
-            yield [torch.from_numpy(c.astype(np.int64)) for c in coords], numbers.cast(given, dtype or given.dtype)
+            cast = numbers.cast(given, dtype or given.dtype)
+        yield [torch.from_numpy(c.astype(np.int64)) for c in coords], cast
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:

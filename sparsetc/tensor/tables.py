@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsetc.errors import CoordinateError, FormatError
+from sparsetc.errors import CoordinateError, FormatError, SparsetcError
 from sparsetc.tensor.inputs import check_plain
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def from_table(
         >>> SparseTensor.from_table(rides, ["day", "hour"], "count", shape=(7, 24)).to_dense()[0, 9]
         tensor(3.)
     """
+    coordinates = coordinates if isinstance(coordinates, str) else list(coordinates)
     if isinstance(coordinates, str) or not coordinates:
         raise FormatError(f"coordinates must be a list of names of columns, one a mode; found {coordinates!r}")
     columns = [_column(table, name) for name in (*coordinates, values)]
@@ -64,10 +65,19 @@ def from_table(
 
 def _column(table: Any, name: str) -> np.ndarray:
     """A column as a contiguous ndarray; FormatError if it is not there, or not all of it is."""
-    names = _names(table)
-    if name not in names:
-        raise FormatError(f"no column {name!r} among {', '.join(map(repr, names))[:200]}")
-    column = table[name]
+    every = names(table)
+    if every.count(name) != 1:
+        raise FormatError(f"{every.count(name) or 'no'} column {name!r} among {', '.join(map(repr, every))[:200]}")
+    try:
+        return _array(table[name], name)
+    except SparsetcError:
+        raise
+    except Exception as error:  # of whatever library the table is of
+        said = str(error).partition("\n")[0][:200]
+        raise FormatError(f"column {name!r} of a {type(table).__name__} cannot be read: {said}") from error
+
+
+def _array(column: Any, name: str) -> np.ndarray:
     check_plain(column, f"column {name!r}")
     missing = column.isna().sum() if hasattr(column, "isna") else getattr(column, "null_count", 0)
     missing = missing() if callable(missing) else missing
@@ -79,14 +89,14 @@ def _column(table: Any, name: str) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _names(table: Any) -> list[str]:
+def names(table: Any) -> list[str]:
     """Names of all columns."""
     if isinstance(table, np.ndarray) and table.dtype.names:
         return list(table.dtype.names)
     for attribute in ("column_names", "columns", "keys"):  # of pyarrow; of pandas and polars; of a mapping
         if hasattr(table, attribute):
-            names = getattr(table, attribute)
-            return [*(names() if callable(names) else names)]
+            said = getattr(table, attribute)
+            return [*(said() if callable(said) else said)]
     raise FormatError(
         "from_table takes a structured ndarray, a mapping of columns, or a table of pandas, polars or pyarrow; found "
         f"{type(table).__name__}"
