@@ -169,7 +169,7 @@ def _info(options: argparse.Namespace) -> None:
 
 
 def _info_packed(path: str) -> None:
-    """What the footer of a packed file says; the file may be larger than memory."""
+    """Describe a packed file by its footer; the file may be larger than memory."""
     size = os.path.getsize(path)
     with stc.open_packed(path) as file:
         print(f"{path}: packed, order {file.order}, {file.nnz:,} nonzeros, {dtype_name(file.dtype)}, {size:,} bytes")

@@ -168,7 +168,7 @@ def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
 
 
 def verdicts(bits: torch.Tensor, most: torch.Tensor, spread: int) -> torch.Tensor:
-    """What the verdict on halves of some magnitudes is, int32, given the largest that share their scales.
+    """Judge magnitudes by the largest that share their scales: verdicts on their halves, int32.
 
     Args:
         bits: of the magnitudes, int32; a zero asks for nothing.

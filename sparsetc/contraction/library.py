@@ -210,7 +210,7 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a contraction's result is dense, and its operands are taken as they are: autocast is off."""
+    """Return True if a contraction's result is dense, and autocast, which would convert operands, is off."""
     contraction = _of(key)
     return not (contraction.sparse or torch.is_autocast_enabled(contraction.device.type))
 

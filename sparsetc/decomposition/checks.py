@@ -36,7 +36,7 @@ OTHERS = {
     "kappa_tol": ("kappatol",),
     "ranks": ("rank",),
 }
-"""What says the same here as arguments of pyttb and tensorly that a function lacks."""
+"""Arguments of ours, by which those of pyttb and tensorly that say the same are answered."""
 
 
 def names(unknown: Iterable[str], name: str) -> None:
@@ -161,7 +161,7 @@ def model_parts(init: Any) -> tuple[Any, Any] | None:
 
 
 def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[torch.Tensor]]:
-    """What stands before the factors of a start, None of a list, and copies of these, of x's sizes and the ranks."""
+    """Check a start, and return its weights or core, None of a list of factors, and copies of its factors."""
     head, given = model_parts(init) or (None, init)
     if not isinstance(given, list | tuple):
         found = type(init).__name__

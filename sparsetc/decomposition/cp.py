@@ -96,7 +96,7 @@ def cp_als(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of a run: the arguments of `cp_als`, but for the tensor and what kernels are compiled with.
+    """The arguments of a run of `cp_als`, but for the tensor and what kernels are compiled with.
 
     Attributes:
         free: the modes that are not fixed, once arguments were checked.

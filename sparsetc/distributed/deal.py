@@ -69,22 +69,19 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
     if device is not None:
         sparse = sparse.to(torch.device(device))
     ranks.check(sparse.device)
-    modes, coords, values = (
-        modes_to_cut(along, sparse.shape, sparse.sparse_order),
-        sparse.coords,
-        sparse.values.detach(),
-    )
+    modes = modes_to_cut(along, sparse.shape, sparse.sparse_order)
+    coords, values = sparse.coords, sparse.values.detach()
     said = {"shape": sparse.shape, "dtype": sparse.dtype, "device": sparse.device.type}
     if not scattered and ranks.size > 1:
         said |= {"nnz": sparse.nnz, "the bits of coordinates": bits(coords), "the bits of values": bits(values)}
-        part = slice(*(sparse.nnz * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1)))
+        part = slice(*ranks.part(sparse.nnz))
         coords, values = coords[:, part], values[part]
     return ShardSource(sparse.shape, modes, (coords, values), said)
 
 
 def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
     """The nonzeros of this rank's range."""
-    first, last = (file.nnz * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+    first, last = ranks.part(file.nnz)
     memory.check(file.path, "this rank's part", (last - first) * file.row_bytes)
     return file.block(first, last)
 

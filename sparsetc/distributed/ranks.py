@@ -137,6 +137,10 @@ class Ranks:
         """The rows of all ranks, of which each has as many as `counts` says."""
         return self.exchanged(torch.cat([x] * self.size), counts, [x.shape[0]] * self.size)
 
+    def part(self, n: int) -> tuple[int, int]:
+        """The first of n things that this rank takes, and the first that it does not, where all take as many."""
+        return n * self.rank // self.size, n * (self.rank + 1) // self.size
+
     def objects(self, mine: Any) -> list[Any]:
         """What each rank gives, on all of them; it is pickled, and waits for the GPU."""
         if self.size == 1:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.io import bounds, memory, mtx, npy, npz, numbers
+from sparsetc.io import bounds, memory, mtx, npy, npz
 from sparsetc.io.atomic import replacing
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -44,7 +44,6 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
             raise ValueError(f"a tensor of {len(tensor.shape)} modes; a file holds 1 to {bounds.ORDER}")
         coords, stored = _entries(path, tensor)
         values = npz.stored(stored, dtype)
-        values = numbers.cast(values, dtype or values.dtype)
         structure = container.read_header().get("structure")
         if structure is not None:
             coords, values = _in_full(path, coords, values, str(structure))

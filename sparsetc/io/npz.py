@@ -54,7 +54,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
             values = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
         values, shape = stored(values, dtype), archive.array("shape")
         made = SparseTensor.from_blocks if values.ndim > shape.size else SparseTensor
-        return made(archive.array("coords"), numbers.cast(values, dtype or values.dtype), shape.tolist())
+        return made(archive.array("coords"), values, shape.tolist())
 
 
 def _check(archive: npy.Archive, values: str) -> None:
@@ -109,13 +109,14 @@ def _signed(values: Any, dtype: torch.dtype | None) -> Any:
 
 
 def stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return values as a tensor; unsigned integers and bools only on the way to another dtype."""
-    if isinstance(values, torch.Tensor):
-        return values
-    made = torch.from_numpy(_signed(values, dtype))
+    """Return values as a tensor of the dtype, or of their own; unsigned integers and bools only of another.
+
+    ValueError where a dtype that a tensor may have does not hold them.
+    """
+    made = values if isinstance(values, torch.Tensor) else torch.from_numpy(_signed(values, dtype))
     if made.dtype not in DTYPES:
         raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
-    return made
+    return made if dtype is None else numbers.cast(made, dtype)
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:

@@ -66,7 +66,7 @@ def pack(
     """Make a packed file (.parquet) of a file that may be larger than memory: nonzeros sorted, duplicates summed.
 
     The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
-    folder ``.sparsetc-….spill`` beside ``path``, which goes with the call. Only a process that is killed leaves that.
+    folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
 
     Args:
         source: ``.tns`` or ``.mtx``, either with ``.gz``, or a ``.parquet`` with ``columns``; or ``.npz``, whose tensor
@@ -92,10 +92,10 @@ def pack(
         raise IOFormatError(f"{os.fsdecode(path)}: a packed file is called .parquet")
     if dtype is not None:
         check_dtype(dtype)
-    limit = _limit(source, memory_limit)
+    limit, name = _limit(source, memory_limit), os.fsdecode(source)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    if os.fsdecode(source).lower().endswith(".npz") and not os.fsdecode(source).lower().endswith(".bsp.npz"):
-        parquet.check_columns(os.fsdecode(source), columns)
+    if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz"):
+        parquet.check_columns(name, columns)
         with cpu, options(memory_limit=limit // WHOLE):
             parquet.write(path, npz.read(source, dtype))
         return
@@ -108,11 +108,11 @@ def pack(
             rows = parquet.row_group(found.order)
             shape = _filled(database, found, rows)
             if _state(source) != state:
-                raise IOFormatError(f"{os.fsdecode(source)}: changed while it was read; pack it again")
+                raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
                 parquet.append(file, shape, found.dtype, _summed(_sorted(database, found.order, rows), found, rows))
             except DtypeError as error:
-                raise IOFormatError(f"{os.fsdecode(source)}: {error}") from error
+                raise IOFormatError(f"{name}: {error}") from error
 
 
 def _limit(source: str | os.PathLike[str], given: Any) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, ShapeError, SparsetcError
-from sparsetc.io import bounds, memory, npz, numbers
+from sparsetc.io import bounds, memory, npy, npz, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.support.lru import Lock
 from sparsetc.tensor import coords as crd
@@ -63,9 +62,7 @@ class Table:
         """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
         self._arrow, self.path, self._lock = library(), Path(os.fsdecode(path)), Lock()
         refuse_old(self.path)
-        if not stat.S_ISREG(os.stat(path).st_mode) and not self.path.is_dir():
-            raise IOFormatError(f"{self.path}: a Parquet file is read from its end, so it must be a file on disk")
-        self._raw = open(self.path, "rb")  # noqa: SIM115  # closed by `close`
+        self._raw = npy.on_disk(self.path)
         try:
             with self._faults("its footer"):
                 self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
@@ -345,9 +342,8 @@ def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
             if not 0 <= int(column.min()) <= int(column.max()) < crd.INT64_SIZES - 1:
                 raise table.fault(f"row group {group}: column {name!r} has coordinates outside 0 to 2**63 - 2")
         with table._faults(f"column {table.names[-1]!r}"):
-            given = npz.stored(np.array(values), dtype)
-            cast = numbers.cast(given, dtype or given.dtype)
-        yield [torch.from_numpy(c.astype(np.int64)) for c in coords], cast
+            stored = npz.stored(np.array(values), dtype)
+        yield [torch.from_numpy(c.astype(np.int64)) for c in coords], stored
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:

@@ -101,8 +101,8 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         check_form(chosen.output, bound.einsum)
         _check_order(settings, compiler)
         check_request(settings.plan)  # of which chunks ask, where there are any
-        form, streams = compiler.template.output, chosen.streams if target.type == "cuda" else 1
-        budget = Budget.of(compiler, settings.memory_on(target), streams, chosen.drop_zeros)
+        form = compiler.template.output
+        budget = Budget.of(compiler, settings.memory_on(target), chosen.lanes(target), chosen.drop_zeros)
         dense_rows = None if form.sparse else form.rows
         nbytes, rows = budget.cut(dense_rows, chosen.chunk, bool(form.kept_shape))
         kept = None
@@ -169,8 +169,7 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
         _check_order(settings, compiler)
         made = contents.read(file, compiler)
-        streams = chosen.streams if target.type == "cuda" else 1
-        budget = Budget.of(compiler, settings.memory_on(target), streams, recipe.drop_zeros)
+        budget = Budget.of(compiler, settings.memory_on(target), chosen.lanes(target), recipe.drop_zeros)
         return Stream(recipe, compiler, made, file, budget, chosen)
     except BaseException:
         file.close()

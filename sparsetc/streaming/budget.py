@@ -101,6 +101,10 @@ class StreamOptions:
         except PlanError:
             return 0
 
+    def lanes(self, target: torch.device) -> int:
+        """Return the number of chunks that are on a device at once."""
+        return self.streams if target.type == "cuda" else 1
+
     def target(self, operands: Sequence[Any]) -> torch.device:
         """Return the device that chunks are run on.
 
