@@ -21,6 +21,7 @@ class StepReport:
         path: the file of the generated program.
         considered: (plan, expected microseconds) of every candidate, the cheapest first; None for one that does not fit
             or has no kernel.
+        measured: (plan, microseconds) of those that were timed, the fastest first.
     """
 
     equation: str
@@ -28,6 +29,7 @@ class StepReport:
     reason: str
     path: str = ""
     considered: tuple[tuple[str, float | None], ...] = ()
+    measured: tuple[tuple[str, float], ...] = ()
 
     def details(self) -> list[str]:
         """Lines of what is known of this kind of step alone."""
@@ -218,10 +220,16 @@ def _step_lines(step: StepReport) -> list[str]:
     """The file of a step's program, what is particular to it, and the candidates with their expected times."""
     lines = [f"source   {step.path}"] if step.path else []
     lines += step.details()
-    if step.considered:
+    expected = dict(step.considered)
+    if step.measured:
+        lines += ["", "timed, us, and expected us:"]
+        for name, micro in step.measured:
+            predicted = expected.pop(name, None)
+            lines.append(f"  {micro:12.1f}  {'' if predicted is None else f'{predicted:.1f}':>10}  {name}")
+    if expected:
         lines += ["", "considered, expected us:"]
-        for name, micro in step.considered:
-            lines.append(f"  {'does not fit' if micro is None else f'{micro:12.1f}'}  {name}")
+        for name, predicted in expected.items():
+            lines.append(f"  {'does not fit' if predicted is None else f'{predicted:12.1f}'}  {name}")
     return lines
 
 

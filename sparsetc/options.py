@@ -1,7 +1,7 @@
 """What a user may set once instead of at every call: `options`, a context manager, safe between threads.
 
 In: keyword arguments. Out: an `Options` record read where a plan is made. Environment variables give the defaults of
-two of them: ``SPARSETC_CACHE_DIR`` and ``SPARSETC_BACKEND``.
+three of them: ``SPARSETC_CACHE_DIR``, ``SPARSETC_BACKEND`` and ``SPARSETC_TUNE``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")
+TUNINGS = ("model", "now", "calls")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Options:
     memory_limit: int | None = None
     device: torch.device | None = None
     backend: str | None = None
+    tune: str | float | None = None
 
     def effective_precision(self) -> str:
         """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
@@ -49,6 +51,19 @@ class Options:
         if named not in BACKENDS:
             raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {named!r}")
         return named if named != "auto" else "torch" if device.type == "cpu" else "triton"
+
+    def effective_tune(self) -> tuple[str, float]:
+        """``model``, ``now`` or ``calls``, and the seconds that timing the candidates of a kernel may take."""
+        named = self.tune or os.environ.get("SPARSETC_TUNE") or "model"
+        if named in TUNINGS:
+            return str(named), 1.0
+        try:
+            seconds = float(named)
+        except ValueError:
+            seconds = 0.0
+        if isinstance(named, bool) or not 0 < seconds < float("inf"):
+            raise PlanError(f"tune must be one of {', '.join(TUNINGS)}, or a number of seconds, found {named!r}")
+        return "now", seconds
 
     def memory_on(self, device: torch.device) -> int:
         """Bytes that may be taken on a device: the limit that was set, or what is available now."""
@@ -130,6 +145,11 @@ class options(contextlib.ContextDecorator):
             ``"512MiB"``. Default: what is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
+        tune: how the plan is chosen among those that are allowed. ``"model"`` (default): by the cost model, the same
+            at each run. ``"now"``: the candidates that it puts near its best are timed when a kernel is compiled, in a
+            second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was
+            timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
+            nothing is timed.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -190,6 +210,8 @@ def _checked(base: Options, settings: dict[str, Any]) -> Options:
         raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {chosen['backend']!r}")
     if not isinstance(chosen.get("deterministic", False), bool):
         raise PlanError(f"deterministic must be True or False, found {chosen['deterministic']!r}")
+    if "tune" in chosen:
+        Options(tune=chosen["tune"]).effective_tune()
     if "plan" in chosen:  # here, so that none which is refused is kept for another that equals it
         requested(chosen["plan"])
     if "cache_dir" in chosen:

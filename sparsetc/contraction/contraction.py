@@ -114,6 +114,11 @@ class Contraction(Inspectable, ABC):
         return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
 
     @property
+    def settled(self) -> bool:
+        """Whether the plans of all steps are decided."""
+        return all(getattr(one, "settled", True) for one in self.inner)
+
+    @property
     def result_size(self) -> int:
         """Entries of a sparse result, elements of a dense one."""
         return self.shape[0] if self.sparse else prod(self.shape)
@@ -243,6 +248,10 @@ def _compiled(
         )
     if len(sparse) == 1:
         step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
+        if settings.effective_tune()[0] != "model":
+            from sparsetc.contraction.tuned import tune
+
+            tune(step)
         step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
         return step
     from sparsetc.products.problem import paired  # imported where an einsum has two sparse operands, which few have

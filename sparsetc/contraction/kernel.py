@@ -63,6 +63,7 @@ class Kernel(Inspectable):
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
         self._versions: tuple[int | None, ...] = ()
+        self._settled = True
         self._pack()
 
     def _pack(self) -> None:
@@ -70,11 +71,14 @@ class Kernel(Inspectable):
         if is_compiling() or traced_by_modes():
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
+        self._settled = self.contraction.settled
         self._packed = self.contraction.packed(self.operands, self._known())
         self.contraction.kernels[tuple(map(id, self._values))] = self
 
     def _packed_now(self) -> Values | None:
         """The packed values, made again where torch counts a change of the values, or where that cannot be told."""
+        if self._packed is None and not self._settled:  # the plan was not decided when values were packed
+            self._pack()
         if self._packed is not None:
             for values, version in zip(self._values, self._versions, strict=True):
                 # Inference tensors have no count; what is learned may change through ``.data``.

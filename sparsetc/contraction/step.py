@@ -7,6 +7,8 @@ generated once, then a differentiable function from values and dense operands to
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import copy
+from dataclasses import replace
 from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
@@ -25,18 +27,19 @@ from sparsetc.device.profile import gpu, has_halves, of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.plan import without_halves
+from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import cached_property
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
+from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
 
 if TYPE_CHECKING:
+    from sparsetc.contraction.tuned import Turns
     from sparsetc.planner.symbolic import SymbolicCost
 
 
@@ -45,6 +48,7 @@ class Step(Contraction, Preparation):
 
     Attributes:
         _empty: whether there is nothing to sum.
+        turns: the candidates that take turns in calls; None once the plan is decided.
         _packed_alone: whether only packed values are read where they are given and nothing follows a call, so that the
             values of the entries that take part need not be gathered.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
@@ -76,15 +80,22 @@ class Step(Contraction, Preparation):
         (self._sizes,) = (tuple(o._values.shape[1:]) for o in operands if isinstance(o, SparseTensor))
         Preparation.__init__(self, bound, operands, settings, form, repeated)
         self.backend = self.problem.backend
-        with in_place(settings, self.device):
-            self.choice: Choice = choice or choose(settings.plan, self.problem)
-        self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(self.choice.plan)
-        self.inner = (self.executable.programs,)
-        self.empty = not self.operand.nnz
-        rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
-        self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         self._plain_sum = self.canonical.written.einsum.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
+        self.empty, self._others = not self.operand.nnz, dict[object, Step]()
+        self.turns: Turns | None = None
+        with in_place(settings, self.device):
+            self.take(choice or choose(settings.plan, self.problem))
+        rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
+        self.shape = rows if self.sparse else self.canonical.narrow.output_shape
+        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
+            warn_once("no GPU: running the generated torch programs on the CPU")
+
+    def take(self, choice: Choice) -> None:
+        """Pack and generate by a choice, and run so from here on."""
+        self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(choice.plan)
+        self.choice, self.inner = choice, (self.executable.programs,)
+        self.__dict__.pop("_ones", None)
         self._value_keys = [
             (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
             for p in self.parts
@@ -92,7 +103,6 @@ class Step(Contraction, Preparation):
         self.guard = self._guard()
         whole = self.canonical.narrow is self.canonical.written
         self._packed_alone = self.entries is not None and whole and self.guard is None
-        self._others = dict[object, Step]()
         sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         self.alone = (
@@ -101,8 +111,19 @@ class Step(Contraction, Preparation):
             and (whole and not self.canonical.reduction.steps)
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
-        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
-            warn_once("no GPU: running the generated torch programs on the CPU")
+
+    def under(self, plan: Plan, cache: Lru[Any, Any]) -> Step:
+        """The step by another plan; what is packed for it is kept in a cache of its own."""
+        other, counts = copy(self), self.problem.counts
+        other.problem = replace(self.problem, counts=counts.cached_in(cache))
+        other._others, other.turns = {}, None
+        other.take(Choice(plan))
+        return other
+
+    @property
+    def settled(self) -> bool:
+        """Whether the plan is decided; False while candidates take turns in calls."""
+        return self.turns is None
 
     @cached_property
     def _arranged(self) -> tuple[Pattern | None, torch.Tensor | None]:
@@ -139,7 +160,7 @@ class Step(Contraction, Preparation):
 
         None while a transform of `torch.func` is active, which would follow them.
         """
-        if transforming():
+        if transforming() or self.turns is not None:
             return None
         x, shared = operands[0], {} if known is None else known
         packed_values = [x._packed(key) if key not in shared else shared[key] for key in self._value_keys]
@@ -238,6 +259,8 @@ class Step(Contraction, Preparation):
     def _rows(
         self, values: torch.Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None
     ) -> torch.Tensor:
+        if self.turns is not None and not captured(self._like):
+            return self.turns.rows(values, dense, given)
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)

@@ -221,11 +221,11 @@ FACTOR = 1e9
 """Between a number and its default at most: none that is further off is a device's, and sums of costs stay finite."""
 
 
-def path_of(gpu: str) -> Path | None:
-    """Return where the record of a GPU of that name lies, in the cache directory in force; None without one."""
+def path_of(device: str, what: str = "profiles", form: str = "json") -> Path | None:
+    """Return where a record of a device of that name lies, in the cache directory in force; None without one."""
     directory = files.cache_folder(current().cache_dir)
-    name = f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
-    return None if directory is None else directory / "profiles" / name
+    name = f"{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}.{form}"
+    return None if directory is None else directory / what / name
 
 
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:

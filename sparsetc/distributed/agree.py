@@ -7,22 +7,13 @@ ranks that differ or failed. Without this the others would wait for a rank that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar
-
-import torch
 
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DistributedError, PlanError
 from sparsetc.options import current
 
 T = TypeVar("T")
-
-WORDS = {1: torch.int8, 2: torch.int16}
-"""Integers that hold the bits of elements of so many bytes; int32 those of larger ones."""
-CHUNK = 1 << 18
-"""Words that are taken at a time, so that a core's cache holds their products: 1.2 ns each on one core of a CPU. On a
-GPU 16 times as many, so that launches take less time than products; not measured."""
 
 
 def agreed(
@@ -103,24 +94,6 @@ def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
     own = {"plan": options.plan, "deterministic": options.deterministic, "backend": options.backend}
     own["precision"] = options.effective_precision()
     return {"settings": own | {name: value for name, value in settings.items() if name != "cache_dir"}}
-
-
-def bits(x: torch.Tensor) -> int:
-    """A number for the bits of a tensor in their order, which other tensors rarely have; waits for a GPU."""
-    x = torch.atleast_1d(torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()).resolve_neg()
-    weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
-    chunk, found = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
-    for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
-        for words in rows.reshape(-1).view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
-            found.mul_(3).add_((words * weights[: words.numel()]).sum())
-    return int(found)
-
-
-@lru_cache
-def _weights(count: int, device: torch.device) -> torch.Tensor:
-    """(count,) random: exchanged words change a sum of products but in one of 2**33 cases."""
-    random = torch.Generator().manual_seed(0)
-    return torch.empty(count, dtype=torch.int64).random_(generator=random).to(device)
 
 
 def _printed(given: Mapping[str, Any]) -> dict[str, str]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from sparsetc.distributed.agree import bits
 from sparsetc.distributed.cut import Cut, box_of
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
+from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Nonzeros = tuple[torch.Tensor, torch.Tensor]

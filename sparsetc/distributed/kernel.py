@@ -18,7 +18,7 @@ from sparsetc.api import compile as compile_local
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.distributed.agree import agreed, alike, bits, on_all
+from sparsetc.distributed.agree import agreed, alike, on_all
 from sparsetc.distributed.combine import Combined, dense_result, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of
 from sparsetc.distributed.ranks import Ranks
@@ -28,6 +28,7 @@ from sparsetc.errors import DistributedError, DtypeError, EquationError, Transfo
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import of_call
 from sparsetc.support.entry import entry_point
+from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS

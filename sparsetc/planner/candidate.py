@@ -50,12 +50,14 @@ class Choice:
             caller gave.
         expected: what packing each part was expected to give, where parts were packed after the choice.
         seconds: seconds of the plan's parts: together what `considered` says of it.
+        measured: (plan, seconds) of those that were timed, the fastest first.
     """
 
     plan: Plan
     considered: tuple[tuple[str, float | None], ...] = ()
     expected: tuple[Statistics, ...] = ()
     seconds: tuple[float, ...] = ()
+    measured: tuple[tuple[str, float], ...] = ()
 
     def __repr__(self) -> str:
         expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""

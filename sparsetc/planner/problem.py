@@ -62,6 +62,10 @@ class Counts:
     def __reduce__(self) -> tuple[Any, ...]:
         return Counts, (self.coords, self.shape, self._memory)
 
+    def cached_in(self, cache: Lru[Any, Any]) -> Counts:
+        """The same counts, with another cache of what is packed."""
+        return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
+
     @cached_property
     def _numbers(self) -> torch.Tensor | None:
         """(nnz,) the numbers of the nonzeros; None for all of them."""

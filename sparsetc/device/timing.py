@@ -1,0 +1,99 @@
+"""How long calls take: medians and spreads, taken in turn so that what slows a machine slows all of them alike.
+
+In: functions without arguments. Out: a `Timing` of each. On a GPU times are those of CUDA events around single calls,
+with the L2 cache written over in between; on a CPU they are those of its clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+OVERWRITTEN = 1 << 28
+"""Bytes written between calls on a GPU: more than its L2 cache, and so many that the next launch is ready before."""
+ROUND = 5
+"""Calls of a candidate, one after another, before the next one has its turn."""
+QUANTILES = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a call takes, in seconds.
+
+    Attributes:
+        low, median, high: a quarter, a half and three quarters of the calls took this or less.
+        calls: how many were timed.
+    """
+
+    low: float
+    median: float
+    high: float
+    calls: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """From single calls."""
+        rising = sorted(seconds)
+        return cls(*[rising[min(len(rising) - 1, int(q * len(rising)))] for q in QUANTILES], len(rising))
+
+    def beats(self, other: Timing, margin: float) -> bool:
+        """Whether it is so many times as fast, and beyond both spreads."""
+        return margin * self.median < other.median and self.high < other.low
+
+    def __str__(self) -> str:
+        low, median, high = (f"{1e6 * seconds:.1f}" for seconds in (self.low, self.median, self.high))
+        return f"{median} us ({low} to {high} in half of {self.calls} calls)"
+
+
+def timed(
+    calls: Sequence[Callable[[], Any]], device: torch.device, seconds: float, stop: float = float("inf")
+) -> list[Timing]:
+    """Time calls, in turn, for so many seconds in all; each once, whatever that takes.
+
+    Args:
+        calls: none of which is the first of its kind, which compiles.
+        device: that they run on.
+        seconds: after which no further round begins.
+        stop: how many times the median of the fastest one a call may take to have a turn again.
+    """
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        once = _on_gpu(device) if device.type == "cuda" else _on_cpu
+        end, taken = time.perf_counter() + seconds, [once(call, 1) for call in calls]
+        running = list(range(len(calls)))
+        while running and time.perf_counter() < end:
+            medians = [Timing.of(own).median for own in taken]
+            running = [n for n in running if medians[n] <= stop * min(medians)]
+            for n in running:
+                taken[n] += once(calls[n], ROUND)
+        return [Timing.of(own) for own in taken]
+
+
+def _on_cpu(call: Callable[[], Any], count: int) -> list[float]:
+    taken = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def _on_gpu(device: torch.device) -> Callable[[Callable[[], Any], int], list[float]]:
+    nbytes = min(OVERWRITTEN, torch.cuda.mem_get_info(device)[0] // 4)
+    other = torch.empty(nbytes, dtype=torch.int8, device=device)
+
+    def once(call: Callable[[], Any], count: int) -> list[float]:
+        spans = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        for start, end in spans:
+            other.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize(device)
+        return [1e-3 * start.elapsed_time(end) for start, end in spans]
+
+    return once

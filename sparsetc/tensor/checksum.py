@@ -1,0 +1,34 @@
+"""A number for the bits of a tensor, by which ranks and records know it again.
+
+In: a tensor. Out: an integer that sees the order of elements.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+WORDS = {1: torch.int8, 2: torch.int16}
+"""Integers that hold the bits of elements of so many bytes; int32 those of larger ones."""
+CHUNK = 1 << 18
+"""Words that are taken at a time, so that a core's cache holds their products: 1.2 ns each on one core of a CPU. On a
+GPU 16 times as many, so that launches take less time than products; not measured."""
+
+
+def bits(x: torch.Tensor) -> int:
+    """A number for the bits of a tensor in their order, which other tensors rarely have; waits for a GPU."""
+    x = torch.atleast_1d(torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()).resolve_neg()
+    weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
+    chunk, found = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
+    for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
+        for words in rows.reshape(-1).view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
+            found.mul_(3).add_((words * weights[: words.numel()]).sum())
+    return int(found)
+
+
+@lru_cache
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """(count,) random: exchanged words change a sum of products but in one of 2**33 cases."""
+    random = torch.Generator().manual_seed(0)
+    return torch.empty(count, dtype=torch.int64).random_(generator=random).to(device)

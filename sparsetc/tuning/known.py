@@ -1,0 +1,141 @@
+"""What the record says of a problem: the plan that was fastest for it, and plans that were fast for others like it.
+
+In: facts of a problem, then trials. Out: a plan that was timed before, names of plans to try, and lines of the trials.
+A line of other software, or of a problem that is only alike, proposes and does not decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any
+
+from sparsetc.device.profile import of_backend, path_of
+from sparsetc.errors import SparsetcError
+from sparsetc.ir.plan import Plan
+from sparsetc.ir.program.cost import Statistics
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.problem import Counts, Problem
+from sparsetc.support.notices import warn_once
+from sparsetc.tensor.checksum import bits
+from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of
+from sparsetc.tuning.search import Trial, best_of
+
+MOST_PROPOSED = 3
+"""Plans that are proposed of other problems, at most."""
+FACTS = ("backend", "precisions", "deterministic", "halves", "coalesced", "rows", "sparse_output", "adding")
+"""Attributes of a `Problem` that plans, their costs and their results depend on, beside the einsum and the pattern."""
+
+
+@lru_cache(maxsize=1)
+def versions() -> str:
+    """The software that times depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    known = []
+    for name in ("sparsetc", "torch", "triton"):
+        with suppress(PackageNotFoundError):
+            known.append(f"{name} {version(name)}")
+    return ", ".join(known)
+
+
+def digest(*parts: object) -> str:
+    """A short name of things by what they print as."""
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a problem is known by.
+
+    Attributes:
+        tensor: the patterns of its sparse operands.
+        equation: with its sizes.
+        problem: all else that plans are made by.
+        pattern: sizes and counts, for a fit and for what is alike.
+    """
+
+    tensor: str
+    equation: str
+    problem: Mapping[str, Any]
+    pattern: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, p: Problem) -> Facts:
+        """Those of an einsum with one sparse operand."""
+        counts, letters = p.counts, dict(enumerate(p.letters))
+        slices = {c: counts.distinct((m,)) for m, c in letters.items()}
+        fibers = {c: counts.distinct(tuple(n for n in letters if n != m)) for m, c in letters.items()}
+        pattern = {"shape": p.shape, "nnz": counts.nnz, "slices": slices, "fibers": fibers}
+        problem = {name: getattr(p, name) for name in FACTS} | {"dtype": str(p.dtype), "sizes": dict(p.bound.sizes)}
+        return cls(digest(bits_of(counts), p.shape), p.equation, problem, pattern)
+
+    @property
+    def alike(self) -> str:
+        """The facts with numbers to a power of two."""
+        return digest(self.equation, _rounded(self.problem), _rounded(self.pattern))
+
+
+def bits_of(counts: Counts) -> int:
+    """A number for the coordinates of a pattern, kept with it."""
+    return counts.once("bits", lambda: bits(counts.coords))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(own) for name, own in value.items()}
+    if isinstance(value, tuple | list):
+        return [*map(_rounded, value)]
+    return value.bit_length() if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Known:
+    """What the record of a device says of a problem.
+
+    Attributes:
+        timed: by name, the latest line of each plan that this software timed for this problem.
+        proposed: names of plans that were the fastest of others, by other software or for problems like it.
+    """
+
+    def __init__(self, facts: Facts, request: Plan, device: str) -> None:
+        self._facts, self._device, self._path = facts, device, path_of(device, "tuning", "jsonl")
+        self._key = digest(facts.tensor, facts.equation, sorted(facts.problem.items()), request.name, request.options)
+        self._like, now = facts.alike, versions()
+        found = [line for line in lines(self._path) if line.device == device]
+        self.timed = {line.name: line for line in found if (line.key, line.versions) == (self._key, now)}
+        fastest: dict[str, Line] = {}
+        for line in found:
+            if line.like == self._like and line.seconds[1] <= fastest.get(line.key, line).seconds[1]:
+                fastest[line.key] = line
+        self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
+
+    def best(self, first: str) -> tuple[Candidate, str] | None:
+        """The candidate to take, and the day it was timed on; None where the first one, by its name, was not timed."""
+        if first not in self.timed:
+            return None
+        with suppress(SparsetcError, ValueError, TypeError, RecursionError):  # damaged
+            line = best_of([self.timed[first], *self.timed.values()])
+            expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
+            return Candidate(plan_of(line.plan), tuple(expected), line.name, line.predicted), line.day
+        return None
+
+    def add(self, trials: Iterable[Trial[Any]]) -> None:
+        """A line for each trial; a warning where they cannot be written."""
+        facts, day = self._facts, datetime.now(timezone.utc).strftime("%Y-%m-%d")
+        about, profile = (self._key, self._like, facts.tensor, self._device, versions(), day, facts.equation), None
+        new = []
+        for trial in trials:
+            c, t = trial.candidate, trial.timing
+            profile = profile or (of_backend(facts.problem["backend"]) if c.costs else None)
+            terms = [cost.seconds(sizes, profile) for cost, sizes in zip(c.costs, c.expected, strict=True)]
+            told = tuple(c.seconds or ()), tuple(terms), tuple(map(asdict, c.expected)), facts.problem, facts.pattern
+            new.append(Line(*about, c.name, as_data(c.plan), (t.low, t.median, t.high), t.calls, *told))
+        try:
+            append(self._path, new)
+        except OSError as error:
+            warn_once(f"what was timed is not kept: {error}")
+        self.timed |= {line.name: line for line in new}

@@ -1,0 +1,189 @@
+"""Candidates -> the plan that is run: those that the cost model puts near its first, timed, then changed step by step.
+
+In: candidates, the cheapest first, and a function that makes a plan ready to be called. Out: trials, each with its
+time. What a candidate gives is compared with what the first one gives, before it is timed.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from sparsetc.device.timing import Timing, timed
+from sparsetc.errors import SparsetcError
+from sparsetc.ir.plan import Part, Plan, Schedule, verify
+from sparsetc.planner.candidate import Candidate
+
+Run = TypeVar("Run", bound=Callable[[], torch.Tensor])
+NEAR = 1.6
+"""How many times what the first candidate is expected to take others may, and are timed."""
+MOST = 6
+"""Candidates that are timed before the fastest is changed."""
+STOP = 3.0
+"""How many times what the fastest takes a candidate may take to be called again."""
+MARGIN = 1.05
+"""How many times as fast as the first candidate another must be to be taken."""
+GAIN = 1.02
+"""How many times as fast as before a plan must be with an option changed."""
+TIMED = 0.02
+"""Seconds that a candidate is timed, after it was compiled."""
+THREADS = 8
+TOLERANCE = {"highest": 1e-4, "high": 2e-2, "medium": 5e-2}
+"""How far a result may be from the first one, as a share of its norm, by ``precision=``."""
+
+
+UNTIMED = Timing(0.0, 0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Trial(Generic[Run]):
+    """A candidate that is ready to be called, and what calls took."""
+
+    candidate: Candidate
+    run: Run
+    timing: Timing = UNTIMED
+
+
+def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = ()) -> list[Candidate]:
+    """The first candidate, then what is proposed, then the best of each name that is expected to be near, then others.
+
+    Args:
+        candidates: the cheapest first.
+        proposed: those that were fast for problems like this one.
+    """
+    first, least = candidates[0], candidates[0].total or 0.0
+    near = [c for c in candidates[1:] if c.total is not None and c.total <= NEAR * least]
+    best = {c.plan.name: c for c in reversed([first, *near])}
+    by_name = [c for c in near if c in best.values()]
+    return list(dict.fromkeys((first, *proposed[: MOST // 2], *by_name, *near)))[:MOST]
+
+
+class HasTiming(Protocol):
+    """Whatever has a time."""
+
+    @property
+    def timing(self) -> Timing:
+        """Its time."""
+
+
+One = TypeVar("One", bound=HasTiming)
+
+
+def best_of(trials: Sequence[One]) -> One:
+    """The fastest, if it is faster than the first by `MARGIN` and beyond both spreads; else the first."""
+    fastest = min(trials, key=lambda t: t.timing.median)
+    return fastest if fastest.timing.beats(trials[0].timing, MARGIN) else trials[0]
+
+
+def neighbours(plan: Plan) -> Iterator[Plan]:
+    """The plan with one option changed: warps, steps taken together, lanes, blocks of an axis, items, the grid."""
+    blocks = dict.fromkeys(axis for part in plan.parts for axis, _ in part.schedule.blocks)
+    changes: list[Callable[[Schedule, int], dict[str, Any]]] = [
+        *(lambda own, by, n=name: {n: _shifted(getattr(own, n), by)} for name in ("warps", "unroll", "lanes")),  # type: ignore[misc]
+        *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
+        *(lambda own, by, a=axis: {"slabs": (a,) if by > 0 else ()} for axis in blocks),  # type: ignore[misc]
+        lambda own, by: {"stages": max(1, own.stages + by)},
+        lambda own, by: {"copies": _shifted(own.copies, 2 * by)},
+    ]
+    for by in (1, -1):
+        yield replace(plan, parts=tuple(_stored(part, by, "max_item_nnz") for part in plan.parts))
+        yield replace(plan, parts=tuple(_stored(part, by, "lanes") for part in plan.parts))
+        for change in changes:
+            yield plan.scheduled(lambda own, c=change, b=by: replace(own.by_rule(), **c(own, b)))  # type: ignore[misc]
+
+
+def _shifted(number: int, by: int) -> int:
+    return max(1, number << by if by > 0 else number >> -by)
+
+
+def _resized(blocks: tuple[tuple[str, int], ...], axis: str, by: int) -> tuple[tuple[str, int], ...]:
+    return tuple((own, _shifted(size, by) if own == axis else size) for own, size in blocks)
+
+
+def _stored(part: Part, by: int, name: str) -> Part:
+    """The part with another number of its storage, where it has one."""
+    number = getattr(part.storage, name)
+    return replace(part, storage=replace(part.storage, **{name: _shifted(number, by)})) if number > 1 else part
+
+
+class Search(Generic[Run]):
+    """Makes candidates ready and times them, for some seconds.
+
+    Attributes:
+        trials: all that were timed, in order.
+    """
+
+    def __init__(self, make: Callable[[Plan], Run], device: torch.device, precision: str, seconds: float) -> None:
+        self._make, self._device, self._end = make, device, time.perf_counter() + seconds
+        self._tolerance, self._expected = TOLERANCE[precision], torch.empty(0)
+        self.trials: list[Trial[Run]] = []
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._end - time.perf_counter())
+
+    def ready(self, candidates: Sequence[Candidate]) -> list[Trial[Run]]:
+        """The candidates that can be run and give what the first of all gave, each called once.
+
+        They are compiled side by side. The first of all is waited for, others while time is left.
+        """
+        pool = ThreadPoolExecutor(THREADS if self._device.type == "cuda" else 1)
+        calls = [pool.submit(contextvars.copy_context().run, self._called, c) for c in candidates]
+        if not self.trials and not self._expected.numel():
+            self._expected = calls[0].result()[1]
+        done = wait(calls, timeout=self.left).done
+        pool.shutdown(wait=False, cancel_futures=True)
+        found = []
+        for candidate, call in zip(candidates, calls, strict=True):
+            with suppress(SparsetcError, RuntimeError):  # it does not apply, or takes more than the device has
+                if call in done and self._agrees((one := call.result())[1]):
+                    found.append(Trial(candidate, one[0]))
+        return found
+
+    def _called(self, candidate: Candidate) -> tuple[Run, torch.Tensor]:
+        at = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        with torch.no_grad(), at:
+            verify(candidate.plan)
+            run = self._make(candidate.plan)
+            return run, run()
+
+    def _agrees(self, result: torch.Tensor) -> bool:
+        if not (result.is_floating_point() or result.is_complex()):
+            return torch.equal(result, self._expected)
+        off, size = torch.linalg.vector_norm(result - self._expected), torch.linalg.vector_norm(self._expected)
+        return bool(off <= self._tolerance * size)
+
+    def timed(self, candidates: Sequence[Candidate]) -> list[Trial[Run]]:
+        """The candidates that can be run, timed in turn."""
+        ready = self.ready(candidates)
+        times = timed([t.run for t in ready], self._device, TIMED * len(ready), STOP)
+        found = [replace(t, timing=timing) for t, timing in zip(ready, times, strict=True)]
+        self.trials += found
+        return found
+
+    def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate]) -> Trial[Run]:
+        """The best of a trial and of what changing one option after another gives, while time is left.
+
+        Args:
+            best: to begin with.
+            price: gives the candidate of a plan that was made of another candidate's.
+        """
+        seen, around = {best.candidate.plan}, list(neighbours(best.candidate.plan))
+        while around and self.left:
+            few = [plan for plan in around[:THREADS] if plan not in seen]
+            around = around[THREADS:]
+            seen.update(few)
+            before, *others = self.timed([best.candidate, *(price(best.candidate, plan) for plan in few)]) or [best]
+            better = [t for t in others if t.timing.beats(before.timing, GAIN)]
+            if better:
+                best = min(better, key=lambda t: t.timing.median)
+                around = list(neighbours(best.candidate.plan))
+        return best
