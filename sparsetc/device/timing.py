@@ -53,21 +53,23 @@ class Timing:
 def timed(
     calls: Sequence[Callable[[], Any]], device: torch.device, seconds: float, stop: float = float("inf")
 ) -> list[Timing]:
-    """Time calls, in turn, for so many seconds in all; each once, whatever that takes.
+    """Time calls, in turn, for so many seconds in all; each a few times, or once where that takes long.
 
     Args:
         calls: none of which is the first of its kind, which compiles.
         device: that they run on.
         seconds: after which no further round begins.
-        stop: how many times the median of the fastest one a call may take to have a turn again.
+        stop: how many times what the fastest takes a call may take to have a turn again.
     """
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         once = _on_gpu(device) if device.type == "cuda" else _on_cpu
-        end, taken = time.perf_counter() + seconds, [once(call, 1) for call in calls]
-        running = list(range(len(calls)))
-        while running and time.perf_counter() < end:
-            medians = [Timing.of(own).median for own in taken]
-            running = [n for n in running if medians[n] <= stop * min(medians)]
+        end, taken = time.perf_counter() + seconds, [once(call, 2) for call in calls]
+        least = [min(own) for own in taken]
+        running = [n for n, own in enumerate(least) if own <= stop * min(least)]
+        for n in running:
+            if ROUND * least[n] <= seconds:
+                taken[n] = once(calls[n], ROUND)  # what came first was slower
+        while time.perf_counter() < end:
             for n in running:
                 taken[n] += once(calls[n], ROUND)
         return [Timing.of(own) for own in taken]

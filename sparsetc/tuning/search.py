@@ -32,7 +32,7 @@ MARGIN = 1.05
 """How many times as fast as the first candidate another must be to be taken."""
 GAIN = 1.02
 """How many times as fast as before a plan must be with an option changed."""
-TIMED = 0.02
+TIMED = 0.01
 """Seconds that a candidate is timed, after it was compiled."""
 THREADS = 8
 TOLERANCE = {"highest": 1e-4, "high": 2e-2, "medium": 5e-2}
@@ -88,9 +88,9 @@ def neighbours(plan: Plan) -> Iterator[Plan]:
     changes: list[Callable[[Schedule, int], dict[str, Any]]] = [
         *(lambda own, by, n=name: {n: _shifted(getattr(own, n), by)} for name in ("warps", "unroll", "lanes")),  # type: ignore[misc]
         *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
-        *(lambda own, by, a=axis: {"slabs": (a,) if by > 0 else ()} for axis in blocks),  # type: ignore[misc]
-        lambda own, by: {"stages": max(1, own.stages + by)},
-        lambda own, by: {"copies": _shifted(own.copies, 2 * by)},
+        lambda own, by: {"slabs": tuple(blocks) if by > 0 else ()},
+        lambda own, by: {"stages": max(1, own.stages + by) if own.dot else own.stages},
+        lambda own, by: {"copies": _shifted(own.copies, 2 * by) if own.copies > 1 else 1},
     ]
     for by in (1, -1):
         yield replace(plan, parts=tuple(_stored(part, by, "max_item_nnz") for part in plan.parts))
@@ -176,10 +176,9 @@ class Search(Generic[Run]):
             best: to begin with.
             price: gives the candidate of a plan that was made of another candidate's.
         """
-        seen, around = {best.candidate.plan}, list(neighbours(best.candidate.plan))
-        while around and self.left:
-            few = [plan for plan in around[:THREADS] if plan not in seen]
-            around = around[THREADS:]
+        seen, around = {best.candidate.plan}, list(dict.fromkeys(neighbours(best.candidate.plan)))
+        while (around := [plan for plan in around if plan not in seen]) and self.left:
+            few = around[:THREADS]
             seen.update(few)
             before, *others = self.timed([best.candidate, *(price(best.candidate, plan) for plan in few)]) or [best]
             better = [t for t in others if t.timing.beats(before.timing, GAIN)]
