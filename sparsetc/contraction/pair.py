@@ -7,8 +7,10 @@ took.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -71,19 +73,44 @@ class Pair(Contraction):
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
         self.problem = PairProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
-        self.choice: Choice = choose(self.problem)
-        path = PATHS[self.choice.plan.name]
-        self.numeric: Path = self.task_sums if path is TaskSums else path(self.problem, self.choice.plan)
-        self.inner = (self.numeric,)
+        self.empty = not self.join.tasks
+        self.take(choose(self.problem))
+        if settings.effective_tune()[0] != "model":
+            from sparsetc.contraction.tuned import tune
+
+            tune(self)
         with without_autocast(self.device):
             places = self.numeric.places()
         budget.check(places.numel())
         self.coords, self._order = pattern_of(self.join, places)
-        self.empty = not self.nnz
         if e.output:
             self._pattern = self.known_pattern(expanded, Pattern(self.coords, bound.output_shape, True))
             self.pattern = self._pattern if self.sparse else None
         self.shape = (self.nnz,) if self.sparse else bound.output_shape
+
+    def take(self, choice: Choice) -> None:
+        """Multiply by the path of a choice from here on, once it was asked for `places`."""
+        path = PATHS[choice.plan.name]
+        self.choice: Choice = choice
+        self.numeric: Path = self.task_sums if path is TaskSums else path(self.problem, choice.plan)
+        self.inner = (self.numeric,)
+
+    def under(self, plan: Plan, cache: object) -> Pair:
+        """The contraction by another path, ready to be called."""
+        other = copy(self)
+        other.take(Choice(plan))
+        with without_autocast(self.device):
+            other.numeric.places()
+        return other
+
+    @property
+    def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
+        """The dtype and the shapes of the values of both operands, as `ready` takes them."""
+        return self._like.dtype, [(self.join.x.n,), (self.join.y.n,)]
+
+    def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """A call of nothing but what runs, on these values."""
+        return partial(self._values, *operands)
 
     @cached_property
     def task_sums(self) -> TaskSums:
@@ -173,6 +200,7 @@ class Pair(Contraction):
             unfolded=m.sizes,
             nnz=self.nnz,
             nbytes=self.numeric.nbytes,
+            measured=tuple((name, 1e6 * taken) for name, taken in self.choice.measured),
             threshold=split.threshold if split else 0,
             shares=tuple(zip(filled, (split.pairs, split.tasks), strict=True)) if split else (),
         )

@@ -6,9 +6,10 @@ generated once, then a differentiable function from values and dense operands to
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,16 @@ class Step(Contraction, Preparation):
         other._others, other.turns = {}, None
         other.take(Choice(plan))
         return other
+
+    @property
+    def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
+        """The dtype and the shapes of values and dense operands as `ready` takes them."""
+        return self.dtype, [(self.operand.nnz,), *self.canonical.bound.dense_shapes]
+
+    def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """A call of nothing but what runs, on these operands."""
+        values, *dense = operands
+        return partial(self.rows, values, dense, self.packed_values(values), dense)
 
     @property
     def settled(self) -> bool:

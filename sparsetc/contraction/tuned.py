@@ -1,7 +1,7 @@
-"""Plans of steps by measurement (``tune=``): candidates are timed when a step is compiled, or in turn in first calls.
+"""Plans by measurement (``tune=``): candidates are timed when a contraction is compiled, or in turn in first calls.
 
-In: a `Step` with the plan that the cost model chose. Out: the step with the plan that was fastest, and lines of the
-record. When a step is compiled, candidates run on random operands, which are nobody's.
+In: a `Step` or a `Pair` with the plan that the cost model chose. Out: the same with the plan that was fastest, and
+lines of the record. When something is compiled, candidates run on random operands, which are nobody's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,18 +22,22 @@ import torch
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import Tensors
+from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
+from sparsetc.errors import SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import PLANS, considered
+from sparsetc.planner.registry import PLANS
+from sparsetc.products.hybrid import estimates
 from sparsetc.support.lru import Lru
+from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
-from sparsetc.tuning.known import Facts, Known
+from sparsetc.tuning.known import Facts, Known, digest
 from sparsetc.tuning.search import Search, Trial, shortlist
 
 KEPT = 64
@@ -41,35 +48,71 @@ FAR = 1.2
 """How many times what the fastest takes a candidate may take to have another turn."""
 
 
+@dataclass
+class Leader:
+    """What one of several processes decides for all, each of which compiles the same of its share.
+
+    Attributes:
+        leading: True where it decides, False where it follows.
+        plans: by the equations that they are for.
+    """
+
+    leading: bool
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Run:
-    """A step by one of its candidates, on operands for timing."""
+    """What was made by a candidate, and a call of it on operands for timing."""
 
-    step: Step
-    values: torch.Tensor
-    packed: Values
-    dense: Tensors
+    made: Any
+    call: Callable[[], torch.Tensor]
 
     def __call__(self) -> torch.Tensor:
-        return self.step.rows(self.values, self.dense, self.packed, self.dense)
+        return self.call()
 
 
-def tune(step: Step) -> None:
-    """Choose the plan of a step by time; as it is where its plan was given, and where there is nothing to run."""
-    settings, request = step.settings, requested(step.settings.plan)
-    interpreted = step.backend == "triton" and (step.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1")
-    if interpreted or step.empty or not request.is_request or request.preferred:
+leader: ContextVar[Leader | None] = ContextVar("sparsetc_leader", default=None)
+
+
+def tune(made: Step | Pair) -> None:
+    """Choose a plan by time; it stays where the caller gave it, and where programs do not run as they would elsewhere.
+
+    Triton's interpreter never times, and with ``deterministic=True`` only what was timed before counts.
+    """
+    request = requested(made.settings.plan)
+    interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
+    if made.empty or not request.is_request or request.options or (made.backend == "triton" and interpreted):
         return
-    with in_place(settings, step.device), lasting():
-        method = PLANS.get(request.name)
-        found = ranked(list(method.estimates(step.problem)) if method else considered(step.problem))
-        first = as_candidate(step)
-        candidates = [first, *(c for c in found if c.total is not None and c.plan != first.plan)]
-        known = Known(Facts.of(step.problem), request, device_name(step.device))
-        if (best := known.best(first.name)) is not None:
-            _take(step, known, *best)
-        elif not settings.deterministic:
-            _search(step, candidates, known)
+    with in_place(made.settings, made.device), lasting():
+        candidates, facts = (_of_step if isinstance(made, Step) else _of_pair)(made, request.name)  # type: ignore[arg-type]
+        known, group, first = Known(facts, request, device_name(made.device)), leader.get(), candidates[0]
+        if group is not None and not group.leading:
+            with suppress(SparsetcError):  # it does not apply to this share
+                made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
+            return
+        if known.best(first.name) is None and not made.settings.deterministic:
+            _search(made, candidates, known, alone=group is None)
+        _decide(made, known, first.name)
+        if group is not None:
+            group.plans[made.equation] = made.choice.plan
+
+
+def _of_step(step: Step, name: str) -> tuple[list[Candidate], Facts]:
+    """The candidates, that of the cost model first; those too that need not be considered for one einsum alone."""
+    methods = [PLANS[name]] if name in PLANS else PLANS.values()
+    first, found = as_candidate(step), ranked([c for method in methods for c in method.estimates(step.problem)])
+    return [first, *(c for c in found if c.total is not None and c.plan != first.plan)], Facts.of(step.problem)
+
+
+def _of_pair(pair: Pair, name: str) -> tuple[list[Candidate], Facts]:
+    """The same of two sparse operands."""
+    join, plan = pair.join, pair.choice.plan
+    found = [c for c in ranked(estimates(pair.problem, every=True)) if c.total is not None and name == "auto"]
+    first = next((c for c in found if c.plan.name == plan.name), Candidate(plan, (), plan.name))
+    about = {"precision": pair.problem.precision, "dtype": str(pair.dtype), "backend": pair.backend}
+    facts = Facts(digest(bits(join.x_key), bits(join.y_key)), str(pair.bound), about, {"tasks": join.tasks})
+    return [first, *(c for c in found if c is not first)], facts
 
 
 def as_candidate(step: Step) -> Candidate:
@@ -78,78 +121,68 @@ def as_candidate(step: Step) -> Candidate:
     return price(Candidate(chosen.plan, chosen.expected, describe(chosen.plan, step.problem)), step.problem)
 
 
-def search_of(step: Step, seconds: float) -> Search[Run]:
-    """A search for the fastest plan of a step, on random operands; `OutOfMemoryError` where there is no room for them.
+def search_of(made: Step | Pair, seconds: float) -> Search[Any]:
+    """A search for the fastest plan, on random operands; `OutOfMemoryError` where there is no room for them.
 
     Args:
-        step: of any plan.
+        made: by any plan.
         seconds: that the search may take.
     """
-    values, dense = _operands(step)
+    random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
+    nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
+    made.settings.check_memory(nbytes, made.device, "operands for timing candidates (tune=)")
+    operands = [torch.empty(shape, dtype=dtype, device=made.device) for shape in shapes]
+    for one in operands:
+        if dtype.is_complex or dtype.is_floating_point:
+            (torch.view_as_real(one) if dtype.is_complex else one).uniform_(0.5, 1.5, generator=random)
+        else:
+            one.random_(0, 2, generator=random)
     cache: Lru[Any, Any] = Lru(KEPT)  # of what candidates pack, which goes with them
 
     def make(plan: Plan) -> Run:
-        other = step.under(plan, cache)
-        return Run(other, values, other.packed_values(values), dense)
+        other = made.under(plan, cache)
+        return Run(other, other.ready(operands))
 
-    return Search(make, step.device, step.settings.effective_precision(), seconds)
+    return Search(make, made.device, made.settings.effective_precision(), seconds)
 
 
-def _search(step: Step, candidates: Sequence[Candidate], known: Known) -> None:
-    mode, seconds = step.settings.effective_tune()
+def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> None:
+    """Time candidates now, or have them take turns in calls: not where other processes follow, nor of two operands."""
+    mode, seconds = made.settings.effective_tune()
     few = shortlist(candidates, [c for name in known.proposed for c in candidates if c.name == name])
-    search = search_of(step, seconds)
-    if mode == "calls" and len(few) > 1:
-        step.turns = Turns(step, search.ready(few), known)
-    elif mode == "now":
-        trials = search.timed(few)
-        if step.backend == "triton":
-            best = min(trials, key=lambda t: t.timing.median)
-            search.improved(best, lambda base, plan: _changed(base, plan, step.problem))
-        known.add(search.trials)
-        _decide(step, known, trials[0].candidate.name)
+    search = search_of(made, seconds)
+    if mode == "calls" and alone and isinstance(made, Step):
+        ready = search.ready(few)
+        made.turns = Turns(made, ready, known) if len(ready) > 1 else None
+        return
+    trials = search.timed(few)
+    if isinstance(made, Step) and made.backend == "triton":
+        best = min(trials, key=lambda t: t.timing.median)
+        search.improved(best, partial(_changed, made.problem))
+    known.add(search.trials)
 
 
-def _take(step: Step, known: Known, best: Candidate, day: str) -> None:
-    """Run a step by a plan that was timed."""
+def _decide(made: Step | Pair, known: Known, first: str) -> None:
+    """Run by the fastest plan that was timed; as before where none was."""
+    best = known.best(first)
+    if best is None:
+        return
     measured = sorted(((name, line.timing.median) for name, line in known.timed.items()), key=lambda one: one[1])
-    same = best.plan == step.choice.plan
-    of = "the cost model's, than which none was faster by a margin," if same else "the fastest"
-    plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {day}")
-    step.take(Choice(plan, step.choice.considered, best.expected, best.seconds or (), tuple(measured)))
+    of = "the cost model's, than which none was faster by a margin," if best.name == first else "the fastest"
+    plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
+    made.take(Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured)))
 
 
-def _changed(base: Candidate, plan: Plan, problem: Problem) -> Candidate:
+def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
     """A candidate with an option changed, priced by the sizes that its parts had before."""
-    changes = []
+    changes: dict[str, str] = {}
     for old, new in zip(base.plan.parts, plan.parts, strict=True):
-        for record in ("storage", "schedule"):
-            before, after = getattr(old, record), getattr(new, record)
-            others = [f.name for f in fields(after) if getattr(before, f.name) != getattr(after, f.name)]
-            changes += [name for name in others if name not in ("tree", "take", "turns", "ruled")]  # which follow
-    named = [f"{name}={_told(plan, name)}" for name in dict.fromkeys(changes)]
-    return price(Candidate(plan, base.expected, ", ".join([base.name, *named])), problem)
-
-
-def _told(plan: Plan, name: str) -> str:
-    part = plan.parts[0]
-    value = getattr(part.storage, name, None) if hasattr(part.storage, name) else getattr(part.schedule, name)
-    return "".join(str(value).split())
-
-
-def _operands(step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(nnz,) values and the reduced einsum's dense operands, random; `OutOfMemoryError` where there is no room."""
-    shapes, random = step.canonical.bound.dense_shapes, torch.Generator(step.device).manual_seed(0)
-    nbytes = sum(map(prod, shapes)) * step.dtype.itemsize
-    step.settings.check_memory(2 * nbytes, step.device, "operands for timing candidates (tune=)")
-
-    def filled(*shape: int) -> torch.Tensor:
-        made = torch.empty(shape, dtype=step.dtype, device=step.device)
-        if step.dtype.is_floating_point or step.dtype.is_complex:
-            return made.uniform_(0.5, 1.5, generator=random) if step.dtype.is_floating_point else made.fill_(1 + 1j)
-        return made.random_(0, 2, generator=random)
-
-    return filled(step.operand.nnz), [filled(*shape) for shape in shapes]
+        for before, after in (old.storage, new.storage), (old.schedule, new.schedule):
+            for name, value in after.state.items():
+                if name not in ("tree", "take", "turns", "ruled") and value != before.state[name]:  # those follow
+                    changes.setdefault(name, "".join(str(value).split()))
+    name = ", ".join([base.name, *(f"{name}={value}" for name, value in changes.items())])
+    return price(Candidate(plan, base.expected, name), problem)
 
 
 class Turns:
@@ -166,9 +199,8 @@ class Turns:
 
     def rows(self, values: torch.Tensor | None, dense: Tensors, given: Tensors | None) -> torch.Tensor:
         """The result of a call, as `Step.rows` has it, by the candidate whose turn it is."""
-        self._look()
         number = self._next()
-        trial = self._trials[number].run.step
+        trial = self._trials[number].run.made
         packed = self._values(number, values)
         if values is not None and values.is_cuda:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -181,6 +213,7 @@ class Turns:
             result = trial._rows(values, dense, packed, given)
             self._taken[number].append(time.perf_counter() - begun)
         self._begun[number] += 1
+        self._look()
         return result
 
     def _next(self) -> int:
@@ -205,16 +238,9 @@ class Turns:
 
     def _values(self, number: int, values: torch.Tensor | None) -> Values:
         """The values as a candidate stores them, packed once while they stay the same."""
-        step, known = self._trials[number].run.step, self._packed.get(number)
+        step, known = self._trials[number].run.made, self._packed.get(number)
         if values is None or values.is_inference():
             return step.packed_values(values)
         if known is None or known[0]() is not values or known[1] != values._version:
             known = self._packed[number] = (weakref.ref(values), values._version, step.packed_values(values))
         return known[2]
-
-
-def _decide(step: Step, known: Known, first: str) -> None:
-    """Run a step by the fastest plan that was timed."""
-    best = known.best(first)
-    assert best is not None
-    _take(step, known, *best)

@@ -27,13 +27,16 @@ WARM = 2
 """Calls before a graph is captured, in which kernels are compiled and libraries get ready."""
 
 
-def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Return a step of an iteration that on a GPU is captured at its third call."""
-    return partial(next, _calls(step, device)) if device.type == "cuda" else step
+def captured(step: Callable[[], None], device: torch.device, decided: Callable[[], bool]) -> Callable[[], None]:
+    """Return a step of an iteration that on a GPU is captured at its third call, or once its plans are decided."""
+    return partial(next, _calls(step, device, decided)) if device.type == "cuda" else step
 
 
-def _calls(step: Callable[[], None], device: torch.device) -> Iterator[None]:
+def _calls(step: Callable[[], None], device: torch.device, decided: Callable[[], bool]) -> Iterator[None]:
     for _ in range(WARM):
+        step()
+        yield
+    while not decided():
         step()
         yield
     graph = _capture(step, device)
@@ -129,6 +132,7 @@ def iterate(
     title: str = "",
     *,
     capture: bool = True,
+    decided: Callable[[], bool] = lambda: True,
     together: Callable[[str], str] | None = None,
     silent: bool = False,
 ) -> tuple[Rows, str]:
@@ -143,6 +147,7 @@ def iterate(
         progress: draw a bar.
         title: of the bar.
         capture: whether the step waits for nothing, so that a CUDA graph may hold it.
+        decided: whether the plans of what the step calls are; until then candidates take turns in its calls.
         together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
             whenever measures are looked at.
         silent: whether another process draws the bar.
@@ -153,7 +158,7 @@ def iterate(
     Ctrl-C ends a run after the iteration it falls into (a second one raises at once), in the main thread and under
     Python's own handler; elsewhere KeyboardInterrupt goes where it always goes.
     """
-    advance = captured(step, measures.device) if capture else step
+    advance = captured(step, measures.device, decided) if capture else step
     looks = LOOK if measures.is_cuda and callback is None and not progress else 1
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []

@@ -63,12 +63,12 @@ def timed(
     """
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         once = _on_gpu(device) if device.type == "cuda" else _on_cpu
-        end, taken = time.perf_counter() + seconds, [once(call, 2) for call in calls]
+        end, taken = time.perf_counter() + seconds, [once(call, 1) for call in calls]
+        for n, (first,) in enumerate(taken):
+            if ROUND * first <= seconds:
+                taken[n] = once(calls[n], ROUND)  # without the first, which is slower
         least = [min(own) for own in taken]
         running = [n for n, own in enumerate(least) if own <= stop * min(least)]
-        for n in running:
-            if ROUND * least[n] <= seconds:
-                taken[n] = once(calls[n], ROUND)  # what came first was slower
         while time.perf_counter() < end:
             for n in running:
                 taken[n] += once(calls[n], ROUND)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sparsetc.contraction.tuned import Leader, leader
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DistributedError, PlanError
-from sparsetc.options import current
+from sparsetc.options import current, of_call
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
     """What `make` gives for settings, on every rank; collective.
 
     A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
-    Where others take it, the rank's is chosen by cost.
+    Where others take it, the rank's is chosen by cost. Plans that are chosen by time are those of rank 0's share.
 
     Raises:
         PlanError: no rank's share fits the plan.
@@ -75,7 +76,11 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
         except PlanError as error:
             return error
 
-    found = agreed(ranks, what, tried)
+    found = (
+        _led(ranks, what, tried)
+        if of_call(dict(settings)).effective_tune()[0] != "model"
+        else agreed(ranks, what, tried)
+    )
     fits = ranks.objects(not isinstance(found, PlanError))
     if isinstance(found, PlanError) and not any(fits):
         raise found
@@ -85,13 +90,26 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
     return agreed(ranks, what, lambda: make(**other) if isinstance(found, PlanError) else found)
 
 
+def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
+    """What `make` gives on every rank, by the plans that rank 0 finds fastest."""
+    leads = ranks.rank == 0
+    token = leader.set(own := Leader(leads))
+    try:
+        first = agreed(ranks, what, lambda: make() if leads else None)
+        own.plans |= ranks.objects(own.plans)[0]
+        followed = agreed(ranks, what, lambda: None if leads else make())
+    finally:
+        leader.reset(token)
+    return first if leads else followed  # type: ignore[return-value]
+
+
 def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same on every rank of the settings of a call, and of the options in force.
 
     Where source is kept may differ, and how much memory there is, by the options in force.
     """
     options = current()
-    own = {"plan": options.plan, "deterministic": options.deterministic, "backend": options.backend}
+    own = {name: getattr(options, name) for name in ("plan", "deterministic", "backend", "tune")}
     own["precision"] = options.effective_precision()
     return {"settings": own | {name: value for name, value in settings.items() if name != "cache_dir"}}
 

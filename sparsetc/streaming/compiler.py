@@ -9,12 +9,14 @@ program, whatever they hold.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
-from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.canonical import Canonical, stand_ins
+from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -122,11 +124,21 @@ class Compiler:
                 if prepared.canonical.coords.shape[1]:
                     try:
                         self.plan = self._fitted(choose(self.settings.plan, prepared.problem).plan)
+                        if self.settings.effective_tune()[0] != "model":
+                            self._tune(coords, values)
                         return
                     except PlanError as error:
                         refused = error  # the last says more of the whole tensor than what a first chunk lacks
         if refused is not None:
             raise refused
+
+    def _tune(self, coords: torch.Tensor, values: torch.Tensor) -> None:
+        """Take the plan that is fastest for some nonzeros as a tensor of their own, if chunks can have it."""
+        x = SparseTensor._of(coords.to(self.target), values.to(self.target), tuple(self.bound.shape(0)), True)
+        now = replace(self.settings, tune=self.settings.effective_tune()[1])
+        with suppress(PlanError):
+            (step,) = contraction(self.bound, stand_ins(self.bound, [x]), now, self.form).steps
+            self.plan = self._fitted(step.choice.plan)
 
     def pack(
         self, coords: torch.Tensor, values: torch.Tensor

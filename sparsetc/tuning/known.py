@@ -113,14 +113,14 @@ class Known:
                 fastest[line.key] = line
         self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
 
-    def best(self, first: str) -> tuple[Candidate, str] | None:
-        """The candidate to take, and the day it was timed on; None where the first one, by its name, was not timed."""
+    def best(self, first: str) -> Candidate | None:
+        """The candidate to take; None where the first one, by its name, was not timed."""
         if first not in self.timed:
             return None
         with suppress(SparsetcError, ValueError, TypeError, RecursionError):  # damaged
             line = best_of([self.timed[first], *self.timed.values()])
             expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
-            return Candidate(plan_of(line.plan), tuple(expected), line.name, line.predicted), line.day
+            return Candidate(plan_of(line.plan), tuple(expected), line.name, line.predicted)
         return None
 
     def add(self, trials: Iterable[Trial[Any]]) -> None:

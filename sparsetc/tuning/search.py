@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,7 +32,7 @@ MARGIN = 1.05
 """How many times as fast as the first candidate another must be to be taken."""
 GAIN = 1.02
 """How many times as fast as before a plan must be with an option changed."""
-TIMED = 0.01
+TIMED = 0.005
 """Seconds that a candidate is timed, after it was compiled."""
 THREADS = 8
 TOLERANCE = {"highest": 1e-4, "high": 2e-2, "medium": 5e-2}
@@ -133,19 +133,22 @@ class Search(Generic[Run]):
     def ready(self, candidates: Sequence[Candidate]) -> list[Trial[Run]]:
         """The candidates that can be run and give what the first of all gave, each called once.
 
-        They are compiled side by side. The first of all is waited for, others while time is left.
+        They are compiled side by side; those that have not begun when no time is left are not. On a CPU, whose calls
+        take all of its cores, one after the other.
         """
         pool = ThreadPoolExecutor(THREADS if self._device.type == "cuda" else 1)
         calls = [pool.submit(contextvars.copy_context().run, self._called, c) for c in candidates]
-        if not self.trials and not self._expected.numel():
+        if not self._expected.numel():
             self._expected = calls[0].result()[1]
-        done = wait(calls, timeout=self.left).done
-        pool.shutdown(wait=False, cancel_futures=True)
+        wait(calls, timeout=self.left)
+        pool.shutdown(cancel_futures=True)  # nothing is compiled while calls are timed
         found = []
         for candidate, call in zip(candidates, calls, strict=True):
-            with suppress(SparsetcError, RuntimeError):  # it does not apply, or takes more than the device has
-                if call in done and self._agrees((one := call.result())[1]):
-                    found.append(Trial(candidate, one[0]))
+            # It may not apply, or take more than the device has.
+            with suppress(SparsetcError, RuntimeError, CancelledError):
+                run, result = call.result()
+                if self._agrees(result):
+                    found.append(Trial(candidate, run))
         return found
 
     def _called(self, candidate: Candidate) -> tuple[Run, torch.Tensor]:
@@ -169,20 +172,19 @@ class Search(Generic[Run]):
         self.trials += found
         return found
 
-    def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate]) -> Trial[Run]:
-        """The best of a trial and of what changing one option after another gives, while time is left.
+    def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate]) -> None:
+        """Time what changing one option after another gives, of the fastest so far, while time is left.
 
         Args:
             best: to begin with.
-            price: gives the candidate of a plan that was made of another candidate's.
+            price: gives the candidate of a plan with other options than another candidate's.
         """
-        seen, around = {best.candidate.plan}, list(dict.fromkeys(neighbours(best.candidate.plan)))
-        while (around := [plan for plan in around if plan not in seen]) and self.left:
+        root, seen, around = best.candidate, {best.candidate.plan}, list(neighbours(best.candidate.plan))
+        while (around := [plan for plan in dict.fromkeys(around) if plan not in seen]) and self.left:
             few = around[:THREADS]
             seen.update(few)
-            before, *others = self.timed([best.candidate, *(price(best.candidate, plan) for plan in few)]) or [best]
+            before, *others = self.timed([best.candidate, *(price(root, plan) for plan in few)]) or [best]
             better = [t for t in others if t.timing.beats(before.timing, GAIN)]
             if better:
                 best = min(better, key=lambda t: t.timing.median)
                 around = list(neighbours(best.candidate.plan))
-        return best
