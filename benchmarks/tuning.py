@@ -98,19 +98,23 @@ def measured(
     step = model.step
     records = Path(os.environ["SPARSETC_CACHE_DIR"]) / "tuning"
     tuned, cold = compiled(equation, x, dense, precision=precision, tune=seconds)
-    for path in records.glob("*.jsonl"):
-        with open(RESULTS_FOLDER / "tuning.jsonl", "a") as file:
-            file.write(path.read_text())
-        path.unlink()
-    _, warm = compiled(equation, x, dense, precision=precision, tune=seconds)
-    for path in records.glob("*.jsonl"):
-        path.unlink()
+    kept, warm = list(records.glob("*.jsonl")), None
+    if again:
+        text = [path.read_text() for path in kept]
+        for path in kept:
+            path.unlink()
+        _, warm = compiled(equation, x, dense, precision=precision, tune=seconds)
+        for path, old in zip(kept, text, strict=True):
+            path.write_text(old)
     first, chosen = as_candidate(step), as_candidate(tuned.step)
     every = [c for c in named(step) if c.plan != first.plan]
     search = search_of(step, 30.0)
     trials = search.timed([first, chosen, *every])
-    known = Known(Facts.of(step.problem), AUTO, device_name(step.device))
-    known.add(search.trials)
+    Known(Facts.of(step.problem), AUTO, device_name(step.device)).add(search.trials)
+    for path in kept:
+        with open(RESULTS_FOLDER / "tuning.jsonl", "a") as file:
+            file.write(path.read_text())
+        path.unlink()
     us = {t.candidate.plan.name: round(1e6 * t.timing.median, 2) for t in trials[2:]}
     us[first.plan.name] = min(us.get(first.plan.name, 1e9), round(1e6 * trials[0].timing.median, 2))
     own = [round(1e6 * t.timing.median, 2) for t in trials[:2]]
@@ -155,12 +159,12 @@ def main() -> None:
             if time.perf_counter() > end:
                 break
             try:
-                rows.append(measured(name, x, equation, sizes, precision, options.seconds))
+                rows.append(measured(name, x, equation, sizes, precision, options.seconds, len(rows) % 5 == 0))
                 print(rows[-1], flush=True)
             except stc.SparsetcError as error:
                 print(name, equation, precision, error, flush=True)
     for what in ("cold_s", "warm_s"):
-        taken = sorted(row[what] for row in rows)
+        taken = sorted(row[what] for row in rows if row[what] is not None)
         print(what, "median", taken[len(taken) // 2], "worst", taken[-1])
     print(summary(rows, "model"), summary(rows, "tuned"), sep="\n")
     record("tuning", rows, seconds=options.seconds)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m sparsetc explain | info | pack | blocking | calibrate``.
+"""The command line: ``python -m sparsetc explain | info | pack | blocking | calibrate | tune``.
 
 In: arguments. Out: text, and an exit status: 0, or 2 where arguments or a file are refused, or there is no GPU to
 calibrate. What is refused is said in one message on stderr.
@@ -24,6 +24,7 @@ from sparsetc.explain import aligned
 from sparsetc.options import current
 from sparsetc.planner.problem import Counts
 from sparsetc.tensor.inputs import NAMED, dtype_name
+from sparsetc.tuning import command as tune
 
 CUT, REFUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses: of output that nobody reads on, of what is refused, and what a shell reports of an interrupt."""
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", message="sparsetc: no GPU")  # each command says where it runs
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         try:
-            commands[options.command](options)
+            commands.get(options.command, tune.run)(options)
             sys.stdout.flush()
             return 0
         except BrokenPipeError:  # who reads has seen enough
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     blocking.add_argument("--png", help="a file to draw the curve of heights and densities into")
 
     commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
+    tune.add_to(commands)
     return parser
 
 

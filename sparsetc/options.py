@@ -54,7 +54,7 @@ class Options:
 
     def effective_tune(self) -> tuple[str, float]:
         """``model``, ``now`` or ``calls``, and the seconds that timing the candidates of a kernel may take."""
-        named = self.tune or os.environ.get("SPARSETC_TUNE") or "model"
+        named = (os.environ.get("SPARSETC_TUNE") or "model") if self.tune is None else self.tune
         if named in TUNINGS:
             return str(named), 1.0
         try:

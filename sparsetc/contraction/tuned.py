@@ -110,8 +110,13 @@ def _of_pair(pair: Pair, name: str) -> tuple[list[Candidate], Facts]:
     join, plan = pair.join, pair.choice.plan
     found = [c for c in ranked(estimates(pair.problem, every=True)) if c.total is not None and name == "auto"]
     first = next((c for c in found if c.plan.name == plan.name), Candidate(plan, (), plan.name))
-    about = {"precision": pair.problem.precision, "dtype": str(pair.dtype), "backend": pair.backend}
-    facts = Facts(digest(bits(join.x_key), bits(join.y_key)), str(pair.bound), about, {"tasks": join.tasks})
+    about = {
+        "precision": pair.problem.precision,
+        "dtype": str(pair.dtype),
+        "backend": pair.backend,
+        "sizes": dict(pair.bound.sizes),
+    }
+    facts = Facts(digest(bits(join.x_key), bits(join.y_key)), pair.equation, about, {"tasks": join.tasks})
     return [first, *(c for c in found if c is not first)], facts
 
 

@@ -39,7 +39,8 @@ class Timing:
     def of(cls, seconds: Sequence[float]) -> Timing:
         """From single calls."""
         rising = sorted(seconds)
-        return cls(*[rising[min(len(rising) - 1, int(q * len(rising)))] for q in QUANTILES], len(rising))
+        low, median, high = (rising[min(len(rising) - 1, int(q * len(rising)))] for q in QUANTILES)
+        return cls(low, median, high, len(rising))
 
     def beats(self, other: Timing, margin: float) -> bool:
         """Whether it is so many times as fast, and beyond both spreads."""

@@ -1,29 +1,95 @@
 """``sparsetc tune``: look at the record of what was timed, carry it to another machine, forget it, fit rates to it.
 
-In: arguments. Out: text, and files of lines.
+In: a parser of commands, then arguments. Out: text, and files of lines.
 """
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from sparsetc.device.profile import path_of
 from sparsetc.errors import FormatError
-from sparsetc.explain import aligned, device_name
-from sparsetc.tuning.lines import Line, append, lines, rewrite
+from sparsetc.explain import aligned
+from sparsetc.support.files import renamed
+from sparsetc.tuning.lines import Line, append, lines, read, rewrite, written
+
+MOST_MERGED = 1 << 26
+"""Bytes that are read of a file, at most."""
 
 
 def add_to(commands: Any) -> None:
-    """Add the command, with its own commands, to a parser's."""
-    tune = commands.add_parser("tune", help="the record of plans that were timed (tune=)")
+    """Add ``tune`` and its own commands to a parser's."""
+    tune = commands.add_parser("tune", help="look at, move or forget the record of plans that were timed (tune=)")
     own = tune.add_subparsers(required=True, dest="action", metavar="action")
-    listed = own.add_parser("list", help="print what was timed, the fastest of each problem first")
-    listed.add_argument("--equation", default="", help="of those whose equation has this text")
-    export = own.add_parser("export", help="write all lines of this cache folder to a file")
-    export.add_argument("file", type=Path)
-    merge = own.add_parser("merge", help="add the lines of a file that are not there yet")
-    merge.add_argument("file", type=Path)
-    forget = own.add_parser("forget", help="remove lines; all of them, unless an equation is given")
-    forget.add_argument("--equation", default="", help="those whose equation has this text")
+    for name, told in ("list", "print what was timed"), ("forget", "remove what was timed"):
+        one = own.add_parser(name, help=f"{told}, of every equation or of one")
+        one.add_argument("--equation", help='for example "ijk,jr,kr->ir"')
+    own.add_parser("export", help="write every line to a file").add_argument("file", type=Path)
+    own.add_parser("merge", help="add the lines of a file that are not there yet").add_argument("file", type=Path)
+
+
+def run(options: Namespace) -> None:
+    """Run one of the commands."""
+    {"list": _list, "forget": _forget, "export": _export, "merge": _merge}[options.action](options)
+
+
+def _records() -> Iterator[tuple[Path, list[Line]]]:
+    """The files of the cache folder, with their lines."""
+    folder = path_of("", "tuning")
+    for path in sorted(folder.parent.glob("*.jsonl")) if folder is not None else ():
+        yield path, list(lines(path))
+
+
+def _list(options: Namespace) -> None:
+    by_problem: dict[tuple[str, ...], list[Line]] = {}
+    for _, found in _records():
+        for line in found:
+            if options.equation in (None, line.equation):
+                by_problem.setdefault((line.device, line.versions, line.equation, line.key), []).append(line)
+    for (device, versions, equation, _), found in by_problem.items():
+        first, times = found[0], sorted(found, key=lambda line: line.timing.median)
+        shape = " x ".join(map(str, first.pattern.get("shape", ())))
+        print(f'"{equation}", {shape or "two sparse operands"}, {first.problem.get("dtype")}, {first.day}')
+        print(f"  {device}, {versions}")
+        rows = [("measured us", "expected us", "plan")]
+        rows += [(f"{1e6 * t.timing.median:.1f}", f"{1e6 * sum(t.predicted):.1f}", t.name) for t in times]
+        print(indent(aligned(rows, left=(2,)), "  "))
+    if not by_problem:
+        print("nothing was timed")
+
+
+def _forget(options: Namespace) -> None:
+    gone = 0
+    for path, found in _records():
+        kept = [line for line in found if options.equation not in (None, line.equation)]
+        gone += len(found) - len(kept)
+        rewrite(path, kept)
+    print(f"{gone} lines removed")
+
+
+def _export(options: Namespace) -> None:
+    every = [line for _, found in _records() for line in found]
+    with renamed(options.file.absolute(), 0o666) as file:
+        file.write(written(every))
+    print(f"{options.file}: {len(every)} lines")
+
+
+def _merge(options: Namespace) -> None:
+    with open(options.file, "rb") as file:
+        found = read(file.read(MOST_MERGED))
+    if not found:
+        raise FormatError(f"{options.file} holds no lines of a record of tuning")
+    added = 0
+    for device in dict.fromkeys(line.device for line in found):
+        path = path_of(device, "tuning", "jsonl")
+        if path is None:
+            raise FileNotFoundError("a record is kept below the home directory, and there is none")
+        known = set(map(repr, lines(path)))
+        new = [line for line in found if line.device == device and repr(line) not in known]
+        append(path, new)
+        added += len(new)
+    print(f"{added} of {len(found)} lines added")

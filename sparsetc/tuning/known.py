@@ -61,8 +61,8 @@ class Facts:
 
     tensor: str
     equation: str
-    problem: Mapping[str, Any]
-    pattern: Mapping[str, Any]
+    problem: dict[str, Any]
+    pattern: dict[str, Any]
 
     @classmethod
     def of(cls, p: Problem) -> Facts:
@@ -126,13 +126,12 @@ class Known:
     def add(self, trials: Iterable[Trial[Any]]) -> None:
         """A line for each trial; a warning where they cannot be written."""
         facts, day = self._facts, datetime.now(timezone.utc).strftime("%Y-%m-%d")
-        about, profile = (self._key, self._like, facts.tensor, self._device, versions(), day, facts.equation), None
-        new = []
+        about = self._key, self._like, facts.tensor, self._device, versions(), day, facts.equation
+        profile, new = of_backend(facts.problem["backend"]), []
         for trial in trials:
             c, t = trial.candidate, trial.timing
-            profile = profile or (of_backend(facts.problem["backend"]) if c.costs else None)
             terms = [cost.seconds(sizes, profile) for cost, sizes in zip(c.costs, c.expected, strict=True)]
-            told = tuple(c.seconds or ()), tuple(terms), tuple(map(asdict, c.expected)), facts.problem, facts.pattern
+            told = c.seconds or (), tuple(terms), tuple(map(asdict, c.expected)), facts.problem, facts.pattern
             new.append(Line(*about, c.name, as_data(c.plan), (t.low, t.median, t.high), t.calls, *told))
         try:
             append(self._path, new)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,16 @@ class Line:
     @property
     def timing(self) -> Timing:
         """The times."""
-        return Timing(*self.seconds, self.calls)
+        low, median, high = self.seconds
+        return Timing(low, median, high, self.calls)
 
 
 def parsed(text: bytes) -> Line | None:
     """The line; None where it is damaged."""
     try:
-        data = json.loads(text)
-        data = {f.name: data[f.name] for f in fields(Line) if f.name in data}
-        line = Line(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
+        data: dict[str, Any] = json.loads(text)
+        values: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+        line = Line(**values)
         fine = not misfit(line) and len(line.seconds) == 3 and all(0 < s < 1e6 for s in line.seconds)
         return line if fine else None
     except (ValueError, TypeError, RecursionError):
@@ -92,7 +93,8 @@ def as_data(value: Any) -> Any:
         kind = type(value).__name__
         if kind not in KINDS:  # a tree
             return {kind: str(value)}
-        return {kind: {f.name: as_data(own) for f in fields(value) if (own := getattr(value, f.name)) != f.default}}
+        usual = {f.name: f.default for f in fields(KINDS[kind])}
+        return {kind: {name: as_data(own) for name, own in value.state.items() if own != usual[name]}}
     return [*map(as_data, value)] if isinstance(value, tuple | list) else value
 
 
@@ -113,8 +115,12 @@ def plan_of(data: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: tuple[int, ...]) -> tuple[Line, ...]:
-    data = files.read_private(path, 2 * MOST_BYTES)
-    return tuple(filter(None, map(parsed, data.splitlines())))
+    return read(files.read_private(path, 2 * MOST_BYTES))
+
+
+def read(text: bytes) -> tuple[Line, ...]:
+    """The lines of a text, without those that are damaged."""
+    return tuple(filter(None, map(parsed, text.splitlines())))
 
 
 def lines(path: Path | None) -> tuple[Line, ...]:
@@ -128,7 +134,7 @@ def lines(path: Path | None) -> tuple[Line, ...]:
 
 def append(path: Path | None, new: Iterable[Line]) -> None:
     """Add lines to a file; `OSError` where it cannot be written to."""
-    data = b"".join(json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n" for line in new)
+    data = written(new)
     if path is None or not data:
         return
     with _locked(path):
@@ -143,10 +149,15 @@ def append(path: Path | None, new: Iterable[Line]) -> None:
                 files.write_private(path, newer[newer.index(b"\n") + 1 :])
 
 
-def replace(path: Path, kept: Iterable[Line]) -> None:
+def written(of: Iterable[Line]) -> bytes:
+    """The text of lines."""
+    return b"".join(json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n" for line in of)
+
+
+def rewrite(path: Path, kept: Iterable[Line]) -> None:
     """Make these the lines of a file."""
     with _locked(path):
-        files.write_private(path, b"".join(json.dumps(asdict(line)).encode() + b"\n" for line in kept))
+        files.write_private(path, written(kept))
 
 
 @contextmanager
@@ -154,7 +165,7 @@ def _locked(path: Path) -> Iterator[None]:
     """A block in which no other process writes to the file."""
     files.claim(path.parent.parent)
     files.claim(path.parent, tighten=True)
-    with open(path.with_suffix(".lock"), "ab") as lock:
+    with open(path.with_suffix(".lock"), "ab", opener=partial(os.open, mode=0o600)) as lock:
         try:
             import fcntl
 

@@ -109,8 +109,8 @@ def _resized(blocks: tuple[tuple[str, int], ...], axis: str, by: int) -> tuple[t
 
 def _stored(part: Part, by: int, name: str) -> Part:
     """The part with another number of its storage, where it has one."""
-    number = getattr(part.storage, name)
-    return replace(part, storage=replace(part.storage, **{name: _shifted(number, by)})) if number > 1 else part
+    number: dict[str, Any] = {name: _shifted(getattr(part.storage, name), by)}
+    return replace(part, storage=replace(part.storage, **number)) if getattr(part.storage, name) > 1 else part
 
 
 class Search(Generic[Run]):
