@@ -88,8 +88,8 @@ def compiled(
 
 
 def measured(
-    name: str, x: stc.SparseTensor, equation: str, sizes: dict[str, int], precision: str, seconds: float
-) -> Any:
+    name: str, x: stc.SparseTensor, equation: str, sizes: dict[str, int], precision: str, seconds: float, again: bool
+) -> Row:
     """A row: microseconds of every plan, and what tuning took."""
     letters, *terms = equation.split("->")[0].split(",")
     extent = dict(zip(letters, x.shape, strict=True)) | sizes
