@@ -122,9 +122,10 @@ def measured(
     return told | {
         "model": own[0],
         "tuned": own[1],
-        "plan": tuned.plan.name,
+        "plan": chosen.name,
+        "first": first.name,
         "cold_s": round(cold, 2),
-        "warm_s": round(warm, 2),
+        "warm_s": warm and round(warm, 2),
     }
 
 
