@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -145,24 +146,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--half", type=int, choices=(0, 1))
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--until", type=float, default=1e9, help="seconds after which no further case begins")
+    parser.add_argument(
+        "--until", type=float, default=1e9, help="seconds that cases are drawn for, as many of each tensor"
+    )
     parser.add_argument("tensors", nargs="*")
     options = parser.parse_args()
     names = options.tensors or [*REAL, *MADE, *MATRICES, *REAL_MATRICES]
     rows: list[Row] = []
     if DEVICE == "cuda":
         warmed()
-    end = time.perf_counter() + options.until
-    for name in names if options.half is None else names[options.half :: 2]:
+    end, random = time.perf_counter() + options.until, Random(0)
+    for number, name in enumerate(names := names if options.half is None else names[options.half :: 2]):
         if (x := tensor(name)) is None:
             continue
-        for equation, sizes, precision in cases(x.order):
-            if time.perf_counter() > end:
+        share = (end - time.perf_counter()) / (len(names) - number) + time.perf_counter()
+        for equation, sizes, precision in random.sample(every := [*cases(x.order)], len(every)):
+            if time.perf_counter() > share:
                 break
             try:
                 rows.append(measured(name, x, equation, sizes, precision, options.seconds, len(rows) % 5 == 0))
                 print(rows[-1], flush=True)
-            except stc.SparsetcError as error:
+            except (stc.SparsetcError, RuntimeError) as error:
                 print(name, equation, precision, error, flush=True)
     for what in ("cold_s", "warm_s"):
         taken = sorted(row[what] for row in rows if row[what] is not None)

@@ -130,7 +130,7 @@ class Known:
         profile, new = of_backend(facts.problem["backend"]), []
         for trial in trials:
             c, t = trial.candidate, trial.timing
-            terms = [cost.seconds(sizes, profile) for cost, sizes in zip(c.costs, c.expected, strict=True)]
+            terms = [cost.seconds(sizes, profile) for cost, sizes in zip(c.costs, c.expected, strict=False)]
             told = c.seconds or (), tuple(terms), tuple(map(asdict, c.expected)), facts.problem, facts.pattern
             new.append(Line(*about, c.name, as_data(c.plan), (t.low, t.median, t.high), t.calls, *told))
         try:
