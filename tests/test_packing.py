@@ -20,9 +20,10 @@ from sparsetc import __main__ as command_line
 from sparsetc.io import lines, packing, parquet
 
 
-@pytest.fixture
-def frugal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small blocks of what is read, and row groups of some hundred nonzeros."""
+@pytest.fixture(params=[packing.HELD, 1 << 40], ids=["in memory", "by DuckDB"])
+def frugal(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Small blocks of what is read, and row groups of some hundred nonzeros, which are sorted in either way."""
+    monkeypatch.setattr(packing, "HELD", request.param)
     monkeypatch.setattr(lines, "BLOCK", 3000)
     monkeypatch.setattr(parquet, "NUMBERS", 2000)
 
@@ -217,11 +218,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MEASURED = r"""
 import re, sys
-import sparsetc as stc, sparsetc.io
+import sparsetc as stc, sparsetc.io.packing
 def peak():
     with open("/proc/self/status") as lines:
         return int(re.search(r"VmHWM:\s*(\d+) kB", lines.read())[1]) * 1024
-stc.pack(sys.argv[3], sys.argv[2])
+held, sparsetc.io.packing.HELD = sparsetc.io.packing.HELD, 1 << 40
+stc.pack(sys.argv[3], sys.argv[2])  # by DuckDB
+sparsetc.io.packing.HELD = held
 before = peak()
 stc.pack(sys.argv[1], sys.argv[2], memory_limit="128MiB")
 print(peak() - before)
@@ -275,7 +278,7 @@ def left(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("another")])
-@pytest.mark.parametrize(("module", "name"), [(packing, "_block"), (packing, "_batch"), (parquet, "columns")])
+@pytest.mark.parametrize(("module", "name"), [(packing, "_batch"), (parquet, "columns")])
 def test_an_interrupted_call_leaves_nothing(
     tmp_path: Path, frugal: None, module: Any, name: str, error: BaseException
 ) -> None:
@@ -364,14 +367,14 @@ def test_a_full_disk(tmp_path: Path, large: Path, most: int) -> None:
 
 def test_a_source_that_changes_meanwhile(tmp_path: Path, frugal: None) -> None:
     source, target = text(tmp_path / "x.tns", *entries()), tmp_path / "packed.parquet"
-    right = packing._block
+    right = parquet.columns
 
     def changing(*arguments: Any) -> Any:
         os.utime(source, ns=(0, 0))
         return right(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_block", changing)
+        patch.setattr(parquet, "columns", changing)
         with pytest.raises(stc.IOFormatError, match=r"x\.tns: changed while it was read"):
             stc.pack(source, target)
     assert left(tmp_path) == []
@@ -450,3 +453,18 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "packed, order 3" in capsys.readouterr().out
     assert command_line.main(["pack", str(source), str(target), "--memory", "1MB"]) == 2
     assert capsys.readouterr().err.startswith(f"sparsetc: {source}: packing takes at least")
+
+
+@pytest.mark.parametrize("path", [None, 7, b"x\0.tns", "x\0.tns", object()])
+def test_what_names_no_file_is_refused_alike(tmp_path: Path, path: Any) -> None:
+    x, good = stc.SparseTensor([[0]], [1.0]), tmp_path / "x.parquet"
+    stc.write(good, x)
+    packing_it: tuple[Any, ...] = (lambda p: stc.pack(p, good), lambda p: stc.pack(good, p))
+    for call in (stc.read, stc.open_packed, lambda p: stc.write(p, x), *packing_it):
+        with pytest.raises(stc.IOFormatError, match=r"names no file|a path of a file is"):
+            call(path)
+    for columns in (5, "ijk"):
+        for call in (stc.read, lambda p, **names: stc.pack(p, tmp_path / "y.parquet", **names)):
+            with pytest.raises(stc.IOFormatError, match="columns is a list of names"):
+                call(good, columns=columns)
+    assert left(tmp_path) == ["x.parquet"]

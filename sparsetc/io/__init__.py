@@ -55,7 +55,7 @@ def read(
         FileNotFoundError: no such file.
         ImportError: the library that reads such a file is not installed.
     """
-    path = os.fsdecode(path)
+    path = memory.text_of(path)
     suffix = _suffix(path)
     parquet.check_columns(path, columns)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
@@ -87,7 +87,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         OSError: the folder that is named cannot be written to.
         ImportError: the library that writes such a file is not installed.
     """
-    path = os.fsdecode(path)
+    path = memory.text_of(path)
     suffix = _suffix(path)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
@@ -108,8 +108,6 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
 
 def _suffix(path: str) -> str:
     name = path.lower()
-    if "\0" in name:
-        raise IOFormatError(f"{name!r} names no file: it has a NUL")
     # longest first, so that .tns.gz is not taken for an unknown .gz
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):

@@ -1,4 +1,4 @@
-"""Errors that name the file: of memory, refused before it is taken where that is known, and of the tensor in it."""
+"""Errors that name the file: of its path, of memory, refused before it is taken if that is known, of what is in it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ from sparsetc.support.entry import lacks_memory
 def limit() -> int:
     """Return the bytes that the tensor of a file may take: ``options(memory_limit=)``, or what is available now."""
     return current().memory_on(torch.device("cpu"))
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """Return a path as text; `IOFormatError` for what names no file."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise IOFormatError(f"a path of a file is a str or an os.PathLike, found {type(path).__name__}")
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise IOFormatError(f"{text!r} names no file: it has a NUL")
+    return text
 
 
 def check(path: str | os.PathLike[str], what: str, nbytes: int, most: int | None = None) -> None:

@@ -2,8 +2,9 @@
 
 In: a file of text or a Parquet file of anyone's, and a limit of memory. Out: a packed file of the same tensor.
 
-Nonzeros are read in blocks into a table of DuckDB, which sorts them by all cores, on disk where memory does not hold
-them. Equal ones come in the order of the source and are added up in it, so that no sum depends on memory or threads.
+Nonzeros that take a small share of the limit are sorted here. More are read in blocks into a table of DuckDB, which
+sorts them by all cores, on disk where memory does not hold them. Equal ones come in the order of the source and are
+added up in it, so that no sum depends on memory or threads.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ FIXED = 96 * 2**20
 """Bytes for what does not grow: DuckDB itself, a block of text, a row group and what is made of it."""
 THREAD = 32 * 2**20
 """Bytes that a thread of DuckDB sorts in, at least."""
+HELD = 8
+"""Nonzeros are sorted here that take at most the room over this: a copy, keys and their order are made of them."""
 WHOLE = 4
 """A tensor or row group may take the limit over this: reading takes up to three times as much."""
 
@@ -88,47 +92,54 @@ def pack(
         OSError: the folder cannot be written to, or the disk is full.
         ImportError: pyarrow or DuckDB is not installed.
     """
-    if not os.fsdecode(path).lower().endswith(".parquet"):
-        raise IOFormatError(f"{os.fsdecode(path)}: a packed file is called .parquet")
+    name, path = memory.text_of(source), memory.text_of(path)
+    if not path.lower().endswith(".parquet"):
+        raise IOFormatError(f"{path}: a packed file is called .parquet")
     if dtype is not None:
         check_dtype(dtype)
-    limit, name = _limit(source, memory_limit), os.fsdecode(source)
+    limit = _limit(name, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz"):
         parquet.check_columns(name, columns)
         with cpu, options(memory_limit=limit // WHOLE):
-            parquet.write(path, npz.read(source, dtype))
+            parquet.write(path, npz.read(name, dtype))
         return
-    with cpu, memory.named(source, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
-        state, spill = _state(source), f"{file.name}.spill"
-        with (
-            _opened(source, dtype, columns, limit, progress) as found,
-            _database(source, path, spill, limit) as database,
-        ):
-            rows = parquet.row_group(found.order)
-            shape = _filled(database, found, rows)
-            if _state(source) != state:
+    with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
+        state, spill = _state(name), f"{file.name}.spill"
+        with _opened(name, dtype, columns, limit, progress) as found, ExitStack() as opened:
+            rows, largest = parquet.row_group(found.order), [-1] * found.order
+            blocks, held = _blocks(found, largest), list[list[torch.Tensor]]()
+            for block in blocks:
+                held.append(block)
+                if sum(len(one[0]) * len(one) * 8 for one in held) > (limit - FIXED) // HELD:
+                    database = opened.enter_context(_database(name, path, spill, limit))
+                    _fill(database, chain(held, blocks), rows)
+                    held.clear()
+                    in_order = _sorted(database, found.order, rows)
+            if held:
+                in_order = _sorted_here(held, found.order, rows)
+            shape = found.shape or tuple(size + 1 for size in largest)
+            if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                parquet.append(file, shape, found.dtype, _summed(_sorted(database, found.order, rows), found, rows))
+                parquet.append(file, shape, found.dtype, _summed(in_order, found, rows))
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
 
-def _limit(source: str | os.PathLike[str], given: Any) -> int:
+def _limit(source: str, given: Any) -> int:
     """Bytes that packing may take."""
     given, least = current().memory_limit if given is None else as_bytes(given), FIXED + THREAD
     if given is None:
         return max(available_memory(torch.device("cpu")) // SHARE, least)
     if given < least:
         raise OutOfMemoryError(
-            f"{os.fsdecode(source)}: packing takes at least {least:,} bytes of memory, the limit is {given:,}; raise "
-            "memory_limit"
+            f"{source}: packing takes at least {least:,} bytes of memory, the limit is {given:,}; raise memory_limit"
         )
     return given
 
 
-def _state(source: str | os.PathLike[str]) -> tuple[int, int] | None:
+def _state(source: str) -> tuple[int, int] | None:
     """What differs when a file on disk was changed."""
     status = os.stat(source)
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
@@ -139,14 +150,9 @@ def _state(source: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 @contextmanager
 def _opened(
-    source: str | os.PathLike[str],
-    dtype: torch.dtype | None,
-    columns: Sequence[str] | None,
-    limit: int,
-    show: bool | None,
+    path: str, dtype: torch.dtype | None, columns: Sequence[str] | None, limit: int, show: bool | None
 ) -> Iterator[PackingSource]:
     """A source of the suffix of its path; IOFormatError for an unknown one."""
-    path = os.fsdecode(source)
     name = path.lower()
     parquet.refuse_old(path)
     parquet.check_columns(path, columns)
@@ -194,7 +200,7 @@ def _text(
 
 
 @contextmanager
-def _database(source: str | os.PathLike[str], path: str | os.PathLike[str], folder: str, limit: int) -> Iterator[Any]:
+def _database(source: str, path: str, folder: str, limit: int) -> Iterator[Any]:
     """An empty database in memory, and beyond that in a folder that goes with it; its errors as those of the files."""
     try:
         import duckdb
@@ -209,7 +215,7 @@ def _database(source: str | os.PathLike[str], path: str | os.PathLike[str], fold
             database.execute("SET enable_progress_bar = false")  # which would be on stdout
             yield database
     except (duckdb.Error, OSError, RuntimeError) as error:
-        if (refusal := _refusal(error, os.fsdecode(source), os.fsdecode(path), limit)) is None:
+        if (refusal := _refusal(error, source, path, limit)) is None:
             raise
         raise refusal from error
     finally:
@@ -228,39 +234,44 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
     return None
 
 
-def _filled(database: Any, found: PackingSource, rows: int) -> tuple[int, ...]:
-    """Read all of a source into the table of a database; its shape."""
-    largest = [-1] * found.order
-
-    def blocks() -> Iterator[Any]:
-        none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
-        yield _block([torch.empty(0, dtype=torch.int64)] * found.order, none)
-        for coords, values in found.batches:
-            yield _block(coords, values.to(none.dtype))
-            largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
-
-    for number, block in enumerate(_together(blocks(), rows)):
-        database.register("block", block)
-        database.execute("INSERT INTO nonzeros FROM block" if number else "CREATE TABLE nonzeros AS FROM block")
-    return found.shape or tuple(size + 1 for size in largest)
+def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[torch.Tensor]]:
+    """The columns of a source as they are stored, block by block; the largest coordinates are noted meanwhile."""
+    none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
+    yield [*[torch.empty(0, dtype=torch.int64)] * found.order, *map(torch.from_numpy, parquet.columns(none))]
+    for coords, values in found.batches:
+        largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
+        yield [*coords, *map(torch.from_numpy, parquet.columns(values.to(none.dtype)))]
 
 
-def _block(coords: Sequence[torch.Tensor], values: torch.Tensor) -> Any:
-    arrow = parquet.library()
-    columns = [*(row.numpy() for row in coords), *parquet.columns(values)]
-    return arrow.table({f"c{at}": arrow.array(column) for at, column in enumerate(columns)})
+def _sorted_here(held: list[list[torch.Tensor]], order: int, rows: int) -> Iterator[list[torch.Tensor]]:
+    """The columns of all blocks in order, as `_sorted` gives them."""
+    columns = [torch.cat(parts) for parts in zip(*held, strict=True)]
+    held.clear()
+    sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[:order]]
+    keys = crd.sort_keys(columns[:order], sizes)
+    if not crd.is_sorted_unique(keys):
+        by_keys = crd.order_of(keys)
+        columns = [column[by_keys] for column in columns]
+    if columns[0].numel():
+        yield from map(list, zip(*(column.split(rows) for column in columns), strict=True))
 
 
-def _together(blocks: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Blocks joined to some of ``rows`` or more, but for the last: a statement takes longer than its rows."""
-    held: list[Any] = []
+def _fill(database: Any, blocks: Iterable[list[torch.Tensor]], rows: int) -> None:
+    """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
+    arrow, held, made = parquet.library(), list[Any](), False
+
+    def insert() -> None:
+        database.register("block", arrow.concat_tables(held))
+        database.execute("INSERT INTO nonzeros FROM block" if made else "CREATE TABLE nonzeros AS FROM block")
+        held.clear()
+
     for block in blocks:
-        held.append(block)
+        held.append(arrow.table({f"c{at}": arrow.array(column.numpy()) for at, column in enumerate(block)}))
         if sum(map(len, held)) >= rows:
-            yield parquet.library().concat_tables(held)
-            held = []
+            insert()
+            made = True
     if held:
-        yield parquet.library().concat_tables(held)
+        insert()
 
 
 def _sorted(database: Any, order: int, rows: int) -> Iterator[list[torch.Tensor]]:

@@ -60,7 +60,7 @@ class Table:
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
         """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
-        self._arrow, self.path, self._lock = library(), Path(os.fsdecode(path)), Lock()
+        self._arrow, self.path, self._lock = library(), Path(memory.text_of(path)), Lock()
         refuse_old(self.path)
         self._raw = npy.on_disk(self.path)
         try:
@@ -393,6 +393,8 @@ def check_columns(path: str, columns: Sequence[str] | None) -> None:
     """IOFormatError for names of columns of what is no Parquet file."""
     if columns is not None and not path.lower().endswith(".parquet"):
         raise IOFormatError(f"{path}: columns are those of a .parquet file")
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
+        raise IOFormatError(f"{path}: columns is a list of names, found {columns!r:.80}")
 
 
 def refuse_old(path: str | os.PathLike[str]) -> None:

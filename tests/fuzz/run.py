@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, wherever it is run
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
@@ -35,8 +36,8 @@ ROUND = 10
 """Cases that hypothesis draws before it starts anew; of more it would make five of six out of parts of those before."""
 SEEDS = 10**6
 """Rounds that have a seed of their own, by the seed of a sweep."""
-FAILED, DEVICE_LOST = 3, 4
-"""Exit statuses of a turn."""
+FAILED, DEVICE_LOST, NONE = 3, 4, 5
+"""Exit statuses of a turn: a case failed, the GPU is lost, there was no time for any case."""
 
 
 class Over(BaseException):
@@ -63,10 +64,14 @@ def sweep(
         before: is called before a case runs, with it and with what became of those before it.
         more: settings of hypothesis.
     """
-    from fuzz import calls, check, files, strategies
+    if kind == "files":
+        from fuzz import files  # which wants libraries that write them
 
-    ours, program = (files.check_file, files.program) if kind == "files" else (check.check, calls.program)
-    strategy = files.files() if kind == "files" else strategies.cases(kind, backend, device)
+        ours, program, strategy = files.check_file, files.program, files.files()
+    else:
+        from fuzz import calls, check, strategies
+
+        ours, program, strategy = check.check, calls.program, strategies.cases(kind, backend, device)
     more = {"database": None, "print_blob": True, "suppress_health_check": [*HealthCheck], **more}
     tally: Counter[str] = Counter()
 
@@ -121,15 +126,15 @@ def turn(kind: str, number: int, end: float, folder: Path, options: argparse.Nam
             print(f"\n-- {kind}: {type(one).__name__}: {one}", *getattr(one, "__notes__", ()), sep="\n")
         status = DEVICE_LOST if "CUDA error" in str(error) else FAILED  # after which every case fails
     print(f"{kind}: {count:,} cases", flush=True)
-    sys.exit(status)
+    sys.exit(status or (0 if count else NONE))
 
 
 def fuzz(options: argparse.Namespace) -> int:
-    """Run until the minutes, or the cases, are over; returns how many kinds have failed."""
+    """Run until the minutes, or the cases, are over; returns how many kinds have failed, or had no case."""
     from fuzz import calls, files
 
     end, context = time.time() + 60 * options.minutes, multiprocessing.get_context("spawn")
-    kinds, number = [*options.kinds], options.seed
+    kinds, number, ran = [*options.kinds], options.seed, set[str]()
     seconds = min(TURN_SECONDS, 60 * options.minutes / len(kinds))
     while kinds and time.time() < end and not (options.examples and number > options.seed):
         for kind in [*kinds]:
@@ -139,14 +144,17 @@ def fuzz(options: argparse.Namespace) -> int:
                 process = context.Process(target=turn, args=given)
                 process.start()
                 process.join()
-                if process.exitcode:
+                ran |= {kind} if process.exitcode != NONE else set()
+                if process.exitcode not in (0, NONE):
                     kinds.remove(kind)
-                if process.exitcode not in (0, FAILED):
+                if process.exitcode not in (0, FAILED, NONE):
                     case = pickle.loads(last.read_bytes()) if last.exists() else None
                     text = case and (files.program if kind == "files" else calls.program)(case)
                     print(f"\n-- {kind}: status {process.exitcode}, or no end, in this case:\n{text}", flush=True)
         number += 1
-    return len(options.kinds) - len(kinds)
+    if unrun := [kind for kind in options.kinds if kind not in ran]:
+        print(f"no time for any case of {', '.join(unrun)}: give more --minutes")
+    return len(options.kinds) - len(kinds) + len(unrun)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
