@@ -6,12 +6,14 @@ A line of other software, or of a problem that is only alike, proposes and does 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
+from importlib import resources
 from typing import Any
 
 from sparsetc.device.profile import of_backend, path_of
@@ -22,7 +24,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.checksum import bits
-from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of
+from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of, read
 from sparsetc.tuning.search import Trial, best_of
 
 MOST_PROPOSED = 3
@@ -80,6 +82,12 @@ class Facts:
         return digest(self.equation, _rounded(self.problem), _rounded(self.pattern))
 
 
+@lru_cache(maxsize=1)
+def shipped() -> tuple[Line, ...]:
+    """The lines that come with the package: the fastest plan of each problem that rates were fitted to."""
+    return read(gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes()))
+
+
 def bits_of(counts: Counts) -> int:
     """A number for the coordinates of a pattern, kept with it."""
     return counts.once("bits", lambda: bits(counts.coords))
@@ -105,7 +113,7 @@ class Known:
         self._facts, self._device, self._path = facts, device, path_of(device, "tuning", "jsonl")
         self._key = digest(facts.tensor, facts.equation, sorted(facts.problem.items()), request.name, request.options)
         self._like, now = facts.alike, versions()
-        found = [line for line in lines(self._path) if line.device == device]
+        found = [line for line in (*shipped(), *lines(self._path)) if line.device == device]
         self.timed = {line.name: line for line in found if (line.key, line.versions) == (self._key, now)}
         fastest: dict[str, Line] = {}
         for line in found:

@@ -10,12 +10,12 @@ where it was made without the tensors that it is judged by.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 
 import torch
 
-from sparsetc.device.profile import DeviceProfile
+from sparsetc.device.profile import DeviceProfile, changed, numbers
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Plan
@@ -26,10 +26,6 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.tuning.lines import Line, plan_of
 
-RATES = ("memory", "l2", "l1", "add", "multiply", "launch", "program", "wait", "fiber", "expand", "tile")
-FITTED_TABLES = ("dot", "tile_share", "fused_slowdown", "staged")
-NOT_FITTED = ("product_tf32", "product_bf16", "product_unaligned", "product_summed", "rounding_call", "least_gain")
-"""Laws of torch's own products, whose calls take longer than their kernels, and of what is chosen by price."""
 STEPS = (1.5, 1.2, 1.08)
 """How many times as large, or as small, a number is tried."""
 MOST = 10.0
@@ -41,6 +37,7 @@ ACCURACY = 0.05
 SOFT = 0.08
 """Logarithm of prices that the fit hardly tells apart, so that it changes little with little."""
 GAIN = 1e-5
+"""By how much a change lowers the cost at least."""
 CALLS = 5
 """Calls of a time that counts."""
 
@@ -99,29 +96,12 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
     return [Timings(tensor, tuple(each.values())) for (tensor, _), each in found.items() if len(each) > 1]
 
 
-# -- numbers of a profile ----------------------------------------------------------------------------------------------
-
-
-def numbers(profile: DeviceProfile) -> dict[str, float]:
-    """What is fitted, by name: rates, entries of tables and laws."""
-    tables = {f"{table} {key}": value for table in FITTED_TABLES for key, value in getattr(profile, table).items()}
-    laws = {name: value for name, value in profile.laws.items() if name not in NOT_FITTED and value}
-    return {name: getattr(profile, name) for name in RATES} | tables | laws
-
-
-def changed(profile: DeviceProfile, values: dict[str, float]) -> DeviceProfile:
-    """The profile with other numbers, by the names that `numbers` has for them."""
-    fields: dict[str, object] = {name: value for name, value in values.items() if name in RATES}
-    for table in FITTED_TABLES:
-        own = getattr(profile, table)
-        fields[table] = own | {key: values[f"{table} {key}"] for key in own if f"{table} {key}" in values}
-    fields["laws"] = {**profile.laws} | {name: value for name, value in values.items() if name in profile.laws}
-    return replace(profile, **fields)  # type: ignore[arg-type]
+# -- the fit -----------------------------------------------------------------------------------------------------------
 
 
 def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile:
     """The profile whose choices cost least, found by changing one number after another while that gains."""
-    usual = numbers(profile)
+    usual = {name: value for name, value in numbers(profile).items() if value}
 
     def cost(values: dict[str, float]) -> float:
         other = changed(profile, values)
@@ -129,7 +109,7 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
         regret, error = (sum(own) / len(each) for own in zip(*each, strict=True))
         return regret + ACCURACY * error + HELD * sum(log(v / usual[name]) ** 2 for name, v in values.items())
 
-    values, least = dict(usual), cost(usual)
+    values, least = usual, cost(usual)
     for step in STEPS:
         for name in usual:
             for factor in (step, 1 / step):
@@ -155,6 +135,10 @@ class Regret:
         """Of single choices."""
         above = (sum(r > 1.05 for r in each) / len(each), sum(r > 1.2 for r in each) / len(each))
         return cls(exp(sum(map(log, each)) / len(each)), max(each), above)
+
+    def __str__(self) -> str:
+        much, more = self.above
+        return f"{self.mean:.3f} times the best, {self.worst:.2f} at worst, above 1.05 in {much:.0%}, 1.2 in {more:.0%}"
 
 
 def held_out(problems: Sequence[Timings], profile: DeviceProfile) -> tuple[Regret, Regret]:
