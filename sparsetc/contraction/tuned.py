@@ -207,7 +207,7 @@ class Turns:
         number = self._next()
         trial = self._trials[number].run.made
         packed = self._values(number, values)
-        if values is not None and values.is_cuda:
+        if trial.device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             result = trial._rows(values, dense, packed, given)
@@ -222,19 +222,24 @@ class Turns:
         return result
 
     def _next(self) -> int:
-        """The candidate with the fewest calls, of those that are not far behind; the first while nothing is known."""
+        """The candidate with the fewest calls of those that are not far behind; the fastest known once all had theirs.
+
+        While nothing is known, as where calls come faster than a GPU runs them, each has its turns.
+        """
         medians = [Timing.of(own).median if own else 0.0 for own in self._taken]
         least = min((m for m in medians if m), default=0.0)
-        near = [n for n, m in enumerate(medians) if not m or m <= FAR * least]
-        return min(near, key=lambda n: (self._begun[n], n))
+        near = [n for n, m in enumerate(medians) if (not m or m <= FAR * least) and self._begun[n] < ROUNDS]
+        return min(near, key=lambda n: (self._begun[n], n)) if near else medians.index(least)
 
     def _look(self) -> None:
         """Read the times that are there; decide once every candidate that is not far behind had its turns."""
         while self._running and self._running[0][2].query():
             number, start, end = self._running.popleft()
             self._taken[number].append(1e-3 * start.elapsed_time(end))
-        step = self._owner()
-        if step is None or self._running or len(self._taken[self._next()]) < ROUNDS:
+        medians = [Timing.of(own).median if own else 0.0 for own in self._taken]
+        least, step = min(medians), self._owner()
+        waiting = [n for n, m in enumerate(medians) if m <= FAR * least and len(self._taken[n]) < ROUNDS]
+        if step is None or waiting or not least:
             return
         step.turns = None
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
