@@ -175,7 +175,8 @@ def _decide(made: Step | Pair, known: Known, first: str) -> None:
     measured = sorted(((name, line.timing.median) for name, line in known.timed.items()), key=lambda one: one[1])
     of = "the cost model's, than which none was faster by a margin," if best.name == first else "the fastest"
     plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
-    made.take(Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured)))
+    with suppress(SparsetcError):  # a damaged line
+        made.take(Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured)))
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:

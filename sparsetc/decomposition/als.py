@@ -6,8 +6,7 @@ and the fit, measured from the last mode's equations: no residual tensor is form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -134,7 +133,6 @@ class Sweep:
 
     Attributes:
         measures: the fit.
-        _aside: a second stream of a GPU; None on a CPU, where calls come one after the other.
     """
 
     def __init__(
@@ -143,41 +141,21 @@ class Sweep:
         self._equations, self._factors, self._free = equations, factors, tuple(free)
         self._update, self._device, rank = update, factors[0].device, factors[0].shape[1]
         self._penalty = l2_reg * torch.eye(rank, dtype=torch.float64, device=self._device) if l2_reg else None
-        self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
         self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)
         self.measures = torch.zeros(1, dtype=torch.float64, device=self._device)
 
     def __call__(self) -> None:
         for mode in self._free:
-            factor = self._factors[mode]
-            with self._beside():
-                gram = self._equations.gram(mode)
-                penalised = gram if self._penalty is None else gram + self._penalty.to(gram.dtype)
-                system = self._update.system(penalised, factor.dtype)
+            factor, gram = self._factors[mode], self._equations.gram(mode)
+            penalised = gram if self._penalty is None else gram + self._penalty.to(gram.dtype)
+            system = self._update.system(penalised, factor.dtype)
             rhs = self._equations.rhs(mode)
-            self._meet()
             self._update.apply(factor, rhs, system)
             self._equations.updated(mode)
         inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
-        with self._beside():
-            self.measures.copy_(fit_of(self._equations.norm, inner, square))
+        self.measures.copy_(fit_of(self._equations.norm, inner, square))
         self.balance()
-        self._meet()
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On a GPU a block runs beside what follows it, until they meet; what it frees is taken by the next block."""
-        if self._aside is None:
-            yield
-            return
-        self._aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._aside):
-            yield
-
-    def _meet(self) -> None:
-        if self._aside is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._aside)
 
     def fit_scale(self) -> None:
         """Scale a start as it fits best, or, where more of it fits worse, to the length of X.

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -287,58 +287,6 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
     return calibrated(gpu, day, values | {name: max(1, int(values[name])) for name in SIZES})
 
 
-# -- numbers that are fitted to times ----------------------------------------------------------------------------------
-
-FITTED = ("memory", "l2", "l1", "add", "multiply", "launch", "program", "wait", "fiber", "expand", "tile")
-FITTED_TABLES = ("dot", "tile_share", "fused_slowdown", "staged")
-NOT_FITTED = ("product_tf32", "product_bf16", "product_unaligned", "product_summed", "rounding_call", "least_gain")
-"""Laws of torch's own products, whose calls take longer than their kernels, and of what is chosen by price."""
-
-
-def numbers(profile: DeviceProfile) -> dict[str, float]:
-    """Return what is fitted, by name: rates, entries of tables and laws."""
-    tables = {f"{table} {key}": value for table in FITTED_TABLES for key, value in getattr(profile, table).items()}
-    laws = {name: value for name, value in profile.laws.items() if name not in NOT_FITTED}
-    return {name: getattr(profile, name) for name in FITTED} | tables | laws
-
-
-def changed(profile: DeviceProfile, values: Mapping[str, float]) -> DeviceProfile:
-    """Return the profile with other numbers, by the names that `numbers` has for them."""
-    fields: dict[str, Any] = {name: value for name, value in values.items() if name in FITTED}
-    for table in FITTED_TABLES:
-        own = getattr(profile, table)
-        fields[table] = {key: values.get(f"{table} {key}", value) for key, value in own.items()}
-    fields["laws"] = {name: values.get(name, value) for name, value in profile.laws.items()}
-    return replace(profile, **fields)
-
-
-def write_fit(device: str, values: Mapping[str, float]) -> Path:
-    """Keep what was fitted for a device, for this and later processes to plan with; return the path."""
-    path = path_of(device, form="fit.json")
-    if path is None:
-        raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
-    files.claim(path.parent.parent)
-    files.claim(path.parent, tighten=True)
-    files.write_private(path, (json.dumps(values, indent=1) + "\n").encode())
-    _fit.cache_clear()
-    return path
-
-
-@lru_cache(maxsize=64)
-def _fit(path: Path) -> dict[str, float]:
-    """Return the numbers of a fit, none where there is no fit that can be used; remembered as a record is."""
-    try:
-        values, usual = json.loads(files.read_private(path, MAX_BYTES), parse_int=float), numbers(default_gpu())
-        if wrong := [n for n, v in values.items() if not usual[n] / FACTOR <= v <= max(1.0, usual[n]) * FACTOR]:
-            raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}")
-        return values  # type: ignore[no-any-return]
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        warn(f"{path} holds no fit that can be used ({str(error)[:300]}); planning without. Remove it, or fit anew")
-        return {}
-
-
 def of_backend(backend: str) -> DeviceProfile:
     """Return the profile that generated programs of a backend are priced by: ``torch``'s run on CPU cores.
 
@@ -347,14 +295,8 @@ def of_backend(backend: str) -> DeviceProfile:
     if backend == "torch":
         return cpu()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    path, fit = (path_of(gpu), path_of(gpu, form="fit.json")) if gpu else (None, None)
-    profile = (path and _read(path, gpu)) or default_gpu()
-    return _with(profile, fit) if fit and _fit(fit) else profile
-
-
-@lru_cache(maxsize=64)
-def _with(profile: DeviceProfile, fit: Path) -> DeviceProfile:
-    return changed(profile, _fit(fit))
+    path = path_of(gpu) if gpu else None
+    return (path and _read(path, gpu)) or default_gpu()
 
 
 def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:

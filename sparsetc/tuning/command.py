@@ -1,4 +1,4 @@
-"""``sparsetc tune``: look at the record of what was timed, carry it to another machine, forget it, fit rates to it.
+"""``sparsetc tune``: look at the record of what was timed, carry it to another machine, forget it.
 
 In: a parser of commands, then arguments. Out: text, and files of lines.
 """
@@ -11,19 +11,14 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-import torch
-
-from sparsetc.device.profile import numbers, of_backend, path_of, write_fit
-from sparsetc.errors import DeviceError, FormatError
+from sparsetc.device.profile import path_of
+from sparsetc.errors import FormatError
 from sparsetc.explain import aligned
 from sparsetc.support.files import renamed
 from sparsetc.tuning.lines import Line, append, lines, read, rewrite, written
-from sparsetc.tuning.refit import Regret, fitted, held_out, timings
 
 MOST_MERGED = 1 << 26
 """Bytes that are read of a file, at most."""
-LEAST = 6
-"""Tensors that a fit is made to and judged by, at least."""
 
 
 def add_to(commands: Any) -> None:
@@ -34,13 +29,12 @@ def add_to(commands: Any) -> None:
         one = own.add_parser(name, help=f"{told}, of every equation or of one")
         one.add_argument("--equation", help='for example "ijk,jr,kr->ir"')
     own.add_parser("export", help="write every line to a file").add_argument("file", type=Path)
-    own.add_parser("refit", help="fit the rates of this GPU's profile to what was timed on it")
     own.add_parser("merge", help="add the lines of a file that are not there yet").add_argument("file", type=Path)
 
 
 def run(options: Namespace) -> None:
     """Run one of the commands."""
-    {"list": _list, "forget": _forget, "export": _export, "merge": _merge, "refit": _refit}[options.action](options)
+    {"list": _list, "forget": _forget, "export": _export, "merge": _merge}[options.action](options)
 
 
 def _records() -> Iterator[tuple[Path, list[Line]]]:
@@ -99,29 +93,3 @@ def _merge(options: Namespace) -> None:
         append(path, new)
         added += len(new)
     print(f"{added} of {len(found)} lines added")
-
-
-def _refit(_: Namespace) -> None:
-    """Keep a fit if choices by such fits, of tensors that these were made without, cost less than by the profile."""
-    if not torch.cuda.is_available():
-        raise DeviceError("refit fits the profile of a GPU, and torch finds none here; nothing was changed")
-    device = torch.cuda.get_device_name()
-    problems = timings(lines(path_of(device, "tuning", "jsonl")))
-    if len({p.tensor for p in problems}) < LEAST:
-        raise FormatError(
-            f"a fit takes what was timed of {LEAST} tensors on {device}; export and merge others' records"
-        )
-    profile = of_backend("triton")
-    before, after = held_out(problems, profile)
-    fit = fitted(problems, profile)
-    for name, regret in (
-        ("by the profile", before),
-        ("by fits without the tensor", after),
-        ("by the fit", Regret.of([p.regret(fit) for p in problems])),
-    ):
-        print(f"{name:<27} {regret}")
-    if after.mean > before.mean or after.worst > before.worst:
-        print("the profile stays as it is: fits chose no better for tensors that they were made without")
-        return
-    path = write_fit(device, numbers(fit))
-    print(f"plans on this GPU are made by the fit from now on; remove it to go back\n  {path}")

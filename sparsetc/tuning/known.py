@@ -125,10 +125,11 @@ class Known:
         """The candidate to take; None where the first one, by its name, was not timed."""
         if first not in self.timed:
             return None
-        with suppress(SparsetcError, ValueError, TypeError, RecursionError):  # damaged
+        with suppress(SparsetcError, ValueError, TypeError, AttributeError, KeyError, RecursionError):  # damaged
             line = best_of([self.timed[first], *self.timed.values()])
             expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
-            return Candidate(plan_of(line.plan), tuple(expected), line.name, line.predicted)
+            plan = plan_of(line.plan)
+            return Candidate(plan, tuple(expected), line.name, line.predicted) if isinstance(plan, Plan) else None
         return None
 
     def add(self, trials: Iterable[Trial[Any]]) -> None:

@@ -200,6 +200,7 @@ class Cost:
         registers: bytes that each of a row's threads reads into registers, beside gathered rows.
         multiply, dot: multiplications and additions outside dots, and inside them.
         staged: bytes of gathered rows that are sides of dots.
+        converted, halved: elements of dots' sides that are brought to 16 bits, and those of which halves are made.
         expanded: positions of bitmap tiles.
         met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
@@ -222,7 +223,7 @@ class Cost:
         self.stream, self.once = self.values + index * self.programs, values + index
         self.registers = self._words() * self.programs
         self.gathers: list[GatherTerm] = []
-        self.multiply = self.dot = self.staged = self.expanded = ZERO
+        self.multiply = self.dot = self.staged = self.converted = self.halved = self.expanded = ZERO
         self.added_rows = self.added_bytes = ZERO
         self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
         self.met, self.lane, self.sparse = 0, 0.0, False
@@ -282,10 +283,19 @@ class Cost:
                     self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
                 case ir.Gather() if s.operand.rows:
                     self.gathers.append(self._gathered(s, visits))
+                    if self.sides and s.out in self._brought:
+                        self.converted += visits * self._cells(s.out.axes)
                 case ir.Product():
                     self._product(s, visits)
                 case ir.Add():
                     self._add(s, visits)
+
+    @cached_property
+    def _brought(self) -> set[ir.Tile]:
+        """Tiles that dots in bfloat16 read and that were gathered in another type."""
+        gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
+        dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
+        return gathered & {t for dot in dots for t in dot.inputs}
 
     def _value(self, s: ir.Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
@@ -312,6 +322,9 @@ class Cost:
             self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
+        # Of what is not stored in halves, they are made.
+        not_stored = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
+        self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
         if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
@@ -413,11 +426,13 @@ class Cost:
             each["add"] *= max(1, law["uncrowded"] / self.met) ** law["crowding"]
         if self.dot != ZERO:
             staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
-            each["dot"] += staged / profile.l1
+            narrowed = law["conversion"] * self.converted.at(at) + law["halving"] * self.halved.at(at)
+            each["dot"] += staged / profile.l1 + narrowed / profile.multiply
         if self.p.view.blocks:
             share = min(1.0, self.lane * law["lane_wait"]) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
         if self.turn is not None:
+            each["add"] *= law["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
@@ -426,16 +441,22 @@ class Cost:
             return max(busy, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
-        return busy + statistics.chain * (law["waits_a_turn"] * profile.wait + alone)
+        waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
+        tall = self.p.view.values.volume >= law["tall"]
+        if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
+            waits += law["tall_waits"]
+        return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
         chain, law = statistics.chain * profile.wait, profile.laws
         if not self.p.view.blocks:
             return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near, among_others = law["near_wait"], 1.0
+        near, line, among_others = law["near_wait"], 1.0, 1.0
+        if self.p.schedule.registers >= law["roomy"]:
+            near, line, among_others = law["roomy_near_wait"], law["roomy_line_wait"], law["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
-        idle = near + (1 - near) * min(1.0, words / LINE)
+        idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
             idle, among_others = law["far_wait"], law["far_busy_wait"]
         first = min(profile.wait, chain)  # which finds nothing near
@@ -448,7 +469,8 @@ class Cost:
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
             return min(1.0, nbytes / law["whole_turn"]) ** law["turn_power"]
         smaller = (volume / law["whole_tile"]) ** law["turn_power"]
-        return min(1.0, smaller * max(2, self.p.schedule.warps) / law["turn_warps"])
+        share = min(1.0, smaller * max(2, self.p.schedule.warps) / law["turn_warps"])
+        return law["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""
@@ -456,7 +478,8 @@ class Cost:
         if self.turn is None:
             return peak
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
-        return peak * by_precision(profile.tile_share, unit)
+        large = profile.laws["large_share"] if self.turn >= profile.laws["large_turn"] else 1
+        return peak * by_precision(profile.tile_share, unit) * large
 
 
 @lru_cache(maxsize=1024)

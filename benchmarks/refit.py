@@ -1,7 +1,10 @@
-"""Rates and laws of a profile, fitted to a record of what was timed.
+"""Rates and laws of the default profile, fitted to a record of what was timed.
 
-In: lines, and the profile that plans are priced by. Out: the profile with other numbers, and the regret of choices by
-both: what the plan takes that a profile prices lowest, over what the fastest takes that was timed of the same problem.
+    python benchmarks/refit.py [record ...]
+
+In: records (``sparsetc tune export``), by default that of an H200 in ``results/``. Out: the regret of choices by the
+profile and by fits, and what a fit would change: what the plan takes that a profile prices lowest, over what the
+fastest takes that was timed of the same problem. Nothing is written.
 
 Few numbers follow from few tensors, so each is held near what it was, by the square of its logarithm; and a fit counts
 where it was made without the tensors that it is judged by.
@@ -9,13 +12,17 @@ where it was made without the tensors that it is judged by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import gzip
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from sparsetc.device.profile import DeviceProfile, changed, numbers
+from sparsetc.device.profile import DeviceProfile, default_gpu
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Plan
@@ -24,8 +31,14 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS
-from sparsetc.tuning.lines import Line, plan_of
+from sparsetc.tuning.lines import Line, plan_of, read
 
+RECORD = Path(__file__).parent / "results" / "tuning_record.jsonl.gz"
+
+FITTED = ("memory", "l2", "l1", "add", "multiply", "launch", "program", "wait", "fiber", "expand", "tile")
+FITTED_TABLES = ("dot", "tile_share", "fused_slowdown", "staged")
+NOT_FITTED = ("product_tf32", "product_bf16", "product_unaligned", "product_summed", "rounding_call", "least_gain")
+"""Laws of torch's own products, whose calls take longer than their kernels, and of what is chosen by price."""
 STEPS = (1.5, 1.2, 1.08)
 """How many times as large, or as small, a number is tried."""
 MOST = 10.0
@@ -99,6 +112,23 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
 # -- the fit -----------------------------------------------------------------------------------------------------------
 
 
+def numbers(profile: DeviceProfile) -> dict[str, float]:
+    """Return what is fitted, by name: rates, entries of tables and laws."""
+    tables = {f"{table} {key}": value for table in FITTED_TABLES for key, value in getattr(profile, table).items()}
+    laws = {name: value for name, value in profile.laws.items() if name not in NOT_FITTED}
+    return {name: getattr(profile, name) for name in FITTED} | tables | laws
+
+
+def changed(profile: DeviceProfile, values: Mapping[str, float]) -> DeviceProfile:
+    """Return the profile with other numbers, by the names that `numbers` has for them."""
+    fields: dict[str, Any] = {name: value for name, value in values.items() if name in FITTED}
+    for table in FITTED_TABLES:
+        own = getattr(profile, table)
+        fields[table] = {key: values.get(f"{table} {key}", value) for key, value in own.items()}
+    fields["laws"] = {name: values.get(name, value) for name, value in profile.laws.items()}
+    return replace(profile, **fields)
+
+
 def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile:
     """The profile whose choices cost least, found by changing one number after another while that gains."""
     usual = {name: value for name, value in numbers(profile).items() if value}
@@ -169,3 +199,23 @@ def problem_of(line: Line) -> Problem:
     counts = Counts(torch.empty(len(shape), 0, dtype=torch.int64), tuple(shape), share=(nnz, lambda: None))
     facts["precisions"] = tuple(facts["precisions"])
     return Problem(bound=bound, dtype=dtype, counts=counts, memory_limit=None, **facts)
+
+
+def main(paths: list[str]) -> None:
+    """Print what fits would change, and what choices by them would cost."""
+    texts = [Path(path).read_bytes() for path in paths or [RECORD]]
+    found = [line for text in texts for line in read(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)]
+    problems, profile = timings(found), default_gpu()
+    print(f"{len(problems)} problems of {len({p.tensor for p in problems})} tensors")
+    before, after = held_out(problems, profile)
+    fit = fitted(problems, profile)
+    print(f"by the profile                {before}\nby fits without the tensor    {after}")
+    print(f"by the fit                    {Regret.of([p.regret(fit) for p in problems])}")
+    usual = numbers(profile)
+    for name, value in numbers(fit).items():
+        if value != usual[name]:
+            print(f"  {name:<24} {usual[name]:.3g} -> {value:.3g}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,380 @@
+"""Plans by measurement: the same results under every candidate, what is timed and when, and what the record says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sparsetc as stc
+from sparsetc.__main__ import main
+from sparsetc.contraction import tuned
+from sparsetc.decomposition import cp_als, cp_apr, tucker
+from sparsetc.device.timing import Timing
+from sparsetc.tuning import known, lines, search
+
+SHAPE = (12, 15, 20)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("SPARSETC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Times that are given: seconds of plans by name, 1 by default; and what was timed, in order."""
+    told: dict[str, Any] = {"seconds": {}, "timed": []}
+
+    def timed(calls: Sequence[Any], *_: Any) -> list[Timing]:
+        found = []
+        for call in calls:
+            call()
+            name = call.made.plan.name
+            told["timed"].append(name)
+            seconds = told["seconds"].get(name, 1.0)
+            found.append(Timing(0.999 * seconds, seconds, 1.001 * seconds, 9))
+        return found
+
+    monkeypatch.setattr(search, "timed", timed)
+    monkeypatch.setattr(search, "NEAR", 1e9)  # whatever the cost model says, all are timed
+    return told
+
+
+def tensor(dtype: torch.dtype = torch.float32, seed: int = 0, n: int = 400) -> stc.SparseTensor:
+    g = torch.Generator().manual_seed(seed)
+    coords = torch.stack([torch.randint(0, size, (n,), generator=g) for size in SHAPE])
+    return stc.SparseTensor(coords, torch.randint(1, 5, (n,), generator=g).to(dtype), SHAPE)
+
+
+def factors(rank: int = 4, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return [torch.randint(1, 4, (size, rank), generator=g).to(dtype) for size in SHAPE]
+
+
+def mttkrp(tune: Any, x: stc.SparseTensor | None = None, **settings: Any) -> stc.Kernel:
+    _, b, c = factors()
+    return stc.compile("ijk,jr,kr->ir", tensor() if x is None else x, b, c, tune=tune, **settings)
+
+
+CASES = {
+    "ijk,jr,kr->ir": [1, 2],
+    "ijk,jr,ks->irs": [1, 2],
+    "ijk,kr->ijr": [2],
+    "ijk,ir,jr,kr->ijk": [0, 1, 2],
+    "ijk->i": [],
+}
+
+
+# -- results ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("equation", CASES)
+@pytest.mark.parametrize("tune", ["now", "calls", 0.2])
+def test_results_are_the_same_whatever_is_timed(equation: str, dtype: torch.dtype, tune: Any) -> None:
+    x, dense = tensor(dtype), [factors(dtype=dtype)[m] for m in CASES[equation]]
+    if equation.count("s") and dtype != torch.float16:
+        dense = [d if n == 0 else d[:, :3].contiguous() for n, d in enumerate(dense)]
+    expected = stc.einsum(equation, x, *dense, output="dense")
+    kernel = stc.compile(equation, x, *dense, output="dense", tune=tune)
+    for _ in range(25):
+        torch.testing.assert_close(kernel(*dense), expected)
+    assert kernel.contraction.settled
+    torch.testing.assert_close(stc.einsum(equation, x, *dense, output="dense", tune=tune), expected)
+
+
+@pytest.mark.parametrize("name", ["coo", "fiber", "rows", "mm-csf"])
+def test_every_candidate_may_win(clock: dict[str, Any], name: str) -> None:
+    clock["seconds"][name] = 0.5
+    kernel, (_, b, c) = mttkrp("now"), factors()
+    assert kernel.plan.name == name
+    torch.testing.assert_close(kernel(b, c), mttkrp("model")(b, c))
+    assert "timed" in kernel.plan.reason
+
+
+def test_operands_of_two(clock: dict[str, Any]) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = (stc.SparseTensor.from_dense((torch.rand(60, 60, generator=g) < 0.3).float()) for _ in range(2))
+    expected = stc.einsum("ij,jk->ik", x, y).to_dense()
+    for name in ("scalar", "dense"):
+        stc.clear_cache()
+        main(["tune", "forget"])
+        clock["seconds"] = {name: 0.5}
+        kernel = stc.compile("ij,jk->ik", x, y, tune="calls")  # which means now here
+        assert kernel.plan.name == name
+        torch.testing.assert_close(kernel().to_dense(), expected)
+
+
+def test_what_differs_from_the_first_cannot_win(clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock["seconds"] = {"fiber": 0.1}
+    rows = tuned.Run.__call__
+
+    def wrong(self: Any) -> torch.Tensor:
+        return rows(self) + (1.0 if self.made.plan.name == "fiber" else 0.0)
+
+    monkeypatch.setattr(tuned.Run, "__call__", wrong)
+    assert mttkrp("now").plan.name != "fiber"
+    assert "fiber" not in clock["timed"]
+
+
+def test_values_and_gradients_while_candidates_take_turns() -> None:
+    x, (_, b, c) = tensor(torch.float64), factors(dtype=torch.float64)
+    kernel, model = (stc.compile("ijk,jr,kr->ir", x, b, c, tune=tune) for tune in ("calls", "model"))
+    values = x.values.clone()
+    for n in range(20):
+        values.mul_(1.1)
+        torch.testing.assert_close(kernel(b, c, values=values), model(b, c, values=values))
+        leaf = (b + n).requires_grad_()
+        kernel(leaf, c).sum().backward()
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad, torch.autograd.grad(model(leaf, c).sum(), leaf)[0])
+    x.values.mul_(2)
+    torch.testing.assert_close(kernel(b, c), model(b, c))
+
+
+@pytest.mark.parametrize("tune", ["now", "calls"])
+def test_decompositions_workloads_and_graphs(tune: str) -> None:
+    x, (a, b, c) = tensor().with_values(tensor().values + 0.5), factors()
+    for decompose, rank in ((cp_als, 3), (cp_apr, 3), (tucker, [2, 2, 2])):
+        found, expected = (decompose(x, rank, n_iter_max=9, random_state=0, tune=t) for t in (tune, "model"))
+        torch.testing.assert_close(found.to_dense(), expected.to_dense(), rtol=1e-3, atol=1e-3)
+    texts, dense = ["ijk,jr,kr->ir", "ijk,ir,kr->jr"], [(b, c), (a, c)]
+    for kernel, text, given in zip(stc.compile_many(texts, x, dense, tune=tune), texts, dense, strict=True):
+        for _ in range(15):
+            torch.testing.assert_close(kernel(*given), stc.einsum(text, x, *given))
+    kernel = mttkrp(tune)
+    compiled = torch.compile(lambda b, c: kernel(b, c) * 2, backend="eager", fullgraph=True)
+    for _ in range(15):
+        torch.testing.assert_close(compiled(b, c), 2 * mttkrp("model")(b, c))
+
+
+def test_streams_are_tuned_on_their_first_chunk(clock: dict[str, Any]) -> None:
+    clock["seconds"]["fiber"] = 0.5
+    (_, b, c), x = factors(), tensor()
+    stream = stc.stream("ijk,jr,kr->ir", x, b, c, tune="now", chunk_bytes=4096)
+    torch.testing.assert_close(stream(b, c), mttkrp("model")(b, c))
+    assert "fiber" in clock["timed"]
+
+
+# -- the choice ---------------------------------------------------------------------------------------------------
+
+
+def test_ties_do_not_flip(clock: dict[str, Any]) -> None:
+    first = mttkrp("model").plan.name
+    for name in ("coo", "fiber", "rows"):
+        clock["seconds"] = {name: 0.97} if name != first else {}
+        main(["tune", "forget"])
+        stc.clear_cache()
+        assert mttkrp("now").plan.name == first
+    assert Timing(0.8, 0.9, 1.1, 9).beats(Timing(1.0, 1.05, 1.2, 9), 1.05) is False  # within the spread
+
+
+def test_an_explicit_plan_is_not_timed(clock: dict[str, Any]) -> None:
+    for plan in (mttkrp("model").plan, stc.plan_hls(4)):
+        with contextlib.suppress(stc.PlanError):
+            mttkrp("now", plan=plan)
+    assert not clock["timed"]
+    assert mttkrp("now", plan="rows").plan.name == "rows"
+
+
+def test_where_nothing_runs_nothing_is_timed(clock: dict[str, Any]) -> None:
+    empty = stc.SparseTensor(torch.zeros((3, 0), dtype=torch.long), torch.zeros(0), SHAPE)
+    mttkrp("now", x=empty)
+    mttkrp("now", backend="triton")  # compiled for a GPU that is not here
+    mttkrp("now", deterministic=True)
+    assert not clock["timed"]
+    _, b, c = factors()
+    with pytest.raises(stc.OutOfMemoryError):
+        stc.compile("ijk,jr,kr->ir", tensor(), b, c, tune="now", memory_limit=1000)
+
+
+@pytest.mark.parametrize("bad", ["x", 0, -1, True, float("nan"), float("inf")])
+def test_what_tune_may_be(bad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(stc.PlanError, match="tune must be"):
+        mttkrp(bad)
+    monkeypatch.setenv("SPARSETC_TUNE", "sometimes")
+    with pytest.raises(stc.PlanError, match="tune must be one of"):
+        mttkrp(None)
+
+
+def test_the_environment_and_options(clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with stc.options(tune=0.5):
+        mttkrp(None)
+    count = len(clock["timed"])
+    assert count > 1
+    monkeypatch.setenv("SPARSETC_TUNE", "now")
+    stc.clear_cache()
+    mttkrp(None, x=tensor(seed=5))
+    assert len(clock["timed"]) > count
+
+
+# -- the record ---------------------------------------------------------------------------------------------------
+
+
+def record(cache: Path) -> Path:
+    return next((cache / "tuning").glob("*.jsonl"))
+
+
+def test_what_was_timed_is_not_timed_again(clock: dict[str, Any], cache: Path) -> None:
+    clock["seconds"]["fiber"] = 0.5
+    assert mttkrp("now").plan.name == "fiber"
+    count = len(clock["timed"])
+    for tune in ("now", "calls", 3):
+        stc.clear_cache()
+        kernel = mttkrp(tune, x=tensor())
+        assert kernel.plan.name == "fiber"
+        assert kernel.contraction.settled
+    stc.clear_cache()
+    assert mttkrp("now", deterministic=True).plan.name != "fiber"  # another problem, of which nothing is known
+    assert len(clock["timed"]) == count
+    assert all(line.name and line.calls for line in lines.lines(record(cache)))
+
+
+@pytest.mark.parametrize(("field", "value"), [("versions", "torch 1.0"), ("key", "another")])
+def test_another_software_or_tensor_proposes(
+    clock: dict[str, Any], cache: Path, field: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock["seconds"]["fiber"] = 0.5
+    mttkrp("now")
+    monkeypatch.setattr(search, "NEAR", 0.0)  # only what is proposed
+    path = record(cache)
+    path.write_text("".join(json.dumps(json.loads(t) | {field: value}) + "\n" for t in path.read_text().splitlines()))
+    stc.clear_cache()
+    clock["timed"].clear()
+    assert mttkrp("now").plan.name == "fiber"
+    assert "fiber" in clock["timed"]
+    main(["tune", "forget"])
+    stc.clear_cache()
+    assert mttkrp("now").plan.name != "fiber"
+
+
+DAMAGE = ["", "{", "[]", "null", '"x"', "{}", "[" * 5000, '{"key": 1}', "\x00\xff"]
+
+
+def test_damaged_lines_are_passed_over(clock: dict[str, Any], cache: Path) -> None:
+    clock["seconds"]["fiber"] = 0.5
+    good = mttkrp("now")
+    path = record(cache)
+    whole = [json.loads(text) for text in path.read_text().splitlines()]
+    for change in (
+        *({"plan": plan} for plan in (1, {}, {"Plan": 3}, {"Plan": {"name": 3}}, {"Tree": "x"}, {"Plan": {"x": 1}})),
+        *({"seconds": s} for s in ([1, 2], "x", [0, 0, 0], [1e999] * 3, ["a"] * 3)),
+        {"expected": [{"items": "x"}]},
+    ):
+        with path.open("a") as file:
+            file.writelines(json.dumps({**line, **change}) + "\n" for line in whole)
+        stc.clear_cache()
+        kernel, (_, b, c) = mttkrp("now"), factors()
+        torch.testing.assert_close(kernel(b, c), good(b, c))
+    path.write_text("\n".join(DAMAGE) + "\n" + "".join(json.dumps(line) + "\n" for line in whole) + '{"torn": ')
+    assert len(lines.lines(path)) == len(whole)
+    lines.append(path, lines.lines(path)[:1])  # behind a line that was torn
+    assert len(lines.lines(path)) == len(whole) + 1
+
+
+def test_a_record_is_bounded_and_private(cache: Path, clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_BYTES", 20_000)
+    for seed in range(30):
+        mttkrp("now", x=tensor(seed=seed))
+    assert record(cache).stat().st_size <= 20_000
+    assert lines.lines(record(cache))
+    assert record(cache).stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_cannot_be_written_to(
+    cache: Path, clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(mode=0o700)
+    (cache / "tuning").write_text("no folder")
+    clock["seconds"]["fiber"] = 0.5
+    with pytest.warns(UserWarning, match="what was timed is not kept"):
+        assert mttkrp("now").plan.name == "fiber"
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from sparsetc.tuning import lines
+(one,) = lines.read(Path(sys.argv[1]).read_bytes())
+for _ in range(200):
+    lines.append(Path(sys.argv[2]), [one])
+"""
+
+
+def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path, cache: Path, clock: dict[str, Any]) -> None:
+    mttkrp("now")
+    one, target = tmp_path / "one.jsonl", cache / "tuning" / "other.jsonl"
+    one.write_bytes(lines.written(lines.lines(record(cache))[:1]))
+    command = [sys.executable, "-c", APPENDING, str(one), str(target)]
+    writers = [subprocess.Popen(command, env=dict(os.environ)) for _ in range(2)]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    assert len(lines.lines(target)) == 400
+    assert len(target.read_bytes().splitlines()) == 400
+    killed = subprocess.Popen(command, env=dict(os.environ))
+    while len(lines.lines(target)) == 400 and killed.poll() is None:
+        pass
+    killed.kill()
+    killed.wait()
+    count = len(lines.lines(target))
+    lines.append(target, lines.lines(one))
+    assert len(lines.lines(target)) == count + 1
+
+
+def test_the_command(cache: Path, tmp_path: Path, clock: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    mttkrp("now")
+    stc.compile("ijk->i", tensor(), tune="now")
+    file = str(tmp_path / "all.jsonl")
+
+    def said(*arguments: str) -> str:
+        assert main(["tune", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert '"ijk,jr,kr->ir", 12 x 15 x 20, torch.float32' in said("list")
+    assert "ijk->i" not in said("list", "--equation", "ijk,jr,kr->ir")
+    count = int(said("export", file).split()[-2])
+    said("forget", "--equation", "ijk->i")
+    assert "ijk->i" not in said("list")
+    assert f"of {count} lines added" in said("merge", file)
+    assert f"0 of {count} lines added" in said("merge", file)
+    assert f"{count} lines removed" in said("forget")
+    assert said("list") == "nothing was timed\n"
+    (tmp_path / "x").write_text("no record")
+    assert main(["tune", "merge", str(tmp_path / "x")]) == 2
+    assert main(["tune", "merge", str(tmp_path / "absent")]) == 2
+
+
+def test_the_package_comes_with_lines() -> None:
+    assert len(known.shipped()) > 100
+    assert {line.device for line in known.shipped()} == {"NVIDIA H200"}
+
+
+# -- what a user sees ---------------------------------------------------------------------------------------------
+
+
+def test_measured_beside_predicted(clock: dict[str, Any]) -> None:
+    clock["seconds"]["fiber"] = 0.5
+    explained = mttkrp("now").explain()
+    assert "timed, us, and expected us:" in str(explained)
+    assert explained.to_dict()["measured"][0] == ("fiber: fiber[i | j | k]", 0.5e6)
+    assert "timed" not in str(mttkrp("model").explain())
+
+
+def test_benchmark() -> None:
+    _, b, c = factors()
+    timing = mttkrp("model").benchmark(b, c, seconds=0.05)
+    assert 0 < timing.low <= timing.median <= timing.high
+    assert timing.calls >= 3
+    assert "us" in str(timing)
+    with pytest.raises(stc.ShapeError):
+        mttkrp("model").benchmark(b)
