@@ -162,8 +162,8 @@ def test_decompositions_workloads_and_graphs(tune: str) -> None:
 def test_streams_are_tuned_on_their_first_chunk(clock: dict[str, Any]) -> None:
     clock["seconds"]["fiber"] = 0.5
     (_, b, c), x = factors(), tensor()
-    stream = stc.stream("ijk,jr,kr->ir", x, b, c, tune="now", chunk_bytes=4096)
-    torch.testing.assert_close(stream(b, c), mttkrp("model")(b, c))
+    found = stc.stream("ijk,jr,kr->ir", x, b, c, tune="now", chunk_bytes=4096)
+    torch.testing.assert_close(found, mttkrp("model")(b, c))
     assert "fiber" in clock["timed"]
 
 

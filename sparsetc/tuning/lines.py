@@ -80,7 +80,7 @@ def parsed(text: bytes) -> Line | None:
         line = Line(**values)
         fine = not misfit(line) and len(line.seconds) == 3 and all(0 < s < 1e6 for s in line.seconds)
         return line if fine else None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 
