@@ -21,7 +21,7 @@ class StepReport:
         path: the file of the generated program.
         considered: (plan, expected microseconds) of every candidate, the cheapest first; None for one that does not fit
             or has no kernel.
-        measured: (plan, microseconds) of those that were timed, the fastest first.
+        timed: (plan, microseconds) of those that were timed, the fastest first.
     """
 
     equation: str
@@ -29,7 +29,7 @@ class StepReport:
     reason: str
     path: str = ""
     considered: tuple[tuple[str, float | None], ...] = ()
-    measured: tuple[tuple[str, float], ...] = ()
+    timed: tuple[tuple[str, float], ...] = ()
 
     def details(self) -> list[str]:
         """Lines of what is known of this kind of step alone."""
@@ -220,15 +220,15 @@ def _step_lines(step: StepReport) -> list[str]:
     """The file of a step's program, what is particular to it, and the candidates with their expected times."""
     lines = [f"source   {step.path}"] if step.path else []
     lines += step.details()
-    expected = dict(step.considered)
-    if step.measured:
+    if step.timed:
+        expected = dict(step.considered)
         lines += ["", "timed, us, and expected us:"]
-        for name, micro in step.measured:
-            predicted = expected.pop(name, None)
+        for name, micro in step.timed:
+            predicted = expected.get(name)
             lines.append(f"  {micro:12.1f}  {'' if predicted is None else f'{predicted:.1f}':>10}  {name}")
-    if expected:
+    if step.considered:
         lines += ["", "considered, expected us:"]
-        for name, predicted in expected.items():
+        for name, predicted in step.considered:
             lines.append(f"  {'does not fit' if predicted is None else f'{predicted:12.1f}'}  {name}")
     return lines
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.distributed import agree, cut, deal
+from sparsetc.distributed import cut, deal
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.tensor import checksum
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -90,12 +91,12 @@ def test_a_cut_says_what_it_is_and_is_checked() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.complex64], ids=str)
 def test_bits_depend_on_every_element_and_its_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     x = (torch.arange(60) % 7).to(dtype).reshape(5, 12)
-    seen = agree.bits(x)
-    assert agree.bits(x.T.contiguous().T) == agree.bits(x.clone()) == seen
-    assert agree.bits(x[:, :1].expand(5, 12)) == agree.bits(x[:, :1].repeat(1, 12))
-    assert agree.bits(torch.zeros((), dtype=dtype)) == agree.bits(torch.zeros(3, 0, dtype=dtype)) == 0
-    for chunk in (agree.CHUNK, 4):
-        monkeypatch.setattr(agree, "CHUNK", chunk)
+    seen = checksum.bits(x)
+    assert checksum.bits(x.T.contiguous().T) == checksum.bits(x.clone()) == seen
+    assert checksum.bits(x[:, :1].expand(5, 12)) == checksum.bits(x[:, :1].repeat(1, 12))
+    assert checksum.bits(torch.zeros((), dtype=dtype)) == checksum.bits(torch.zeros(3, 0, dtype=dtype)) == 0
+    for chunk in (checksum.CHUNK, 4):
+        monkeypatch.setattr(checksum, "CHUNK", chunk)
         others = [x.flip(0), x.flip(1), -x]
         for n in range(1, 60):
             others.append(x.clone())
@@ -103,8 +104,8 @@ def test_bits_depend_on_every_element_and_its_place(dtype: torch.dtype, monkeypa
             if n % 7:  # else the same
                 others.append(x.clone())
                 others[-1].view(-1)[[0, n]] = x.view(-1)[[n, 0]]
-        found = [agree.bits(other) for other in others]
-        assert agree.bits(x) not in found
+        found = [checksum.bits(other) for other in others]
+        assert checksum.bits(x) not in found
         assert len(set(found)) == len(found)
 
 

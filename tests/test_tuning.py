@@ -366,7 +366,7 @@ def test_measured_beside_predicted(clock: dict[str, Any]) -> None:
     clock["seconds"]["fiber"] = 0.5
     explained = mttkrp("now").explain()
     assert "timed, us, and expected us:" in str(explained)
-    assert explained.to_dict()["measured"][0] == ("fiber: fiber[i | j | k]", 0.5e6)
+    assert explained.to_dict()["timed"][0] == ("fiber: fiber[i | j | k]", 0.5e6)
     assert "timed" not in str(mttkrp("model").explain())
 
 

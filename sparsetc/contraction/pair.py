@@ -200,7 +200,7 @@ class Pair(Contraction):
             unfolded=m.sizes,
             nnz=self.nnz,
             nbytes=self.numeric.nbytes,
-            measured=tuple((name, 1e6 * taken) for name, taken in self.choice.measured),
+            timed=tuple((name, 1e6 * taken) for name, taken in self.choice.measured),
             threshold=split.threshold if split else 0,
             shares=tuple(zip(filled, (split.pairs, split.tasks), strict=True)) if split else (),
         )

@@ -44,8 +44,8 @@ KEPT = 64
 """Storages that candidates pack, kept while they are timed."""
 ROUNDS = 3
 """Calls that candidates have, where they take turns."""
-FAR = 1.2
-"""How many times what the fastest takes a candidate may take to have another turn."""
+CLOSE = 1.1
+"""How many times what the fastest takes, when they are compiled, candidates may take that have turns in calls."""
 
 
 @dataclass
@@ -93,7 +93,8 @@ def tune(made: Step | Pair) -> None:
             return
         if known.best(first.name) is None and not made.settings.deterministic:
             _search(made, candidates, known, alone=group is None)
-        _decide(made, known, first.name)
+        if made.settled:
+            _decide(made, known, first.name)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
 
@@ -152,18 +153,18 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Any]:
 
 
 def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> None:
-    """Time candidates now, or have them take turns in calls: not where other processes follow, nor of two operands."""
+    """Time candidates now; those that are close have turns in calls, but not of two operands or where others follow."""
     mode, seconds = made.settings.effective_tune()
     few = shortlist(candidates, [c for name in known.proposed for c in candidates if c.name == name])
     search = search_of(made, seconds)
-    if mode == "calls" and alone and isinstance(made, Step):
-        ready = search.ready(few)
-        made.turns = Turns(made, ready, known) if len(ready) > 1 else None
+    trials = sorted(search.timed(few), key=lambda t: t.timing.median)
+    if not trials:  # results that are not finite, of random operands
         return
-    trials = search.timed(few)
-    if isinstance(made, Step) and made.backend == "triton":
-        best = min(trials, key=lambda t: t.timing.median)
-        search.improved(best, partial(_changed, made.problem))
+    close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
+    if mode == "calls" and alone and isinstance(made, Step):
+        made.turns = Turns(made, close, known, candidates[0].name) if len(close) > 1 else None
+    elif isinstance(made, Step) and made.backend == "triton":
+        search.improved(trials[0], partial(_changed, made.problem))
     known.add(search.trials)
 
 
@@ -197,15 +198,15 @@ class Turns:
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
     """
 
-    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known) -> None:
-        self._trials, self._known, self._owner = trials, known, weakref.ref(step)
+    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, first: str) -> None:
+        self._trials, self._known, self._first, self._owner = trials, known, first, weakref.ref(step)
         self._taken: list[list[float]] = [[] for _ in trials]
-        self._begun, self._running = [0] * len(trials), deque[tuple[int, Any, Any]]()
+        self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
         self._packed: dict[int, tuple[Any, int, Values]] = {}
 
     def rows(self, values: torch.Tensor | None, dense: Tensors, given: Tensors | None) -> torch.Tensor:
-        """The result of a call, as `Step.rows` has it, by the candidate whose turn it is."""
-        number = self._next()
+        """The result of a call, as `Step.rows` has it, by the candidate whose turn it is, or the first."""
+        number = self._begun % len(self._trials) if self._begun < ROUNDS * len(self._trials) else 0
         trial = self._trials[number].run.made
         packed = self._values(number, values)
         if trial.device.type == "cuda":
@@ -218,34 +219,22 @@ class Turns:
             begun = time.perf_counter()
             result = trial._rows(values, dense, packed, given)
             self._taken[number].append(time.perf_counter() - begun)
-        self._begun[number] += 1
+        self._begun += 1
         self._look()
         return result
 
-    def _next(self) -> int:
-        """The candidate with the fewest calls of those that are not far behind; the fastest known once all had theirs.
-
-        While nothing is known, as where calls come faster than a GPU runs them, each has its turns.
-        """
-        medians = [Timing.of(own).median if own else 0.0 for own in self._taken]
-        least = min((m for m in medians if m), default=0.0)
-        near = [n for n, m in enumerate(medians) if (not m or m <= FAR * least) and self._begun[n] < ROUNDS]
-        return min(near, key=lambda n: (self._begun[n], n)) if near else medians.index(least)
-
     def _look(self) -> None:
-        """Read the times that are there; decide once every candidate that is not far behind had its turns."""
+        """Read the times that are there; decide once every candidate had its turns."""
         while self._running and self._running[0][2].query():
             number, start, end = self._running.popleft()
             self._taken[number].append(1e-3 * start.elapsed_time(end))
-        medians = [Timing.of(own).median if own else 0.0 for own in self._taken]
-        least, step = min(medians), self._owner()
-        waiting = [n for n, m in enumerate(medians) if m <= FAR * least and len(self._taken[n]) < ROUNDS]
-        if step is None or waiting or not least:
+        step = self._owner()
+        if step is None or min(map(len, self._taken)) < ROUNDS:
             return
         step.turns = None
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
         with in_place(step.settings, step.device), lasting():
-            _decide(step, self._known, self._trials[0].candidate.name)
+            _decide(step, self._known, self._first)
 
     def _values(self, number: int, values: torch.Tensor | None) -> Values:
         """The values as a candidate stores them, packed once while they stay the same."""

@@ -66,8 +66,8 @@ def report(
         parts.append(PartReport(n, part.format, named, *held, tile_einsum(program), instruction, *times, part.label))
     launches = 1 if plan.fused and problem.backend == "triton" else len(packed)
     considered, tiles = in_microseconds(choice.considered), _tiles(_populations(packed, problem))
-    measured = tuple((name, 1e6 * taken) for name, taken in choice.measured)
-    return OperandReport(equation, plan.name, plan.reason, path, considered, measured, launches, tuple(parts), tiles)
+    timed = tuple((name, 1e6 * taken) for name, taken in choice.measured)
+    return OperandReport(equation, plan.name, plan.reason, path, considered, timed, launches, tuple(parts), tiles)
 
 
 def statistics_of(
