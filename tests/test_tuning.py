@@ -359,6 +359,24 @@ def test_the_package_comes_with_lines() -> None:
     assert {line.device for line in known.shipped()} == {"NVIDIA H200"}
 
 
+def test_threads_are_tuned_on_a_cpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(calls: Sequence[Any], *_: Any) -> list[Timing]:
+        seconds = [0.5 if call.made.plan.parts[0].schedule.threads == 1 else 1.0 for call in calls]
+        return [Timing(0.999 * s, s, 1.001 * s, 9) for s in seconds]
+
+    monkeypatch.setattr(search, "timed", timed)
+    before, (_, b, c) = torch.get_num_threads(), factors()
+    torch.set_num_threads(2)
+    try:
+        kernel = mttkrp("now")
+        assert {part.schedule.threads for part in kernel.plan.parts} == {1}
+        assert {part.schedule.threads for part in mttkrp("now").plan.parts} == {1}  # from the record
+        torch.testing.assert_close(kernel(b, c), mttkrp("model")(b, c))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 # -- what a user sees ---------------------------------------------------------------------------------------------
 
 

@@ -209,7 +209,8 @@ class Programs:
                         filled[place] = stored[number]
                     launch(*filled, *(dense if plain else [tables[n] for n in numbers]), out)
 
-        return call if triton or not all(starmap(few, parts)) else _by_one_thread(call)
+        threads = max(p.schedule.threads for p, _ in parts) or int(all(starmap(few, parts)))
+        return call if triton or not threads else _by_threads(call, threads)
 
     def blocks(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
@@ -264,10 +265,10 @@ class Programs:
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
-def _by_one_thread(call: Call) -> Call:
+def _by_threads(call: Call, most: int) -> Call:
     def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(min(most, threads))
         try:
             call(values, dense, out)
         finally:

@@ -29,6 +29,7 @@ from sparsetc.device.timing import Timing
 from sparsetc.errors import SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import Plan, requested
+from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
@@ -87,14 +88,15 @@ def tune(made: Step | Pair) -> None:
     with in_place(made.settings, made.device), lasting():
         candidates, facts = (_of_step if isinstance(made, Step) else _of_pair)(made, request.name)  # type: ignore[arg-type]
         known, group, first = Known(facts, request, device_name(made.device)), leader.get(), candidates[0]
+        cache: Lru[Any, Any] = Lru(KEPT)  # of what candidates pack, which goes with them
         if group is not None and not group.leading:
             with suppress(SparsetcError):  # it does not apply to this share
                 made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
             return
         if known.best(first.name) is None and not made.settings.deterministic:
-            _search(made, candidates, known, alone=group is None)
+            _search(made, candidates, known, cache, alone=group is None)
         if made.settled:
-            _decide(made, known, first.name)
+            _decide(made, known, first.name, cache)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
 
@@ -127,12 +129,13 @@ def as_candidate(step: Step) -> Candidate:
     return price(Candidate(chosen.plan, chosen.expected, describe(chosen.plan, step.problem)), step.problem)
 
 
-def search_of(made: Step | Pair, seconds: float) -> Search[Any]:
+def search_of(made: Step | Pair, seconds: float, cache: Lru[Any, Any]) -> Search[Any]:
     """A search for the fastest plan, on random operands; `OutOfMemoryError` where there is no room for them.
 
     Args:
         made: by any plan.
         seconds: that the search may take.
+        cache: of what candidates pack.
     """
     random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
     nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
@@ -143,7 +146,6 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Any]:
             (torch.view_as_real(one) if dtype.is_complex else one).uniform_(0.5, 1.5, generator=random)
         else:
             one.random_(0, 2, generator=random)
-    cache: Lru[Any, Any] = Lru(KEPT)  # of what candidates pack, which goes with them
 
     def make(plan: Plan) -> Run:
         other = made.under(plan, cache)
@@ -152,30 +154,39 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Any]:
     return Search(make, made.device, made.settings.effective_precision(), seconds)
 
 
-def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> None:
+def _search(
+    made: Step | Pair, candidates: Sequence[Candidate], known: Known, cache: Lru[Any, Any], alone: bool
+) -> None:
     """Time candidates now; those that are close have turns in calls, but not of two operands or where others follow."""
     mode, seconds = made.settings.effective_tune()
-    few = shortlist(candidates, [c for name in known.proposed for c in candidates if c.name == name])
-    search = search_of(made, seconds)
+    few = shortlist(
+        candidates, [c for name in known.proposed for c in candidates if f"{name}, ".startswith(f"{c.name}, ")]
+    )
+    search = search_of(made, seconds, cache)
     trials = sorted(search.timed(few), key=lambda t: t.timing.median)
     if not trials:  # results that are not finite, of random operands
         return
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
-        made.turns = Turns(made, close, known, candidates[0].name) if len(close) > 1 else None
-    elif isinstance(made, Step) and made.backend == "triton":
-        search.improved(trials[0], partial(_changed, made.problem))
+        made.turns = Turns(made, close, known, candidates[0].name, cache) if len(close) > 1 else None
+    elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
+        threads = 0 if made.backend == "triton" else torch.get_num_threads()
+        search.improved(trials[0], partial(_changed, made.problem), threads)
     known.add(search.trials)
 
 
-def _decide(made: Step | Pair, known: Known, first: str) -> None:
-    """Run by the fastest plan that was timed; as before where none was."""
+def _decide(made: Step | Pair, known: Known, first: str, cache: Lru[Any, Any]) -> None:
+    """Run by the fastest plan that was timed, as it was packed for that; as before where none was."""
     best = known.best(first)
     if best is None:
         return
     measured = sorted(((name, line.timing.median) for name, line in known.timed.items()), key=lambda one: one[1])
     of = "the cost model's, than which none was faster by a margin," if best.name == first else "the fastest"
     plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
+    if isinstance(made, Step):
+        for key in storage_keys(plan, made.canonical.kept):
+            if (packed := cache.get(key)) is not None:
+                made.problem.counts.cache.put(key, packed)
     with suppress(SparsetcError):  # a damaged line
         made.take(Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured)))
 
@@ -198,8 +209,11 @@ class Turns:
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
     """
 
-    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, first: str) -> None:
+    def __init__(
+        self, step: Step, trials: Sequence[Trial[Run]], known: Known, first: str, cache: Lru[Any, Any]
+    ) -> None:
         self._trials, self._known, self._first, self._owner = trials, known, first, weakref.ref(step)
+        self._cache = cache
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
         self._packed: dict[int, tuple[Any, int, Values]] = {}
@@ -234,7 +248,7 @@ class Turns:
         step.turns = None
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
         with in_place(step.settings, step.device), lasting():
-            _decide(step, self._known, self._first)
+            _decide(step, self._known, self._first, self._cache)
 
     def _values(self, number: int, values: torch.Tensor | None) -> Values:
         """The values as a candidate stores them, packed once while they stay the same."""

@@ -36,6 +36,7 @@ ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""
 MOST_REGISTERS = 255
 MOST_WARPS = 32
+MOST_THREADS = 1024
 MOST_STEPS = 64
 """Steps of a loop that are taken together, or loaded ahead, at most: generated source has a copy of each."""
 F16X3 = "f16x3"
@@ -141,6 +142,8 @@ class Schedule(Record):
         copies: copies of a dense output among which work items spread their atomic additions, and which are summed
             afterwards: with few rows, additions to one copy wait for one another. Only for Triton, and only for results
             that are added.
+        threads: of the CPU, by which a torch program runs, no more than torch has; 0 for one where there is little to
+            do, else all.
         tree: what is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says.
         take: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
             letters.
@@ -162,6 +165,7 @@ class Schedule(Record):
     slabs: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
     copies: int = bounded(1, "the number of copies", power=True)
+    threads: int = bounded(0, "the number of threads", 0, MOST_THREADS)
     tree: Tree | None = None
     take: tuple[tuple[str, int], ...] = ()
     turns: tuple[str, ...] = ()

@@ -82,8 +82,16 @@ def best_of(trials: Sequence[One]) -> One:
     return fastest if fastest.timing.beats(trials[0].timing, MARGIN) else trials[0]
 
 
-def neighbours(plan: Plan) -> Iterator[Plan]:
-    """The plan with one option changed: warps, steps taken together, lanes, blocks of an axis, items, the grid."""
+def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
+    """The plan with one option changed: warps, steps taken together, lanes, blocks of an axis, items, the grid.
+
+    Args:
+        plan: with parts.
+        threads: that torch programs may run by on a CPU, whose number is their only option; 0 for Triton programs.
+    """
+    if threads:
+        yield from (plan.scheduled(lambda own, n=n: replace(own, threads=1 << n)) for n in range(threads.bit_length()))  # type: ignore[misc]
+        return
     blocks = dict.fromkeys(axis for part in plan.parts for axis, _ in part.schedule.blocks)
     changes: list[Callable[[Schedule, int], dict[str, Any]]] = [
         *(lambda own, by, n=name: {n: _shifted(getattr(own, n), by)} for name in ("warps", "unroll", "lanes")),  # type: ignore[misc]
@@ -172,14 +180,15 @@ class Search(Generic[Run]):
         self.trials += found
         return found
 
-    def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate]) -> None:
+    def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate], threads: int) -> None:
         """Time what changing one option after another gives, of the fastest so far, while time is left.
 
         Args:
             best: to begin with.
             price: gives the candidate of a plan with other options than another candidate's.
+            threads: as of `neighbours`.
         """
-        root, seen, around = best.candidate, {best.candidate.plan}, list(neighbours(best.candidate.plan))
+        root, seen, around = best.candidate, {best.candidate.plan}, list(neighbours(best.candidate.plan, threads))
         while (around := [plan for plan in dict.fromkeys(around) if plan not in seen]) and self.left:
             few = around[:THREADS]
             seen.update(few)
@@ -187,4 +196,4 @@ class Search(Generic[Run]):
             better = [t for t in others if t.timing.beats(before.timing, GAIN)]
             if better:
                 best = min(better, key=lambda t: t.timing.median)
-                around = list(neighbours(best.candidate.plan))
+                around = list(neighbours(best.candidate.plan, threads))
