@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ import sparsetc as stc
 from sparsetc.__main__ import main
 from sparsetc.contraction import tuned
 from sparsetc.decomposition import cp_als, cp_apr, tucker
+from sparsetc.device.profile import DeviceProfile, default_gpu, of_gpu
 from sparsetc.device.timing import Timing
-from sparsetc.tuning import known, lines, search
+from sparsetc.ir.plan import AUTO
+from sparsetc.planner.pricing import costs
+from sparsetc.planner.registry import PLANS
+from sparsetc.tuning import known, lines, refit, search
 
 SHAPE = (12, 15, 20)
 
@@ -396,3 +401,54 @@ def test_benchmark() -> None:
     assert "us" in str(timing)
     with pytest.raises(stc.ShapeError):
         mttkrp("model").benchmark(b)
+
+
+# -- refit ----------------------------------------------------------------------------------------------------------
+
+
+def timed_by(profile: DeviceProfile, device: str, tensors: int) -> None:
+    """A record of plans that take just what a profile says."""
+    for seed in range(tensors):
+        for equation, numbers in (("ijk,jr,kr->ir", (1, 2)), ("ijk,ir,kr->jr", (0, 2)), ("ijk,kr->ijr", (2,))):
+            x, f = tensor(seed=seed, n=300 << seed), factors(16 << seed % 2)
+            step = stc.compile(equation, x, *[f[n] for n in numbers], backend="triton").step
+            trials = []
+            for candidate in (c for method in PLANS.values() for c in method.estimates(step.problem)):
+                about = tuple(costs(candidate, step.problem)), candidate.expected, "triton", 0.0
+                seconds = refit.Timed(candidate.plan, *about).price(profile)
+                trials.append(search.Trial(candidate, None, Timing(seconds, seconds, seconds, 9)))
+            known.Known(known.Facts.of(step.problem), AUTO, device).add(trials)
+
+
+def test_a_fit_is_kept_where_choices_by_it_are_better(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = default_gpu()
+    far = replace(usual, program=50 * usual.program)
+    timed_by(far, usual.name, 6)
+    assert main(["tune", "refit"]) == 0
+    said = capsys.readouterr().out
+    assert f"{usual.name}: 18 problems of 6 tensors" in said
+    assert "kept in" in said
+    fit = of_gpu(usual.name)
+    assert fit.calibrated
+    assert fit.program > 3 * usual.program
+    assert fit.sources["program"].startswith("measured: tune refit")
+    assert fit.laws == usual.laws
+
+
+def test_a_fit_that_is_no_better_is_not_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timed_by(default_gpu(), default_gpu().name, 4)
+    assert main(["tune", "refit"]) == 0
+    assert "not kept" in capsys.readouterr().out
+    assert not (cache / "profiles").exists()
+
+
+def test_what_no_fit_follows_from(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "refit"]) == 0
+    assert "nothing was timed on a GPU" in capsys.readouterr().out
+    timed_by(default_gpu(), default_gpu().name, 2)
+    assert main(["tune", "refit"]) == 2
+    assert "4 tensors or more" in capsys.readouterr().err
+    main(["tune", "forget"])
+    timed_by(default_gpu(), "Another GPU", 1)
+    assert main(["tune", "refit"]) == 0
+    assert "Another GPU: calibrate it first" in capsys.readouterr().out

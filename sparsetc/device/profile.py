@@ -65,6 +65,8 @@ def gpu(target: str) -> tuple[str, int | str, int]:
 
 MEASUREMENT = "measured:"
 """What the source of a number that was measured begins with."""
+COMMANDS = ("calibrate", "tune refit")
+"""What measures, or fits to what was measured, and makes a record."""
 ASSUMED = "assumed: an NVIDIA H200's"
 """The source of a number that is the default GPU's."""
 OTHER = "other"
@@ -168,19 +170,19 @@ def cpu() -> DeviceProfile:
     return _profile_of("2 CPU cores", _shipped("cpu"))
 
 
-def calibrated(name: str, day: str, measured: Mapping[str, Any]) -> DeviceProfile:
-    """Return the profile of a GPU by what `calibrate` measured of it; all else is the default GPU's, or scaled."""
+def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
+    """Return the profile of a GPU by what was measured of it, by a command; all else is the default's, or scaled."""
     probed, scaled = _document("nvidia-h200")["probed"], {}
     for n, by in _SCALED.items():
         share = probed[by] / measured[by] if n == "crowded" else measured[by] / probed[by]  # seconds, or a rate
         usual = getattr(default_gpu(), n)
         scaled[n] = {"value": type(usual)(usual * share), "source": f"{ASSUMED}, scaled by {by}"}
-    return _profile_of(name, scaled | _entries(measured, day), day)
+    return _profile_of(name, scaled | _entries(measured, day, command), day)
 
 
-def _entries(measured: Mapping[str, Any], day: str) -> dict[str, Any]:
-    """Return what `calibrate` measured on a day as a record holds it."""
-    return {n: {"value": value, "source": f"{MEASUREMENT} calibrate, {day}"} for n, value in measured.items()}
+def _entries(measured: Mapping[str, Any], day: str, command: str) -> dict[str, Any]:
+    """Return what a command measured on a day as a record holds it."""
+    return {n: {"value": value, "source": f"{MEASUREMENT} {command}, {day}"} for n, value in measured.items()}
 
 
 def _profile_of(name: str, entries: dict[str, Any], day: str = "") -> DeviceProfile:
@@ -237,7 +239,7 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
     path = path_of(profile.name)
     if path is None:
         raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
-    entries = _entries({n: getattr(profile, n) for n in MEASURED}, profile.calibrated)
+    entries = {n: {"value": getattr(profile, n), "source": profile.sources[n]} for n in MEASURED}
     document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
     files.claim(path.parent.parent)
     files.claim(path.parent, tighten=True)
@@ -269,9 +271,9 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
     """Return the profile of a record; `ValueError` says what is wrong with it."""
     try:
         day, values = document["date"], {name: document["fields"][name]["value"] for name in MEASURED}
-        dated = DAY.fullmatch(day) and document["fields"] == _entries(values, day)
-        intact = dated and (document["version"], document["name"]) == (VERSION, gpu)
-    except (KeyError, TypeError):
+        by = next(by for by in COMMANDS if document["fields"] == _entries(values, day, by))
+        intact = DAY.fullmatch(day) and (document["version"], document["name"]) == (VERSION, gpu)
+    except (KeyError, TypeError, StopIteration):
         intact = False
     if not intact:
         raise ValueError(f"not a record of version {VERSION} of this GPU, with {', '.join(MEASURED)} of one day")
@@ -284,7 +286,7 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
             least, most = numbers[precision] / FACTOR, numbers[precision] * FACTOR
             if not isinstance(number, float) or not least <= number <= most:
                 raise ValueError(f"{name} {precision}".strip() + f" is {number!r}")
-    return calibrated(gpu, day, values | {name: max(1, int(values[name])) for name in SIZES})
+    return calibrated(gpu, day, values | {name: max(1, int(values[name])) for name in SIZES}, by)
 
 
 def of_backend(backend: str) -> DeviceProfile:
@@ -294,9 +296,13 @@ def of_backend(backend: str) -> DeviceProfile:
     """
     if backend == "torch":
         return cpu()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    path = path_of(gpu) if gpu else None
-    return (path and _read(path, gpu)) or default_gpu()
+    return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+
+
+def of_gpu(name: str) -> DeviceProfile:
+    """Return the recorded profile of a GPU; the default one where there is none."""
+    path = path_of(name) if name else None
+    return (path and _read(path, name)) or default_gpu()
 
 
 def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:

@@ -5,17 +5,21 @@ In: a parser of commands, then arguments. Out: text, and files of lines.
 
 from __future__ import annotations
 
+import gzip
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from sparsetc.device.profile import path_of
+from sparsetc.device.calibrate import keep
+from sparsetc.device.profile import of_gpu, path_of
 from sparsetc.errors import FormatError
 from sparsetc.explain import aligned
 from sparsetc.support.files import renamed
+from sparsetc.tuning.known import today
 from sparsetc.tuning.lines import Line, append, lines, read, rewrite, written
+from sparsetc.tuning.refit import refit
 
 MOST_MERGED = 1 << 26
 """Bytes that are read of a file, at most."""
@@ -30,11 +34,15 @@ def add_to(commands: Any) -> None:
         one.add_argument("--equation", help='for example "ijk,jr,kr->ir"')
     own.add_parser("export", help="write every line to a file").add_argument("file", type=Path)
     own.add_parser("merge", help="add the lines of a file that are not there yet").add_argument("file", type=Path)
+    one = own.add_parser(
+        "refit", help="fit the profile of each GPU to what was timed on it, and keep fits that are better"
+    )
+    one.add_argument("file", type=Path, nargs="?", help="more lines, which stay where they are")
 
 
 def run(options: Namespace) -> None:
     """Run one of the commands."""
-    {"list": _list, "forget": _forget, "export": _export, "merge": _merge}[options.action](options)
+    {"list": _list, "forget": _forget, "export": _export, "merge": _merge, "refit": _refit}[options.action](options)
 
 
 def _records() -> Iterator[tuple[Path, list[Line]]]:
@@ -78,11 +86,36 @@ def _export(options: Namespace) -> None:
     print(f"{options.file}: {len(every)} lines")
 
 
-def _merge(options: Namespace) -> None:
-    with open(options.file, "rb") as file:
-        found = read(file.read(MOST_MERGED))
+def _given(path: Path) -> tuple[Line, ...]:
+    """The lines of a file, which may be packed by gzip."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if packed else open(path, "rb") as text:
+        found = read(text.read(MOST_MERGED))
     if not found:
-        raise FormatError(f"{options.file} holds no lines of a record of tuning")
+        raise FormatError(f"{path} holds no lines of a record of tuning")
+    return found
+
+
+def _refit(options: Namespace) -> None:
+    found = [line for _, found in _records() for line in found] + [*(_given(options.file) if options.file else ())]
+    timed = [line for line in found if line.problem.get("backend") == "triton"]
+    if not timed:
+        print("nothing was timed on a GPU")
+    for device in dict.fromkeys(line.device for line in timed):
+        profile = of_gpu(device)
+        if profile.name != device:
+            print(f'{device}: calibrate it first, by "python -m sparsetc calibrate"')
+            continue
+        fit = refit((line for line in timed if line.device == device), profile, today())
+        print(f"{device}: {fit.problems} problems of {fit.tensors} tensors")
+        print(f"  by its profile                      {fit.before}")
+        print(f"  by fits that have not seen a tensor {fit.held_out}")
+        print(f"  kept in {keep(fit.profile)}" if fit.better else "  the fit is not kept: choices by it are no better")
+
+
+def _merge(options: Namespace) -> None:
+    found = _given(options.file)
     added = 0
     for device in dict.fromkeys(line.device for line in found):
         path = path_of(device, "tuning", "jsonl")

@@ -45,6 +45,11 @@ def versions() -> str:
     return ", ".join(known)
 
 
+def today() -> str:
+    """The date, as records have it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+
+
 def digest(*parts: object) -> str:
     """A short name of things by what they print as."""
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()[:24]
@@ -101,6 +106,19 @@ def _rounded(value: Any) -> Any:
     return value.bit_length() if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
+"""What a damaged line may raise."""
+
+
+def candidate_of(line: Line) -> Candidate:
+    """The candidate of a line, with the sizes its parts were expected to have; one of `DAMAGED` where it has none."""
+    expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
+    plan = plan_of(line.plan)
+    if not isinstance(plan, Plan):
+        raise ValueError("no plan")
+    return Candidate(plan, tuple(expected), line.name, line.predicted)
+
+
 class Known:
     """What the record of a device says of a problem.
 
@@ -125,17 +143,14 @@ class Known:
         """The candidate to take; None where the first one, by its name, was not timed."""
         if first not in self.timed:
             return None
-        with suppress(SparsetcError, ValueError, TypeError, AttributeError, KeyError, RecursionError):  # damaged
-            line = best_of([self.timed[first], *self.timed.values()])
-            expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
-            plan = plan_of(line.plan)
-            return Candidate(plan, tuple(expected), line.name, line.predicted) if isinstance(plan, Plan) else None
+        with suppress(*DAMAGED):
+            return candidate_of(best_of([self.timed[first], *self.timed.values()]))
         return None
 
     def add(self, trials: Iterable[Trial[Any]]) -> None:
         """A line for each trial; a warning where they cannot be written."""
-        facts, day = self._facts, datetime.now(timezone.utc).strftime("%Y-%m-%d")
-        about = self._key, self._like, facts.tensor, self._device, versions(), day, facts.equation
+        facts = self._facts
+        about = self._key, self._like, facts.tensor, self._device, versions(), today(), facts.equation
         profile, new = of_backend(facts.problem["backend"]), []
         for trial in trials:
             c, t = trial.candidate, trial.timing
