@@ -22,9 +22,9 @@ from sparsetc.decomposition import cp_als, cp_apr, tucker
 from sparsetc.device.profile import DeviceProfile, default_gpu, of_gpu
 from sparsetc.device.timing import Timing
 from sparsetc.ir.plan import AUTO
-from sparsetc.planner.pricing import costs
+from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.registry import PLANS
-from sparsetc.tuning import known, lines, refit, search
+from sparsetc.tuning import known, lines, search
 
 SHAPE = (12, 15, 20)
 
@@ -414,8 +414,8 @@ def timed_by(profile: DeviceProfile, device: str, tensors: int) -> None:
             step = stc.compile(equation, x, *[f[n] for n in numbers], backend="triton").step
             trials = []
             for candidate in (c for method in PLANS.values() for c in method.estimates(step.problem)):
-                about = tuple(costs(candidate, step.problem)), candidate.expected, "triton", 0.0
-                seconds = refit.Timed(candidate.plan, *about).price(profile)
+                about = tuple(costs(candidate, step.problem)), candidate.expected, "triton"
+                seconds = sum(seconds_of(candidate.plan, *about, profile))
                 trials.append(search.Trial(candidate, None, Timing(seconds, seconds, seconds, 9)))
             known.Known(known.Facts.of(step.problem), AUTO, device).add(trials)
 

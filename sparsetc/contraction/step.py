@@ -49,11 +49,14 @@ class Step(Contraction, Preparation):
 
     Attributes:
         _empty: whether there is nothing to sum.
+        turned: calls of all steps in which a candidate had its turn.
         turns: the candidates that take turns in calls; None once the plan is decided.
         _packed_alone: whether only packed values are read where they are given and nothing follows a call, so that the
             values of the entries that take part need not be gathered.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
     """
+
+    turned = 0
 
     def __init__(
         self,

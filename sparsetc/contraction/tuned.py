@@ -234,6 +234,7 @@ class Turns:
             result = trial._rows(values, dense, packed, given)
             self._taken[number].append(time.perf_counter() - begun)
         self._begun += 1
+        Step.turned += 1
         self._look()
         return result
 

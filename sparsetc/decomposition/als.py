@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.decomposition.kernels import decided, mode_kernels
+from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.decomposition.linear import Update, balancing, fit_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -61,10 +61,6 @@ class Equations:
         self.grams = self.norm.new_empty(len(factors), rank, rank)
         for mode in range(len(factors)):
             self._make_gram(mode)
-
-    def decided(self) -> bool:
-        """Whether the plans of all kernels are."""
-        return decided(self._kernels)
 
     def join(self) -> None:
         """Make what was made of one rank's rows that of all, once all ranks have their equations."""

@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
-from sparsetc.decomposition.kernels import decided, mode_kernels, model_kernel
+from sparsetc.decomposition.kernels import mode_kernels, model_kernel
 from sparsetc.decomposition.linear import divisor, fit_of, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturbed
 from sparsetc.decomposition.models import CP
@@ -111,11 +111,8 @@ def cp_apr(
         likelihood = torch.xlogy(sparse.values, entries).sum(dtype=torch.float64) - sums.sum()
         measures.copy_(torch.stack((fit_of(norm, inner, square), likelihood, worst.double())))
 
-    def settled() -> bool:
-        return decided(kernels) and masked.contraction.settled
-
-    about = asked, progress, f"CP-APR, rank {rank}"
-    return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, *about, decided=settled))
+    title = f"CP-APR, rank {rank}"
+    return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, asked, progress, title))
 
 
 def _update(

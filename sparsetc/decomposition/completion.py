@@ -13,7 +13,7 @@ import torch
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations
-from sparsetc.decomposition.kernels import decided, mode_kernels
+from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
 from sparsetc.options import current
 from sparsetc.tensor.inputs import as_dense
@@ -95,10 +95,6 @@ class Observed(Equations):
         numbers = torch.zeros(rank, rank, dtype=torch.int64, device=x.device)
         numbers[self._left, self._right] = torch.arange(self._left.numel(), device=x.device)
         self._numbers = torch.maximum(numbers, numbers.T).flatten()
-
-    def decided(self) -> bool:
-        """Whether the plans of all kernels are."""
-        return super().decided() and decided(self._squares)
 
     def gram(self, mode: int) -> torch.Tensor:
         """H, (size, rank, rank)."""

@@ -172,7 +172,7 @@ def run(
     if not is_model(wanted.init):
         sweep.fit_scale()
     asked, converged = asking(wanted.callback, model), settled(wanted.tol, factors[0].dtype)
-    title, looks["decided"] = f"CP, rank {wanted.rank}", equations.decided
+    title = f"CP, rank {wanted.rank}"
     return model(*iterate(sweep, sweep.measures, wanted.n_iter_max, converged, asked, wanted.progress, title, **looks))
 
 

@@ -56,11 +56,6 @@ def _together(
     return {mode: partial(_called, Kernel(one, [x], shared=shared), mode) for mode, one in zip(kept, made, strict=True)}
 
 
-def decided(kernels: Mapping[int, Any]) -> bool:
-    """Whether the plans of `mode_kernels` are; candidates take turns in their first calls until then."""
-    return all(called.args[0].contraction.settled for called in kernels.values())
-
-
 def _called(kernel: Any, mode: int, factors: Sequence[torch.Tensor], values: Any = None) -> torch.Tensor:
     """A kernel of the factors of all modes but one."""
     result: torch.Tensor = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)

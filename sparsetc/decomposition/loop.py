@@ -19,24 +19,23 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
 from sparsetc.errors import DecompositionError
 from sparsetc.support.notices import bar, warn
 
 
-def captured(
-    step: Callable[[], None], device: torch.device, decided: Callable[[], bool] = lambda: True
-) -> Callable[[], None]:
-    """Return a step of an iteration that on a GPU is captured at its second call, or once its plans are decided."""
-    return partial(next, _calls(step, device, decided)) if device.type == "cuda" else step
+def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Return a step of an iteration that on a GPU is captured at its second call, or once no plans take turns in it."""
+    return partial(next, _calls(step, device)) if device.type == "cuda" else step
 
 
-def _calls(step: Callable[[], None], device: torch.device, decided: Callable[[], bool]) -> Iterator[None]:
-    first = True  # in which kernels are compiled and libraries get ready
-    while first or not decided():
-        step()
+def _calls(step: Callable[[], None], device: torch.device) -> Iterator[None]:
+    taken = -1
+    while taken != Step.turned:
+        taken = Step.turned
+        step()  # in which kernels are compiled and libraries get ready
         yield
-        first = False
     graph = _capture(step, device)
     replay = step if graph is None else graph.replay
     while True:
@@ -134,7 +133,6 @@ def iterate(
     title: str = "",
     *,
     capture: bool = True,
-    decided: Callable[[], bool] = lambda: True,
     together: Callable[[str], str] | None = None,
     silent: bool = False,
 ) -> tuple[Rows, str]:
@@ -149,7 +147,6 @@ def iterate(
         progress: draw a bar.
         title: of the bar.
         capture: whether the step waits for nothing, so that a CUDA graph may hold it.
-        decided: whether the plans of what the step calls are; until then candidates take turns in its calls.
         together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
             whenever measures are looked at.
         silent: whether another process draws the bar.
@@ -160,7 +157,7 @@ def iterate(
     Ctrl-C ends a run after the iteration it falls into (a second one raises at once), in the main thread and under
     Python's own handler; elsewhere KeyboardInterrupt goes where it always goes.
     """
-    advance = captured(step, measures.device, decided) if capture else step
+    advance = captured(step, measures.device) if capture else step
     looks = LOOK if measures.is_cuda and callback is None and not progress else 1
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []

@@ -17,7 +17,6 @@ from sparsetc.device.profile import of_gpu, path_of
 from sparsetc.errors import FormatError
 from sparsetc.explain import aligned
 from sparsetc.support.files import renamed
-from sparsetc.tuning.known import today
 from sparsetc.tuning.lines import Line, append, lines, read, rewrite, written
 from sparsetc.tuning.refit import refit
 
@@ -107,11 +106,11 @@ def _refit(options: Namespace) -> None:
         if profile.name != device:
             print(f'{device}: calibrate it first, by "python -m sparsetc calibrate"')
             continue
-        fit = refit((line for line in timed if line.device == device), profile, today())
-        print(f"{device}: {fit.problems} problems of {fit.tensors} tensors")
-        print(f"  by its profile                      {fit.before}")
-        print(f"  by fits that have not seen a tensor {fit.held_out}")
-        print(f"  kept in {keep(fit.profile)}" if fit.better else "  the fit is not kept: choices by it are no better")
+        fit, before, held_out, about = refit((line for line in timed if line.device == device), profile)
+        better = held_out.worst < before.worst and held_out.mean <= before.mean
+        print(f"{device}: {about}\n  by its profile                      {before}")
+        print(f"  by fits that have not seen a tensor {held_out}")
+        print(f"  kept in {keep(fit)}" if better else "  the fit is not kept: choices by it are no better")
 
 
 def _merge(options: Namespace) -> None:

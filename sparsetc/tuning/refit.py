@@ -7,23 +7,20 @@ without, and each rate is held near what it was, since few numbers follow from f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import exp, log
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import Plan
-from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS
-from sparsetc.tuning.known import DAMAGED, candidate_of
+from sparsetc.tuning.known import DAMAGED, candidate_of, today
 from sparsetc.tuning.lines import Line
 
 STEPS = (1.5, 1.2, 1.08)
@@ -40,49 +37,30 @@ GAIN = 1e-5
 """By how much a change lowers the cost at least."""
 CALLS, TENSORS = 5, 4
 """Calls of a time that counts, and tensors of a record that can be fitted to, at least."""
+Price = Callable[[DeviceProfile], float]
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A candidate that was timed, and all that its price follows from."""
-
-    plan: Plan
-    costs: tuple[Cost, ...]
-    expected: tuple[Statistics, ...]
-    backend: str
-    seconds: float
-
-    def price(self, profile: DeviceProfile) -> float:
-        """Seconds that are expected of it."""
-        return sum(seconds_of(self.plan, self.costs, self.expected, self.backend, profile))
-
-
-@dataclass(frozen=True)
-class Timings:
-    """What was timed of one problem.
-
-    Attributes:
-        tensor: that the problem is of.
-    """
+class Timings(NamedTuple):
+    """What was timed of one problem of a tensor: seconds of each plan, and what a profile expects of it."""
 
     tensor: str
-    each: tuple[Timed, ...]
+    seconds: tuple[float, ...]
+    prices: tuple[Price, ...]
 
     def regret(self, profile: DeviceProfile) -> float:
         """How many times what the fastest takes the one does that is priced lowest."""
-        return min(self.each, key=lambda t: t.price(profile)).seconds / min(t.seconds for t in self.each)
+        prices = [price(profile) for price in self.prices]
+        return self.seconds[prices.index(min(prices))] / min(self.seconds)
 
     def cost(self, profile: DeviceProfile) -> float:
         """The logarithm of the regret where prices are told apart softly, and a share of that of prices' errors."""
-        prices, best = [log(t.price(profile)) for t in self.each], min(t.seconds for t in self.each)
+        prices, took = ([*map(log, own)] for own in ([price(profile) for price in self.prices], self.seconds))
         shares = [exp((min(prices) - own) / SOFT) for own in prices]
-        soft = sum(share * log(t.seconds / best) for share, t in zip(shares, self.each, strict=True)) / sum(shares)
-        off = sum(abs(own - log(t.seconds)) for own, t in zip(prices, self.each, strict=True)) / len(prices)
-        return soft + ACCURACY * off
+        soft = sum(share * (own - min(took)) for share, own in zip(shares, took, strict=True)) / sum(shares)
+        return soft + ACCURACY * sum(abs(p - t) for p, t in zip(prices, took, strict=True)) / len(took)
 
 
-@dataclass(frozen=True)
-class Regret:
+class Regret(NamedTuple):
     """Of choices: the geometric mean, the worst, and the share above 1.2."""
 
     mean: float
@@ -98,24 +76,16 @@ class Regret:
         return f"{self.mean:.3f} times the best, {self.worst:.2f} at worst, above 1.2 in {self.above:.0%}"
 
 
-@dataclass(frozen=True)
-class Refit:
-    """A fit to all problems, and the regret by the profile before, and by fits that have not seen a tensor."""
+def refit(lines: Iterable[Line], profile: DeviceProfile) -> tuple[DeviceProfile, Regret, Regret, str]:
+    """Fit the rates of a profile.
 
-    profile: DeviceProfile
-    problems: int
-    tensors: int
-    before: Regret
-    held_out: Regret
+    Returns:
+        The fit to all problems; the regret by the profile, and by fits to one half of the tensors of choices of the
+        other half; and how much was fitted to.
 
-    @property
-    def better(self) -> bool:
-        """Whether the worst choice and the mean of all are better by fits that have not seen them."""
-        return self.held_out.worst < self.before.worst and self.held_out.mean <= self.before.mean
-
-
-def refit(lines: Iterable[Line], profile: DeviceProfile, day: str) -> Refit:
-    """Fit the rates of a profile, of a day; `PlanError` where lines are of fewer than `TENSORS` tensors."""
+    Raises:
+        PlanError: the lines are of fewer than `TENSORS` tensors.
+    """
     problems = timings(lines)
     tensors = sorted({p.tensor for p in problems})
     if len(tensors) < TENSORS:
@@ -123,44 +93,46 @@ def refit(lines: Iterable[Line], profile: DeviceProfile, day: str) -> Refit:
             f"a fit needs plans timed for {TENSORS} tensors or more on {profile.name}, found {len(tensors)}: compile "
             'with tune="now" first, or name a file of a record'
         )
-    after: list[float] = []
+    held_out: list[float] = []
     for half in tensors[::2], tensors[1::2]:
-        fit = fitted([p for p in problems if p.tensor in half], profile, day)
-        after += [p.regret(fit) for p in problems if p.tensor not in half]
-    before, every = Regret.of([p.regret(profile) for p in problems]), fitted(problems, profile, day)
-    return Refit(every, len(problems), len(tensors), before, Regret.of(after))
+        fit = fitted([p for p in problems if p.tensor in half], profile)
+        held_out += [p.regret(fit) for p in problems if p.tensor not in half]
+    regrets = Regret.of([p.regret(profile) for p in problems]), Regret.of(held_out)
+    return fitted(problems, profile), *regrets, f"{len(problems)} problems of {len(tensors)} tensors"
 
 
-def fitted(problems: Sequence[Timings], profile: DeviceProfile, day: str) -> DeviceProfile:
+def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile:
     """The profile whose choices cost least, found by changing one rate after another while that gains."""
-    usual = {(name, key): number for name in RATES for key, number in _entries(getattr(profile, name)).items()}
+    measured: dict[str, Any] = {name: getattr(profile, name) for name in MEASURED}
+    usual = {
+        (name, key): n
+        for name in RATES
+        for key, n in (measured[name].items() if name in TABLES else [("", measured[name])])
+    }
 
-    def of(values: Mapping[tuple[str, str], float]) -> DeviceProfile:
-        measured = {name: getattr(profile, name) for name in MEASURED}
-        for (name, key), number in values.items():
-            measured[name] = measured[name] | {key: number} if name in TABLES else number
-        return calibrated(profile.name, day, measured, "tune refit")
+    def of(values: dict[tuple[str, str], float]) -> DeviceProfile:
+        plain = {name: number for (name, key), number in values.items() if not key}
+        tables = {
+            name: measured[name] | {k: n for (own, k), n in values.items() if own == name}
+            for name in TABLES
+            if name in RATES
+        }
+        return calibrated(profile.name, today(), measured | plain | tables, "tune refit")
 
-    def cost(values: Mapping[tuple[str, str], float]) -> float:
+    def cost(values: dict[tuple[str, str], float]) -> float:
         other = of(values)
         held = HELD * sum(log(number / usual[name]) ** 2 for name, number in values.items())
         return sum(p.cost(other) for p in problems) / len(problems) + held
 
     values, least = usual, cost(usual)
-    for step in STEPS:
-        for name in usual:
-            for factor in step, 1 / step:
-                while 1 / MOST < values[name] * factor / usual[name] < MOST:
-                    other = values | {name: values[name] * factor}
-                    found = cost(other)
-                    if found > least - GAIN:
-                        break
-                    values, least = other, found
+    for name, factor in ((name, factor) for step in STEPS for name in usual for factor in (step, 1 / step)):
+        while 1 / MOST < values[name] * factor / usual[name] < MOST:
+            other = values | {name: values[name] * factor}
+            found = cost(other)
+            if found > least - GAIN:
+                break
+            values, least = other, found
     return of(values)
-
-
-def _entries(value: Any) -> Mapping[str, float]:
-    return value if isinstance(value, Mapping) else {"": value}
 
 
 # -- lines -> problems -------------------------------------------------------------------------------------------------
@@ -168,24 +140,27 @@ def _entries(value: Any) -> Mapping[str, float]:
 
 def timings(lines: Iterable[Line]) -> list[Timings]:
     """The problems of lines, of which ``"auto"`` has two plans or more, by the options that it gives them."""
-    found: dict[tuple[str, str], dict[str, Timed]] = {}
+    found: dict[tuple[str, str], dict[str, tuple[float, Price]]] = {}
     for line in lines:
-        with suppress(*DAMAGED):
-            candidate, problem = candidate_of(line), problem_of(line)
-            name, stepped = candidate.plan.name, "=" in line.name.rpartition("]")[2]
-            # What torch multiplies takes longer by the clock than its price: its calls, which others do not wait for.
-            if line.calls >= CALLS and not stepped and name in PLANS and PLANS[name].alone and name != "dense":
-                timed = tuple(costs(candidate, problem)), candidate.expected, problem.backend, line.timing.median
-                found.setdefault((line.tensor, line.key), {})[line.name] = Timed(candidate.plan, *timed)
-    return [Timings(tensor, tuple(each.values())) for (tensor, _), each in found.items() if len(each) > 1]
+        plan = line.name.partition(":")[0]
+        # What torch multiplies takes longer by the clock than its price: its calls, which others do not wait for.
+        considered = plan in PLANS and PLANS[plan].alone and plan != "dense"
+        if considered and line.calls >= CALLS and "=" not in line.name.rpartition("]")[2]:
+            with suppress(*DAMAGED):
+                found.setdefault((line.tensor, line.key), {})[line.name] = line.timing.median, price_of(line)
+    several = ((tensor, tuple(zip(*own.values(), strict=True))) for (tensor, _), own in found.items() if len(own) > 1)
+    return [Timings(tensor, *both) for tensor, both in several]
 
 
-def problem_of(line: Line) -> Problem:
-    """The problem of a line, with no coordinates."""
+def price_of(line: Line) -> Price:
+    """What profiles expect of the plan of a line; one of `DAMAGED` where it holds none."""
     facts, shape, nnz = dict(line.problem), line.pattern["shape"], line.pattern["nnz"]
     sizes, dtype = facts.pop("sizes"), getattr(torch, facts.pop("dtype").removeprefix("torch."))
     terms = line.equation.split("->")[0].replace(" ", "").split(",")
     bound = parse(line.equation, [[sizes[c] for c in term] for term in terms], [n == 0 for n in range(len(terms))])
     counts = Counts(torch.empty(len(shape), 0, dtype=torch.int64), tuple(shape), share=(nnz, lambda: None))
     facts["precisions"] = tuple(facts["precisions"])
-    return Problem(bound=bound, dtype=dtype, counts=counts, memory_limit=None, **facts)
+    problem = Problem(bound=bound, dtype=dtype, counts=counts, memory_limit=None, **facts)
+    candidate = candidate_of(line)
+    about = candidate.plan, tuple(costs(candidate, problem)), candidate.expected, problem.backend
+    return lambda profile: sum(seconds_of(*about, profile))
