@@ -306,6 +306,12 @@ def test_a_case_that_takes_too_long_ends_its_process_and_is_shown(tmp_path: Path
     assert time.monotonic() - started < 100
 
 
+def test_no_time_for_a_case_is_no_success(tmp_path: Path) -> None:
+    status, said = run("einsums", "--minutes", 0, "--database", tmp_path)
+    assert status == 1
+    assert "no time for any case of einsums" in said
+
+
 def test_the_script_refuses_kinds_that_it_does_not_know() -> None:
     status, said = run("tensors")
     assert status == 2
