@@ -11,9 +11,11 @@ result is checked first: the rows of one block, against float64 nonzero by nonze
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ ROWS, MIDDLE, LAST = 32, 64, 65_536
 """A block's rows, and the sizes of modes 1 and 2: long fibers, as of SpTV, and a last mode that 16 bits hold."""
 RANK = 32
 RUNS = 5
+READERS, PIECE = 8, 1 << 22
+"""Threads of plain reads of a file, and bytes that each reads at once: as a stream does."""
 
 
 class Blocks:
@@ -215,6 +219,35 @@ def from_file(gib: float, block: int, plan: str, chunk: str, rows: list[Any]) ->
             checked = round(own.nbytes / first / 1e9, 2)
             about = {"equation": TTV, "packing_s": round(packing, 1), "checked_gb_s": checked}
             rows.append(measured(own, dense, None, case="file", **about))
+            rows.append(from_disk(own, dense, path))
+
+
+def from_disk(s: Stream, dense: list[torch.Tensor], path: Path) -> dict[str, Any]:
+    """Calls that begin with nothing of the file in memory, beside plain reads of it that do, in turn."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        start = time.perf_counter()
+        call()
+        sync()
+        return time.perf_counter() - start
+
+    size, buffers = path.stat().st_size, [bytearray(PIECE) for _ in range(READERS)]
+
+    def plain() -> None:
+        def read(number: int) -> None:
+            for at in range(number * PIECE, size, READERS * PIECE):
+                os.preadv(file.fileno(), [buffers[number]], at)
+
+        with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(read, range(READERS)))
+
+    times = sorted(((seconds(plain), seconds(lambda: s(*dense))) for _ in range(RUNS)), key=lambda pair: pair[1])
+    read, streamed = sorted(pair[0] for pair in times)[RUNS // 2], times[RUNS // 2][1]
+    rates = {"disk_gb_s": round(size / read / 1e9, 2), "gb_s": round(s.nbytes / streamed / 1e9, 2)}
+    return {"case": "disk", "equation": TTV, **rates, "of_disk_rate": round(s.nbytes / size * read / streamed, 3)}
 
 
 def back(gib: float, block: int, chunk: str, rows: list[Any]) -> None:
