@@ -35,7 +35,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, in_order
+from sparsetc.tensor.sums import accumulator, fitted, in_order
 
 
 class Pair(Contraction):
@@ -106,11 +106,11 @@ class Pair(Contraction):
     @property
     def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
         """The dtype and the shapes of the values of both operands, as `ready` takes them."""
-        return self._like.dtype, [(self.join.x.n,), (self.join.y.n,)]
+        return accumulator(self._like.dtype), [(self.join.x.n,), (self.join.y.n,)]
 
     def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """A call of nothing but what runs, on these values."""
-        return partial(self._values, *operands)
+        return partial(self.product, "z", *operands)
 
     @cached_property
     def task_sums(self) -> TaskSums:

@@ -26,7 +26,7 @@ from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
-from sparsetc.errors import SparsetcError
+from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.packing.deal import storage_keys
@@ -36,6 +36,7 @@ from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products.hybrid import estimates
 from sparsetc.support.lru import Lru
+from sparsetc.support.notices import warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.known import Facts, Known, digest
@@ -94,7 +95,10 @@ def tune(made: Step | Pair) -> None:
                 made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
             return
         if known.best(first.name) is None and not made.settings.deterministic:
-            _search(made, candidates, known, cache, alone=group is None)
+            try:
+                _search(made, candidates, known, cache, alone=group is None)
+            except (OutOfMemoryError, torch.OutOfMemoryError) as error:
+                warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
         if made.settled:
             _decide(made, known, first.name, cache)
         if group is not None:
