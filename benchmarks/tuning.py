@@ -27,7 +27,6 @@ from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import PLANS
-from sparsetc.support.lru import Lru
 from sparsetc.tuning.known import Facts, Known
 
 REAL = ("uber_amj_4d", "uber_amj_3d", "guanine_TEvv_3d", "guanine_TEov_3d", "guanine_TEoo_3d", "uracil3_t2_4d")
@@ -110,7 +109,7 @@ def measured(
             path.write_text(old)
     first, chosen = as_candidate(step), as_candidate(tuned.step)
     every = [c for c in named(step) if c.plan != first.plan]
-    search = search_of(step, 30.0, Lru(64))
+    search = search_of(step, 30.0)
     trials = search.timed([first, chosen, *every])
     Known(Facts.of(step.problem), AUTO, device_name(step.device)).add(search.trials)
     for path in kept:

@@ -88,7 +88,7 @@ class Pair(Contraction):
             self.pattern = self._pattern if self.sparse else None
         self.shape = (self.nnz,) if self.sparse else bound.output_shape
 
-    def take(self, choice: Choice) -> None:
+    def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
         path = PATHS[choice.plan.name]
         self.choice: Choice = choice

@@ -47,6 +47,9 @@ class BoundPart:
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
+Prepared = tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Arrays]
+
+
 class Preparation:
     """An einsum of one sparse operand, from which plans are made ready.
 
@@ -80,7 +83,7 @@ class Preparation:
         rows, sparse = self.output.rows, self.output.sparse
         self.problem = Problem.of(canonical.bound, rows, sparse, x, counts, backend, settings)
 
-    def prepare(self, plan: Plan) -> tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Arrays]:
+    def prepare(self, plan: Plan) -> Prepared:
         """Deal and pack the nonzeros, lower each part, and generate its program.
 
         Args:

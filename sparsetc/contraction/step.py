@@ -23,7 +23,7 @@ from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.output import arranged
-from sparsetc.contraction.prepare import Preparation, in_place
+from sparsetc.contraction.prepare import Preparation, Prepared, in_place
 from sparsetc.device.profile import gpu, has_halves, of_backend
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
@@ -95,9 +95,11 @@ class Step(Contraction, Preparation):
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
 
-    def take(self, choice: Choice) -> None:
-        """Pack and generate by a choice, and run so from here on."""
-        self.plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(choice.plan)
+    def take(self, choice: Choice, ready: Step | None = None) -> None:
+        """Pack and generate by a choice, or as a step does that was made by it, and run so from here on."""
+        self.prepared: Prepared = self.prepare(choice.plan) if ready is None else ready.prepared
+        plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
+        self.plan = replace(plan, reason=choice.plan.reason)
         self.choice, self.inner = choice, (self.executable.programs,)
         self.__dict__.pop("_ones", None)
         self._value_keys = [

@@ -10,7 +10,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -65,10 +65,11 @@ class Leader:
 
 @dataclass(frozen=True)
 class Run:
-    """What was made by a candidate, and a call of it on operands for timing."""
+    """What was made by a candidate, a call of it on operands for timing, and the cache of what candidates packed."""
 
     made: Any
     call: Callable[[], torch.Tensor]
+    packed: Lru[Any, Any]
 
     def __call__(self) -> torch.Tensor:
         return self.call()
@@ -89,18 +90,18 @@ def tune(made: Step | Pair) -> None:
     with in_place(made.settings, made.device), lasting():
         candidates, facts = (_of_step if isinstance(made, Step) else _of_pair)(made, request.name)  # type: ignore[arg-type]
         known, group, first = Known(facts, request, device_name(made.device)), leader.get(), candidates[0]
-        cache: Lru[Any, Any] = Lru(KEPT)  # of what candidates pack, which goes with them
+        runs: dict[str, Run] = {}
         if group is not None and not group.leading:
             with suppress(SparsetcError):  # it does not apply to this share
                 made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
             return
         if known.best(first.name) is None and not made.settings.deterministic:
             try:
-                _search(made, candidates, known, cache, alone=group is None)
+                runs = _search(made, candidates, known, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
         if made.settled:
-            _decide(made, known, first.name, cache)
+            _decide(made, known, first.name, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
 
@@ -133,13 +134,12 @@ def as_candidate(step: Step) -> Candidate:
     return price(Candidate(chosen.plan, chosen.expected, describe(chosen.plan, step.problem)), step.problem)
 
 
-def search_of(made: Step | Pair, seconds: float, cache: Lru[Any, Any]) -> Search[Any]:
+def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
     """A search for the fastest plan, on random operands; `OutOfMemoryError` where there is no room for them.
 
     Args:
         made: by any plan.
         seconds: that the search may take.
-        cache: of what candidates pack.
     """
     random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
     nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
@@ -150,49 +150,56 @@ def search_of(made: Step | Pair, seconds: float, cache: Lru[Any, Any]) -> Search
             (torch.view_as_real(one) if dtype.is_complex else one).uniform_(0.5, 1.5, generator=random)
         else:
             one.random_(0, 2, generator=random)
+    packed: Lru[Any, Any] = Lru(KEPT)
 
     def make(plan: Plan) -> Run:
-        other = made.under(plan, cache)
-        return Run(other, other.ready(operands))
+        other = made.under(plan, packed)
+        return Run(other, other.ready(operands), packed)
 
     return Search(make, made.device, made.settings.effective_precision(), seconds)
 
 
-def _search(
-    made: Step | Pair, candidates: Sequence[Candidate], known: Known, cache: Lru[Any, Any], alone: bool
-) -> None:
+def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> dict[str, Run]:
     """Time candidates now; those that are close have turns in calls, but not of two operands or where others follow."""
     mode, seconds = made.settings.effective_tune()
     few = shortlist(
         candidates, [c for name in known.proposed for c in candidates if f"{name}, ".startswith(f"{c.name}, ")]
     )
-    search = search_of(made, seconds, cache)
+    search = search_of(made, seconds)
     trials = sorted(search.timed(few), key=lambda t: t.timing.median)
     if not trials:  # results that are not finite, of random operands
-        return
+        return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
-        made.turns = Turns(made, close, known, candidates[0].name, cache) if len(close) > 1 else None
+        made.turns = Turns(made, close, known, candidates[0].name) if len(close) > 1 else None
     elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
         threads = 0 if made.backend == "triton" else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
     known.add(search.trials)
+    return runs_of(search.trials)
 
 
-def _decide(made: Step | Pair, known: Known, first: str, cache: Lru[Any, Any]) -> None:
-    """Run by the fastest plan that was timed, as it was packed for that; as before where none was."""
+def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
+    """What was made by each candidate, by its name."""
+    return {t.candidate.name: t.run for t in trials}
+
+
+def _decide(made: Step | Pair, known: Known, first: str, runs: dict[str, Run]) -> None:
+    """Run by the fastest plan that was timed, as it was made ready for that; as before where none was."""
     best = known.best(first)
     if best is None:
         return
     measured = sorted(((name, line.timing.median) for name, line in known.timed.items()), key=lambda one: one[1])
     of = "the cost model's, than which none was faster by a margin," if best.name == first else "the fastest"
     plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
-    if isinstance(made, Step):
-        for key in storage_keys(plan, made.canonical.kept):
-            if (packed := cache.get(key)) is not None:
+    run = runs.get(best.name)
+    if run and isinstance(made, Step):
+        for key in storage_keys(plan, made.canonical.kept):  # others of the pattern may take what is packed
+            if (packed := run.packed.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(SparsetcError):  # a damaged line
-        made.take(Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured)))
+        choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
+        made.take(choice, run.made if run else None)
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
@@ -213,11 +220,8 @@ class Turns:
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
     """
 
-    def __init__(
-        self, step: Step, trials: Sequence[Trial[Run]], known: Known, first: str, cache: Lru[Any, Any]
-    ) -> None:
+    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, first: str) -> None:
         self._trials, self._known, self._first, self._owner = trials, known, first, weakref.ref(step)
-        self._cache = cache
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
         self._packed: dict[int, tuple[Any, int, Values]] = {}
@@ -253,7 +257,7 @@ class Turns:
         step.turns = None
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
         with in_place(step.settings, step.device), lasting():
-            _decide(step, self._known, self._first, self._cache)
+            _decide(step, self._known, self._first, runs_of(self._trials))
 
     def _values(self, number: int, values: torch.Tensor | None) -> Values:
         """The values as a candidate stores them, packed once while they stay the same."""
