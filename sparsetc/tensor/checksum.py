@@ -22,7 +22,7 @@ def bits(x: torch.Tensor) -> int:
     weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
     chunk, found = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
-        for words in rows.reshape(-1).view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
+        for words in rows.reshape(-1).contiguous().view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
             found.mul_(3).add_((words * weights[: words.numel()]).sum())
     return int(found)
 
@@ -30,5 +30,5 @@ def bits(x: torch.Tensor) -> int:
 @lru_cache
 def _weights(count: int, device: torch.device) -> torch.Tensor:
     """(count,) random: exchanged words change a sum of products but in one of 2**33 cases."""
-    random = torch.Generator().manual_seed(0)
-    return torch.empty(count, dtype=torch.int64).random_(generator=random).to(device)
+    random = torch.Generator("cpu").manual_seed(0)
+    return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=random).to(device)
