@@ -26,6 +26,7 @@ from sparsetc.support.names import refused
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")
 TUNINGS = ("model", "now", "calls")
+MOST_SECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,15 @@ class Options:
     def effective_tune(self) -> tuple[str, float]:
         """``model``, ``now`` or ``calls``, and the seconds that timing the candidates of a kernel may take."""
         named = (os.environ.get("SPARSETC_TUNE") or "model") if self.tune is None else self.tune
-        if named in TUNINGS:
-            return str(named), 1.0
+        if isinstance(named, str) and named in TUNINGS:
+            return named, 1.0
         try:
-            seconds = float(named)
-        except ValueError:
+            seconds = 0.0 if isinstance(named, bool) else float(named)
+        except (TypeError, ValueError, OverflowError):
             seconds = 0.0
-        if isinstance(named, bool) or not 0 < seconds < float("inf"):
-            raise PlanError(f"tune must be one of {', '.join(TUNINGS)}, or a number of seconds, found {named!r}")
+        if not 0 < seconds <= MOST_SECONDS:
+            what = f"{', '.join(TUNINGS)}, or seconds above 0, up to {MOST_SECONDS:.0e}"
+            raise PlanError(f"tune must be one of {what}, found {named!r:.80}")
         return "now", seconds
 
     def memory_on(self, device: torch.device) -> int:

@@ -39,7 +39,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
-from sparsetc.tuning.known import Facts, Known, digest
+from sparsetc.tuning.known import DAMAGED, Facts, Known, digest
 from sparsetc.tuning.search import Search, Trial, shortlist
 
 KEPT = 64
@@ -89,19 +89,19 @@ def tune(made: Step | Pair) -> None:
         return
     with in_place(made.settings, made.device), lasting():
         candidates, facts = (_of_step if isinstance(made, Step) else _of_pair)(made, request.name)  # type: ignore[arg-type]
-        known, group, first = Known(facts, request, device_name(made.device)), leader.get(), candidates[0]
+        known, group = Known(facts, request, device_name(made.device)), leader.get()
         runs: dict[str, Run] = {}
         if group is not None and not group.leading:
             with suppress(SparsetcError):  # it does not apply to this share
                 made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
             return
-        if known.best(first.name) is None and not made.settings.deterministic:
+        if known.best(candidates) is None and not made.settings.deterministic:
             try:
                 runs = _search(made, candidates, known, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
         if made.settled:
-            _decide(made, known, first.name, runs)
+            _decide(made, known, candidates, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
 
@@ -171,7 +171,7 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
-        made.turns = Turns(made, close, known, candidates[0].name) if len(close) > 1 else None
+        made.turns = Turns(made, close, known, candidates) if len(close) > 1 else None
     elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
         threads = 0 if made.backend == "triton" else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
@@ -184,9 +184,9 @@ def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
     return {t.candidate.name: t.run for t in trials}
 
 
-def _decide(made: Step | Pair, known: Known, first: str, runs: dict[str, Run]) -> None:
+def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], runs: dict[str, Run]) -> None:
     """Run by the fastest plan that was timed, as it was made ready for that; as before where none was."""
-    best = known.best(first)
+    best, first = known.best(candidates), candidates[0].name
     if best is None:
         return
     measured = sorted(((name, line.timing.median) for name, line in known.timed.items()), key=lambda one: one[1])
@@ -197,7 +197,7 @@ def _decide(made: Step | Pair, known: Known, first: str, runs: dict[str, Run]) -
         for key in storage_keys(plan, made.canonical.kept):  # others of the pattern may take what is packed
             if (packed := run.packed.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
-    with suppress(SparsetcError):  # a damaged line
+    with suppress(*DAMAGED, RuntimeError, IndexError, OverflowError):  # a damaged line, which leaves all as it was
         choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
         made.take(choice, run.made if run else None)
 
@@ -220,8 +220,8 @@ class Turns:
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
     """
 
-    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, first: str) -> None:
-        self._trials, self._known, self._first, self._owner = trials, known, first, weakref.ref(step)
+    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]) -> None:
+        self._trials, self._known, self._candidates, self._owner = trials, known, candidates, weakref.ref(step)
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
         self._packed: dict[int, tuple[Any, int, Values]] = {}
@@ -257,7 +257,7 @@ class Turns:
         step.turns = None
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
         with in_place(step.settings, step.device), lasting():
-            _decide(step, self._known, self._first, runs_of(self._trials))
+            _decide(step, self._known, self._candidates, runs_of(self._trials))
 
     def _values(self, number: int, values: torch.Tensor | None) -> Values:
         """The values as a candidate stores them, packed once while they stay the same."""

@@ -51,14 +51,20 @@ def _records() -> Iterator[tuple[Path, list[Line]]]:
         yield path, list(lines(path))
 
 
+def _asked(options: Namespace, line: Line) -> bool:
+    """Whether a line is of the equation that was named, if any was."""
+    return options.equation is None or "".join(options.equation.split()) == "".join(line.equation.split())
+
+
 def _list(options: Namespace) -> None:
     by_problem: dict[tuple[str, ...], list[Line]] = {}
     for _, found in _records():
         for line in found:
-            if options.equation in (None, line.equation):
+            if _asked(options, line):
                 by_problem.setdefault((line.device, line.versions, line.equation, line.key), []).append(line)
     for (device, versions, equation, _), found in by_problem.items():
-        first, times = found[0], sorted(found, key=lambda line: line.timing.median)
+        first, latest = found[0], {line.name: line for line in found}
+        times = sorted(latest.values(), key=lambda line: line.timing.median)
         shape = " x ".join(map(str, first.pattern.get("shape", ())))
         print(f'"{equation}", {shape or "two sparse operands"}, {first.problem.get("dtype")}, {first.day}')
         print(f"  {device}, {versions}")
@@ -72,7 +78,7 @@ def _list(options: Namespace) -> None:
 def _forget(options: Namespace) -> None:
     gone = 0
     for path, found in _records():
-        kept = [line for line in found if options.equation not in (None, line.equation)]
+        kept = [line for line in found if not _asked(options, line)]
         gone += len(found) - len(kept)
         rewrite(path, kept)
     print(f"{gone} lines removed")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import resources
@@ -18,18 +18,18 @@ from typing import Any
 
 from sparsetc.device.profile import of_backend, path_of
 from sparsetc.errors import SparsetcError
-from sparsetc.ir.plan import Plan
+from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of, read
-from sparsetc.tuning.search import Trial, best_of
+from sparsetc.tuning.search import STORED, Trial, best_of
 
 MOST_PROPOSED = 3
 """Plans that are proposed of other problems, at most."""
-FACTS = ("backend", "precisions", "deterministic", "halves", "coalesced", "rows", "sparse_output", "adding")
+FACTS = ("backend", "precisions", "halves", "coalesced", "rows", "sparse_output", "adding")
 """Attributes of a `Problem` that plans, their costs and their results depend on, beside the einsum and the pattern."""
 
 
@@ -119,6 +119,12 @@ def candidate_of(line: Line) -> Candidate:
     return Candidate(plan, tuple(expected), line.name, line.predicted)
 
 
+def skeleton(plan: Plan) -> Plan:
+    """The plan without the options that a search changes."""
+    plain: dict[str, Any] = dict.fromkeys(STORED, 1)
+    return replace(plan, parts=tuple(Part(p.format, replace(p.storage, **plain)) for p in plan.parts))
+
+
 class Known:
     """What the record of a device says of a problem.
 
@@ -139,13 +145,16 @@ class Known:
                 fastest[line.key] = line
         self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
 
-    def best(self, first: str) -> Candidate | None:
-        """The candidate to take; None where the first one, by its name, was not timed."""
-        if first not in self.timed:
-            return None
-        with suppress(*DAMAGED):
-            return candidate_of(best_of([self.timed[first], *self.timed.values()]))
-        return None
+    def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The candidate to take, one of these but for its options; None where the first of them was not timed."""
+        own, allowed = [], {skeleton(c.plan) for c in candidates}
+        for line in self.timed.values():
+            with suppress(*DAMAGED):
+                found = candidate_of(line)
+                if skeleton(found.plan) in allowed:
+                    own.append(Trial[Any](found, None, line.timing))
+        first = [t for t in own if t.candidate.name == candidates[0].name]
+        return best_of([*first, *own]).candidate if first else None
 
     def add(self, trials: Iterable[Trial[Any]]) -> None:
         """A line for each trial; a warning where they cannot be written."""

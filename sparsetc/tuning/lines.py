@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -23,6 +24,8 @@ from sparsetc.support.pickles import Record, from_state, misfit
 
 MOST_BYTES = 1 << 23
 """Bytes of a file, at most; a line takes about 1.5 kB."""
+TRIES, WAIT = 50, 0.01
+"""How often a file is asked for that another process writes to, and seconds in between; a write takes 1 ms."""
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
 
 
@@ -162,14 +165,19 @@ def rewrite(path: Path, kept: Iterable[Line]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A block in which no other process writes to the file."""
+    """A block in which no other process writes to the file; `OSError` where one goes on doing so."""
     files.claim(path.parent.parent)
     files.claim(path.parent, tighten=True)
     with open(path.with_suffix(".lock"), "ab", opener=partial(os.open, mode=0o600)) as lock:
-        try:
+        with suppress(ImportError):  # Windows
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except ImportError:  # Windows
-            pass
+            for left in reversed(range(TRIES)):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if not left:
+                        raise OSError(f"{path} is being written by another process") from error
+                    time.sleep(WAIT)
         yield

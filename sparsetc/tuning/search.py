@@ -35,6 +35,8 @@ GAIN = 1.02
 TIMED = 0.005
 """Seconds that a candidate is timed, after it was compiled."""
 THREADS = 8
+STORED = ("max_item_nnz", "lanes")
+"""Numbers of a storage that are changed."""
 TOLERANCE = {"highest": 1e-4, "high": 2e-2, "medium": 5e-2}
 """How far a result may be from the first one, as a share of its norm, by ``precision=``."""
 
@@ -101,8 +103,8 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
         lambda own, by: {"copies": _shifted(own.copies, 2 * by) if own.copies > 1 else 1},
     ]
     for by in (1, -1):
-        yield replace(plan, parts=tuple(_stored(part, by, "max_item_nnz") for part in plan.parts))
-        yield replace(plan, parts=tuple(_stored(part, by, "lanes") for part in plan.parts))
+        for name in STORED:
+            yield replace(plan, parts=tuple(_stored(part, by, name) for part in plan.parts))
         for change in changes:
             yield plan.scheduled(lambda own, c=change, b=by: replace(own.by_rule(), **c(own, b)))  # type: ignore[misc]
 
