@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from sparsetc.io import PackedFile, open_packed, pack, read, write
     from sparsetc.products.problem import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
+    from sparsetc.sparse_attention import attention
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
+    from sparsetc.tensor.softmax import log_softmax, softmax
 
 __version__ = "0.1.0"
 
@@ -82,6 +84,7 @@ __all__ = [
     "Storage",
     "Stream",
     "TransformError",
+    "attention",
     "blocking_curve",
     "cache_info",
     "calibrate",
@@ -94,6 +97,7 @@ __all__ = [
     "distributed",
     "einsum",
     "explain",
+    "log_softmax",
     "mttkrp",
     "open_packed",
     "open_stream",
@@ -110,6 +114,7 @@ __all__ = [
     "register_partition",
     "register_plan",
     "sddmm",
+    "softmax",
     "spmm",
     "stream",
     "stream_kernel",
@@ -124,6 +129,8 @@ _ON_DEMAND = {
     **dict.fromkeys(("PackedFile", "open_packed", "pack", "read", "write"), "io"),
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
+    **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
+    "attention": "sparse_attention",
     "calibrate": "device.calibrate",
     "plan_bcb": "products.problem",
     "DeviceProfile": "device.profile",
@@ -141,4 +148,4 @@ if not TYPE_CHECKING:  # else type checkers take every name for one of the packa
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_DEMAND})
+    return [*__all__, "__version__"]

@@ -1,0 +1,86 @@
+"""Softmax over the entries of a sparse tensor that differ in one mode: absent entries count as minus infinity.
+
+In: a SparseTensor and a mode. Out: one of the same pattern. Which entries go together is found once for a pattern.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support.entry import entry_point
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
+
+
+@entry_point
+def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
+    """Exponentials of entries over their sum along a mode, of entries alone: absent ones count as minus infinity.
+
+    As `torch.sparse.softmax`, differentiable, for any order, and with dense modes: each position of these, as of
+    attention heads, has a softmax of its own. Duplicates are summed first.
+
+    Args:
+        x: floating point, of single nonzeros; in blocks it is taken nonzero by nonzero.
+        dim: the sparse mode, or dense mode, along which entries add up to 1. Negative counts from the last of all.
+
+    Returns:
+        A SparseTensor of the pattern of x.
+
+    Raises:
+        DtypeError: values that are not floating point.
+        ShapeError: no such mode.
+
+    Example:
+        ``stc.softmax(scores, 1)`` of (rows, columns) scores makes each row that has entries add up to 1.
+    """
+    return _normalised(x, dim, log=False)
+
+
+@entry_point
+def log_softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
+    """The logarithm of `softmax`, without the rounding that taking both would add; arguments and errors as there."""
+    return _normalised(x, dim, log=True)
+
+
+def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
+    name = "log_softmax" if log else "softmax"
+    if not x.dtype.is_floating_point:
+        raise DtypeError(f"{name} takes floating point values, found {x.dtype}")
+    if not -x.order <= dim < x.order:
+        raise ShapeError(f"{name}: a tensor of {x.order} modes has no mode {dim}")
+    x = (x.expand_dense() if x.blocksize else x).coalesce()
+    mode, values = dim % x.order, x._values.to(accumulator(x.dtype))
+    if mode >= x.sparse_order:
+        found = (torch.log_softmax if log else torch.softmax)(values, mode - x.sparse_order + 1)
+    else:
+        found = _over_groups(values, *groups(x.pattern, mode), log)
+    return SparseTensor._make(x.pattern, found.to(x.dtype))
+
+
+def groups(pattern: Pattern, mode: int) -> tuple[torch.Tensor, int]:
+    """(nnz,) the number of the group of each entry, of those that differ in one mode alone; and how many there are."""
+
+    def numbered() -> tuple[torch.Tensor, int]:
+        rows, sizes = ([*of] for of in (pattern.coords, pattern.shape))
+        like = rows.pop(mode)
+        del sizes[mode]
+        found = crd.numbered(rows, sizes, pattern.nnz, like)
+        return found.rank, found.count
+
+    return pattern._once(("groups", mode), numbered)
+
+
+def _over_groups(values: torch.Tensor, group: torch.Tensor, count: int, log: bool) -> torch.Tensor:
+    """(nnz, *dense sizes) values, of which those of one group are normalised together."""
+    shape = count, *values.shape[1:]
+    with torch.no_grad():  # what is subtracted changes no result, nor any gradient
+        each = group.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        most = values.new_full(shape, -torch.inf).scatter_reduce_(0, each, values, "amax")
+        most.masked_fill_(most == -torch.inf, 0.0)
+    shifted = values - most.index_select(0, group)
+    raised = shifted.exp()
+    sums = values.new_zeros(shape).index_add(0, group, raised)
+    return shifted - sums.log().index_select(0, group) if log else raised / sums.index_select(0, group)

@@ -1,0 +1,159 @@
+"""Softmax over entries and attention over a pattern, against torch's over all positions with minus infinity between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import scipy.sparse
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
+
+import sparsetc as stc
+
+F64 = torch.float64
+
+
+def filled(*shape: int, share: float = 0.5, seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=F64) * (torch.rand(shape, generator=g) < share)
+
+
+def reference(x: torch.Tensor, stored: torch.Tensor, dim: int, log: bool = False) -> torch.Tensor:
+    full = torch.where(stored, x, -torch.inf)
+    found = torch.log_softmax(full, dim) if log else torch.softmax(full, dim)
+    return torch.where(stored, found, 0.0)
+
+
+# -- softmax ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("shape", "dim"), [((6,), 0), ((5, 7), 1), ((5, 7), 0), ((4, 5, 6), 1), ((4, 5, 6), -1)])
+def test_softmax(shape: tuple[int, ...], dim: int, log: bool) -> None:
+    dense = filled(*shape)
+    x, soft = stc.SparseTensor.from_dense(dense), stc.log_softmax if log else stc.softmax
+    found = soft(x, dim)
+    assert found.pattern is x.pattern
+    torch.testing.assert_close(found.to_dense(), reference(dense, dense != 0, dim, log))
+    assert torch.autograd.gradcheck(lambda v: soft(x.with_values(v), dim).values, x.values.clone().requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda v: soft(x.with_values(v), dim).values, x.values.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_dense_modes_have_a_softmax_each(dim: int) -> None:
+    stored = filled(5, 6) != 0
+    values = torch.randn(int(stored.sum()), 3, dtype=F64)
+    x = stc.SparseTensor(stored.nonzero().T, values, (5, 6, 3))
+    found = stc.softmax(x, dim).to_dense()
+    torch.testing.assert_close(found, reference(x.to_dense(), stored[:, :, None].expand(5, 6, 3), dim))
+
+
+def test_blocks_duplicates_and_nothing() -> None:
+    dense = filled(8, 8, share=1.0)
+    blocks = stc.SparseTensor.from_torch(dense.to_sparse_bsr((2, 4)))
+    torch.testing.assert_close(stc.softmax(blocks, 1).to_dense(), torch.softmax(dense, 1))
+    twice = stc.SparseTensor([[0, 0, 0], [1, 1, 2]], torch.tensor([1.0, 2.0, 3.0]), (2, 3), coalesce=False)
+    torch.testing.assert_close(stc.softmax(twice, 1).to_dense(), torch.tensor([[0, 0.5, 0.5], [0, 0, 0]]))
+    empty = stc.SparseTensor(torch.zeros((2, 0), dtype=torch.long), torch.zeros(0), (0, 4))
+    assert stc.softmax(empty).nnz == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_and_infinite_values(dtype: torch.dtype) -> None:
+    x = stc.SparseTensor([[0, 0, 1, 1], [0, 1, 0, 1]], torch.tensor([6e4, 6e4, -torch.inf, 1.0], dtype=dtype), (2, 2))
+    found = stc.softmax(x, 1)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.to_dense(), torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=dtype))
+
+
+def test_what_softmax_refuses() -> None:
+    x = stc.SparseTensor.from_dense(torch.eye(3))
+    with pytest.raises(stc.ShapeError, match="no mode 2"):
+        stc.softmax(x, 2)
+    with pytest.raises(stc.DtypeError, match="floating point"):
+        stc.log_softmax(x.to(torch.int32))
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+
+def operands(heads: tuple[int, ...] = (), rows: int = 10, columns: int = 12) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    sizes = (rows, 8), (columns, 8), (columns, 5)
+    return [torch.randn(*heads, *size, generator=g, dtype=F64).requires_grad_() for size in sizes]
+
+
+@pytest.mark.parametrize("heads", [(), (3,), (2, 3)])
+def test_attention_and_its_gradients(heads: tuple[int, ...]) -> None:
+    meets = filled(10, 12) != 0
+    meets[4] = False  # a query that meets nothing
+    given, bias = operands(heads), filled(10, 12, share=1.0)
+    found = stc.attention(*given, stc.SparseTensor.from_dense(meets.double()), scale=0.3, bias=bias[meets])
+    mask = torch.where(meets, bias, -torch.inf)
+    expected = scaled_dot_product_attention(*given, attn_mask=mask, scale=0.3)
+    kept = [r for r in range(10) if r != 4]
+    torch.testing.assert_close(found[..., kept, :], expected[..., kept, :])
+    assert not found[..., 4, :].any()
+    both = (torch.autograd.grad(y[..., kept, :].square().sum(), given) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+MEETS = (torch.rand(64, 96, generator=torch.Generator().manual_seed(2)) < 0.3).float()
+PATTERNS: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: stc.SparseTensor.from_dense(MEETS),
+    "pattern": lambda: stc.SparseTensor.from_dense(MEETS).pattern,
+    "torch": lambda: MEETS.to_sparse(),
+    "scipy": lambda: scipy.sparse.csr_matrix(MEETS.numpy()),
+    "rows": lambda: (MEETS.to_sparse_csr().crow_indices(), MEETS.to_sparse_csr().col_indices()),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_may_come_as_anything_sparse(name: str) -> None:
+    given = operands((2,), 64, 96)
+    expected = scaled_dot_product_attention(*given, attn_mask=MEETS.bool())
+    torch.testing.assert_close(stc.attention(*given, PATTERNS[name]()), expected)
+
+
+def test_blocks_are_met_whole() -> None:
+    blocks = torch.zeros(64, 96)
+    blocks[:32, 16:48], blocks[32:, 64:] = 1.0, 1.0
+    found = stc.attention(*(given := operands((), 64, 96)), blocks.to_sparse_bsr((16, 16)))
+    torch.testing.assert_close(found, scaled_dot_product_attention(*given, attn_mask=blocks.bool()))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(300, 260), (256, 256)])
+def test_a_block_mask_of_flex_attention(rows: int, columns: int) -> None:
+    def near(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & (q - k < 200)
+
+    mask, given = create_block_mask(near, None, None, rows, columns, device="cpu"), operands((), rows, columns)
+    meets = near(0, 0, torch.arange(rows)[:, None], torch.arange(columns))
+    expected = scaled_dot_product_attention(*given, attn_mask=meets).nan_to_num(0.0)
+    torch.testing.assert_close(stc.attention(*given, mask), expected)
+
+
+def test_what_attention_refuses() -> None:
+    q, k, v = operands()
+    pattern = stc.SparseTensor.from_dense(torch.ones(10, 12))
+    for bad in ((q, k[:5], v), (q[0], k, v), (q, k, v[None]), (q, k[:, :3], v)):
+        with pytest.raises(stc.ShapeError, match="attention takes q"):
+            stc.attention(*bad, pattern)
+    with pytest.raises(stc.ShapeError, match="must be \\(10, 12\\)"):
+        stc.attention(q, k, v, torch.eye(4).to_sparse())
+    with pytest.raises(stc.ShapeError, match="bias must be"):
+        stc.attention(q, k, v, pattern, bias=torch.zeros(3))
+    with pytest.raises(stc.FormatError, match="no pattern"):
+        stc.attention(q, k, v, torch.ones(10, 12))
+
+
+def test_both_products_compile_for_a_gpu() -> None:
+    ones, b = stc.SparseTensor.from_dense(torch.ones(10, 12)), torch.rand(4, 12, 8)
+    scores = stc.compile("ij,hid,hjd->ijh", ones, torch.rand(4, 10, 8), b, output="sparse", backend="triton")
+    weights = stc.SparseTensor(ones.coords, torch.rand(ones.nnz, 4), (10, 12, 4))
+    means = stc.compile("ijh,hjd->hid", weights, b, output="dense", backend="triton")
+    assert all(".visible .entry" in kernel.ptx("sm_90") for kernel in (scores, means))
