@@ -22,7 +22,9 @@ def bits(x: torch.Tensor) -> int:
     weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
     chunk, found = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
-        for words in rows.reshape(-1).contiguous().view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
+        # Of one element, or none, `contiguous` leaves any stride.
+        flat = rows.contiguous().as_strided((rows.numel(),), (1,))
+        for words in flat.view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
             found.mul_(3).add_((words * weights[: words.numel()]).sum())
     return int(found)
 
