@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
 
 
-def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> torch.Tensor | SparseTensor:
+def einsum(
+    *args: Any, output: str = "auto", drop_zeros: bool = False, reduce: str = "sum", **settings: Any
+) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
     Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
@@ -67,6 +69,9 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
             any of their modes.
         drop_zeros: leave out entries of a sparse result whose value is 0. Its pattern otherwise does not depend on
             values.
+        reduce: ``"sum"``, or ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``: what is done, over the entries of the
+            one sparse operand, with its modes that the result has not; letters of dense operands alone are summed. A
+            result that no entry takes part in is 0.
         settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in
             `options`.
 
@@ -79,6 +84,10 @@ def einsum(*args: Any, output: str = "auto", drop_zeros: bool = False, **setting
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
         DtypeError: a sum of integers does not fit in 64 bits, or in the result's dtype.
     """
+    if reduce != "sum":
+        from sparsetc.contraction.reduced import reduced
+
+        return reduced(partial(einsum, **settings), *_prepared(args), reduce, output)
     if torch.compiler.is_compiling() or traced_by_modes():
         from sparsetc.contraction import library  # loaded where a graph is traced first
 

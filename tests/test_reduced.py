@@ -1,0 +1,98 @@
+"""Means, extrema and products over entries, against torch's scatter_reduce on what each entry gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import sparsetc as stc
+
+SIZES = {"i": 6, "j": 5, "k": 4, "r": 3, "s": 2}
+EQUATIONS = [
+    "ij,jr->ir",
+    "ij,jr->ri",
+    "ij,ir->jr",
+    "ij->i",
+    "ij->j",
+    "ij->",
+    "ij,jr,rs->is",
+    "ijk,jr,kr->ir",
+    "ijk,kr->ijr",
+]
+REDUCTIONS = ["sum", "mean", "amax", "amin", "prod"]
+
+
+def drawn(equation: str, dtype: torch.dtype = torch.float64) -> list[Any]:
+    g = torch.Generator().manual_seed(3)
+    first, *others = equation.split("->")[0].split(",")
+    shape = [SIZES[c] for c in first]
+    stored = torch.rand(shape, generator=g) < 0.4
+    stored[0] = False  # a row without entries
+    x = stc.SparseTensor(stored.nonzero().T, torch.randn(int(stored.sum()), generator=g).to(dtype), tuple(shape))
+    return [x, *(torch.randn([SIZES[c] for c in term], generator=g).to(dtype) for term in others)]
+
+
+def expected(equation: str, reduce: str, x: stc.SparseTensor, *dense: torch.Tensor) -> torch.Tensor:
+    """Entry by entry."""
+    (first, *others), output = equation.split("->")[0].split(","), equation.split("->")[1]
+    kept, free = [c for c in output if c in first], [c for c in output if c not in first]
+    rows: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for n, at in enumerate(x.coords.T.tolist()):
+        place = dict(zip(first, at, strict=True))
+        taken = [d[tuple(place.get(c, slice(None)) for c in term)] for d, term in zip(dense, others, strict=True)]
+        left = ["".join(c for c in term if c not in place) for term in others]
+        row = torch.einsum(f"{','.join(['', *left])}->{''.join(free)}", x.values[n], *taken)
+        rows.setdefault(tuple(place[c] for c in kept), []).append(row)
+    out = torch.zeros([SIZES[c] for c in (*kept, *free)], dtype=x.dtype)
+    for place, each in rows.items():
+        out[place] = getattr(torch.stack(each), reduce)(0)
+    return out.permute([(*kept, *free).index(c) for c in output])
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_every_reduction(equation: str, reduce: str) -> None:
+    x, *dense = drawn(equation)
+    found = stc.einsum(equation, x, *dense, reduce=reduce, output="dense")
+    torch.testing.assert_close(found, expected(equation, reduce, x, *dense))
+    if equation == "ijk,kr->ijr":
+        sparse = stc.einsum(equation, x, *dense, reduce=reduce, output="sparse")
+        torch.testing.assert_close(sparse.to_dense(), found)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_gradients(reduce: str) -> None:
+    x, b = drawn("ij,jr->ir")
+    given = x.values.clone().requires_grad_(), b.clone().requires_grad_()
+
+    def call(values: torch.Tensor, dense: torch.Tensor) -> Any:
+        return stc.einsum("ij,jr->ir", x.with_values(values), dense, reduce=reduce)
+
+    assert torch.autograd.gradcheck(call, given)
+
+
+def test_types_duplicates_and_nothing() -> None:
+    x = stc.SparseTensor([[0, 0, 1], [0, 2, 1]], torch.tensor([3, -4, 5]), (3, 3))
+    assert stc.einsum("ij->i", x, reduce="amax").tolist() == [3, 5, 0]
+    assert stc.einsum("ij->i", x, reduce="prod").tolist() == [-12, 5, 0]
+    twice = stc.SparseTensor([[0, 0], [1, 1]], torch.tensor([2.0, 3.0]), (1, 2), coalesce=False)
+    assert stc.einsum("ij->i", twice, reduce="amax").tolist() == [5.0]
+    empty = stc.SparseTensor(torch.zeros((2, 0), dtype=torch.long), torch.zeros(0), (2, 0))
+    for reduce in REDUCTIONS:
+        assert stc.einsum("ij->i", empty, reduce=reduce).tolist() == [0, 0]
+    heads = stc.SparseTensor([[0, 0], [0, 1]], torch.tensor([[1.0, 5.0], [3.0, 2.0]]), (1, 2, 2))
+    assert stc.einsum("ijh->ih", heads, reduce="amax").tolist() == [[3.0, 5.0]]
+
+
+def test_what_is_refused() -> None:
+    x, b = drawn("ij,jr->ir")
+    with pytest.raises(stc.EquationError, match="reduce must be one of"):
+        stc.einsum("ij,jr->ir", x, b, reduce="max")
+    with pytest.raises(stc.EquationError, match="one sparse operand"):
+        stc.einsum("ij,jk->ik", x, drawn("jk->j")[0], reduce="amax")
+    with pytest.raises(stc.DtypeError, match="mean"):
+        stc.einsum("ij->i", x.to(torch.int32), reduce="mean")
+    with pytest.raises(stc.DtypeError, match="order"):
+        stc.einsum("ij->i", x.to(torch.complex64), reduce="amax")
