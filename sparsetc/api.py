@@ -35,6 +35,7 @@ from sparsetc.packing.base import Packed
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor import inputs
+from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.pattern import clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -93,6 +94,9 @@ def einsum(
 
         return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
     return _einsum(args, output, drop_zeros, settings)
+
+
+Arithmetic._einsum_of = einsum  # by which @ multiplies
 
 
 @entry_point

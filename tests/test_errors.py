@@ -230,7 +230,7 @@ MATRIX, WIDE = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)), torch.one
         (lambda: stc.decomposition.tucker(MATRIX, 1, iters=9), "tucker takes no iters (did you mean n_iter_max?); "),
         (
             lambda: stc.spmm(MATRIX, WIDE, dropzeros=True),
-            "arguments are a, b, output, drop_zeros; options are precision",
+            "arguments are a, b, output, drop_zeros, reduce; options are precision",
         ),
         (lambda: stc.stream("ij,jr->ir", MATRIX, WIDE, chunk=9), "stream takes no chunk (did you mean chunk_bytes?); "),
         (

@@ -7,7 +7,6 @@ products are those of an einsum that keeps all modes, a row of dense letters an 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ import torch
 from sparsetc.contraction.canonical import Operands
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.reductions import over_rows, rows_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
@@ -54,8 +52,8 @@ def reduced(
     operands = [o.expand_dense().coalesce() if isinstance(o, SparseTensor) else o for o in operands]
     free, kept = [c for c in e.output if c not in own], [own.index(c) for c in e.output if c in own]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
-    pattern, rows, count = _rows_of(entries.pattern, tuple(kept))
-    found = _over(entries.values, rows, count, reduce)
+    pattern, rows, count = rows_of(entries.pattern, tuple(kept))
+    found = over_rows(entries.values, rows, count, reduce)
     written = SparseTensor._make(pattern, found) if kept else None
     if output == "sparse" and (written is None or [*e.output] != [own[m] for m in kept] + free):
         raise EquationError(f'a sparse result has the modes of the sparse operand first; "{text}" has not')
@@ -64,30 +62,3 @@ def reduced(
     dense = written.to_dense() if written is not None else found.new_zeros(found.shape[1:]) if not count else found[0]
     letters = [*(own[m] for m in kept), *free]
     return dense.permute([letters.index(c) for c in e.output])
-
-
-def _rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Tensor, int]:
-    """The pattern of the kept modes, the number of the result of each entry, and how many there are; made once."""
-
-    def made() -> tuple[Pattern | None, torch.Tensor, int]:
-        rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
-        found = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
-        coords = torch.stack(found.coords) if kept else pattern.coords[:0]
-        return Pattern(coords, shape, True), found.rank, found.count
-
-    return pattern._once(("rows of", kept), made)  # type: ignore[arg-type, return-value]
-
-
-def _over(values: torch.Tensor, rows: torch.Tensor, count: int, reduce: str) -> torch.Tensor:
-    """(count, *sizes) of (nnz, *sizes) values, each of which belongs to a row of the result; differentiable."""
-    out = values.new_zeros(count, *values.shape[1:])
-    if reduce in ("sum", "mean"):
-        sums = out.index_add(0, rows, values)
-        if reduce == "sum":
-            return sums
-        each = torch.zeros(count, dtype=torch.int64, device=rows.device).index_add_(0, rows, torch.ones_like(rows))
-        return sums / each.clamp(min=1).view(-1, *[1] * (values.ndim - 1)).to(values.dtype)
-    if not prod(values.shape):
-        return out
-    index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-    return out.scatter_reduce(0, index, values, reduce, include_self=False)

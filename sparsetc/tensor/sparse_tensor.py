@@ -18,8 +18,10 @@ from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert, tables
+from sparsetc.tensor.arithmetic import UFUNCS, Arithmetic
 from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.reductions import Reductions
 
 Stored = TypeVar("Stored")
 """Values as a storage holds them."""
@@ -28,7 +30,7 @@ VALUES = 16
 """Packed values kept with one tensor. Not measured."""
 
 
-class SparseTensor:
+class SparseTensor(Arithmetic, Reductions):
     """A sparse tensor in coordinate form, immutable by convention.
 
     Args:
@@ -244,7 +246,9 @@ class SparseTensor:
             ".to_scipy()"
         )
 
-    def __array_ufunc__(self, ufunc: np.ufunc, *args: Any, **kwargs: Any) -> NoReturn:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
+            return UFUNCS[ufunc.__name__](*(torch.as_tensor(a) if isinstance(a, np.ndarray) else a for a in args))
         raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------

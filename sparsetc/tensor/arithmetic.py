@@ -1,0 +1,352 @@
+"""Arithmetic of sparse tensors: operators, maps of entries, comparisons; and where the entries of two patterns meet.
+
+In: a SparseTensor, and a number, a dense tensor or another SparseTensor. Out: a SparseTensor, differentiable with
+respect to all values. Where entries of two patterns meet is found once for both.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from numbers import Number
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import torch
+
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.pattern import Pattern
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Entries = torch.Tensor
+"""(n,) int64: which of an operand's entries, or of a result's."""
+
+
+class Arithmetic:
+    """What operators do to a `SparseTensor`.
+
+    A result has the pattern of the operand, or of a product of two the entries that both have, and of a sum or a
+    difference those that either has. What would make absent entries differ from 0 is refused.
+    """
+
+    __slots__ = ()
+    _einsum_of: ClassVar[Callable[..., Any]]
+    """`sparsetc.einsum`, which stands levels above and is put here by its module."""
+
+    if TYPE_CHECKING:
+        _pattern: Pattern
+        _values: torch.Tensor
+
+        @classmethod
+        def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor: ...
+        def coalesce(self) -> Self: ...
+
+    # -- of entries alone -----------------------------------------------------------------------------------------
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
+        """The tensor with a function applied to the values of its entries; absent ones stay absent.
+
+        Args:
+            function: takes and gives values of one shape. Duplicates are summed first.
+
+        Raises:
+            ShapeError: the function gives another shape.
+
+        Example:
+            ``x.map(torch.exp)`` is exp of each entry, and nothing where there is none.
+        """
+        x = self.coalesce()
+        found = function(x._values)
+        if found.shape != x._values.shape:
+            raise ShapeError(f"a function of {tuple(x._values.shape)} values gave {tuple(found.shape)}")
+        return self._make(x._pattern, found)
+
+    def __neg__(self) -> SparseTensor:
+        return self.map(torch.neg)
+
+    def __pos__(self) -> Self:
+        return self
+
+    def __abs__(self) -> SparseTensor:
+        return self.map(torch.abs)
+
+    def abs(self) -> SparseTensor:
+        """Magnitudes of the entries."""
+        return self.map(torch.abs)
+
+    def sign(self) -> SparseTensor:
+        """The sign of each entry: -1, 0 or 1, or of unit magnitude where it is complex."""
+        return self.map(torch.sgn)
+
+    def sqrt(self) -> SparseTensor:
+        """The square root of each entry."""
+        return self.map(torch.sqrt)
+
+    def clip(self, low: float | None = None, high: float | None = None) -> SparseTensor:
+        """Entries not below ``low`` nor above ``high``, between which 0 must lie.
+
+        Raises:
+            DtypeError: bounds that would change absent entries.
+        """
+        if (low is not None and low > 0) or (high is not None and high < 0):
+            raise DtypeError(f"clip to {low} .. {high} would change absent entries, which are 0: map(), or .to_dense()")
+        return self.map(lambda values: values.clamp(low, high))
+
+    clamp = clip
+
+    def drop(self, tol: float = 0.0) -> SparseTensor:
+        """The entries of a magnitude above ``tol``; without an argument all that are not 0. Looks at the values.
+
+        A row of dense modes, or a block, stays where any of it does.
+        """
+        x = self.coalesce()
+        kept = (x._values.detach().abs() > tol).reshape(x._pattern.nnz, -1).any(1).nonzero()[:, 0]
+        return self._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))
+
+    # -- of two ---------------------------------------------------------------------------------------------------
+
+    def __mul__(self, other: Any) -> SparseTensor:
+        return _product(self, other, torch.mul)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> SparseTensor:
+        if _is_sparse(other):
+            raise DtypeError("sparse / sparse divides 0 by 0 where both have no entry: divide .values of one pattern")
+        return _product(self, other, torch.true_divide)
+
+    def __floordiv__(self, other: Any) -> SparseTensor:
+        if _is_sparse(other):
+            raise DtypeError("sparse // sparse divides 0 by 0 where both have no entry: divide .values of one pattern")
+        return _product(self, other, torch.floor_divide)
+
+    def __mod__(self, other: Any) -> SparseTensor:
+        if _is_sparse(other):
+            raise DtypeError("sparse % sparse divides 0 by 0 where both have no entry: take .values of one pattern")
+        return _product(self, other, torch.remainder)
+
+    def __rtruediv__(self, other: Any) -> NoReturn:
+        raise DtypeError(f"{type(other).__name__} / sparse divides by absent entries, which are 0: use .to_dense()")
+
+    __rfloordiv__ = __rmod__ = __rtruediv__
+
+    def __rpow__(self, other: Any) -> NoReturn:
+        raise DtypeError("a power with a sparse exponent is 1 where no entry is: use .to_dense(), or map()")
+
+    def __pow__(self, exponent: Any) -> SparseTensor:
+        if not isinstance(exponent, Number) or isinstance(exponent, complex) or exponent <= 0:  # type: ignore[operator]
+            raise DtypeError("sparse ** takes a number above 0, since 0 to the power of another is not 0: map()")
+        power: Any = exponent
+        return self.map(lambda values: values**power)
+
+    def __add__(self, other: Any) -> SparseTensor:
+        return _sum(self, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> SparseTensor:
+        return _sum(self, other, -1)
+
+    def __rsub__(self, other: Any) -> SparseTensor:
+        return _sum(-self, other, 1)
+
+    def __matmul__(self, other: Any) -> Any:
+        return _matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _matmul(other, self)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(operator.ne, other) if isinstance(other, Number) else not self == other
+
+    def __lt__(self, other: Any) -> SparseTensor:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: Any) -> SparseTensor:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: Any) -> SparseTensor:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: Any) -> SparseTensor:
+        return self._compared(operator.ge, other)
+
+    def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> SparseTensor:
+        """A mask of the entries, int8, where absent ones compare false; as 0 does."""
+        x = self.coalesce()
+        if isinstance(other, Number):
+            if compare(0, other):
+                raise DtypeError(f"0 compares true with {other!r}, and so would all absent entries: take .values")
+            return self._make(x._pattern, compare(x._values, other).to(torch.int8))
+        same = getattr(other, "_pattern", None) is x._pattern
+        if not same or compare(0, 0):
+            raise DtypeError("a comparison takes a number, or a SparseTensor of the same pattern, and < or > of that")
+        return self._make(x._pattern, compare(x._values, other._values).to(torch.int8))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
+        kwargs = dict(kwargs or {})
+        known = _OPERATORS.get(getattr(function, "__name__", ""))
+        if known is None or kwargs.keys() - {"dim", "keepdim", "dtype"}:
+            name = getattr(function, "__name__", str(function))
+            raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
+        return known(*args, **kwargs)
+
+
+def _is_sparse(x: Any) -> bool:
+    return isinstance(x, Arithmetic)
+
+
+# -- with numbers and dense tensors ------------------------------------------------------------------------------------
+
+
+def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
+    """A product, or another function that is 0 of 0, of x and whatever the other is."""
+    if isinstance(other, Number):
+        return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
+    if isinstance(other, torch.Tensor) and other.layout == torch.strided:
+        return _with_dense(x, other, apply)
+    x, y = _alike(x, other, "*")
+    pattern, left, right = _meeting(x._pattern, y._pattern)
+    return x._make(pattern, apply(_taken(x, left), _taken(y, right)))  # type: ignore[no-any-return]
+
+
+def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
+    """Entries of x with those of a dense tensor at their places, which is broadcast to the shape of x."""
+    if not other.ndim:
+        return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
+    if other.device != x.device:
+        raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
+    x = (x.expand_dense() if x.blocksize else x).coalesce()
+    try:
+        other = other.expand(x.shape)
+    except RuntimeError:
+        raise ShapeError(f"{tuple(other.shape)} cannot be broadcast to the sparse operand's {x.shape}") from None
+    return x._make(x._pattern, apply(x._values, other[tuple(x._pattern.coords)]))  # type: ignore[no-any-return]
+
+
+# -- of two patterns ---------------------------------------------------------------------------------------------------
+
+
+def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
+    """``x + sign * other``."""
+    if isinstance(other, Number) and other == 0:
+        return x  # type: ignore[no-any-return]
+    if isinstance(other, Number) or (isinstance(other, torch.Tensor) and other.layout == torch.strided):
+        raise DtypeError("a sum with a number or a dense tensor is dense: .to_dense() + …, or map() for entries alone")
+    x, y = _alike(x, other, "+" if sign > 0 else "-")
+    if x._pattern is y._pattern:
+        return x._make(x._pattern, torch.add(x._values, y._values, alpha=sign))  # type: ignore[no-any-return]
+    pattern, left, right = _union(x._pattern, y._pattern)
+    dtype = torch.result_type(x._values, y._values)
+    out = x._values.new_zeros((pattern.nnz, *x._values.shape[1:]), dtype=dtype)
+    out = out.index_add(0, left, x._values.to(dtype))
+    return x._make(pattern, out.index_add(0, right, y._values.to(dtype), alpha=sign))  # type: ignore[no-any-return]
+
+
+def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
+    """Both as coalesced tensors of one shape, in the same blocks or none, with the same dense modes."""
+    y = type(x).coerce(other)
+    if y is None:
+        raise DtypeError(
+            f"sparse {sign} takes a number, a torch tensor or a sparse tensor, found {type(other).__name__}"
+        )
+    if x.shape != y.shape:
+        raise ShapeError(f"sparse {sign} sparse takes tensors of one shape, found {x.shape} and {y.shape}")
+    if x.device != y.device:
+        raise DeviceError(f"sparse {sign} sparse takes tensors on one device, found {x.device} and {y.device}")
+    if (x.sparse_order, x.blocksize) != (y.sparse_order, y.blocksize):
+        x, y = x.expand_dense(), y.expand_dense()
+    return x.coalesce(), y.coalesce()
+
+
+def _taken(x: Any, entries: Entries | None) -> torch.Tensor:
+    return x._values if entries is None else x._values.index_select(0, entries)  # type: ignore[no-any-return]
+
+
+def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
+    """The pattern of the entries that both have, and which ones of each these are; None for all in order."""
+    if x is y:
+        return x, None, None
+
+    def made() -> tuple[Pattern, Entries, Entries]:
+        rank, n = _numbers(x, y)
+        place = torch.full((n,), -1, dtype=torch.int64, device=x.device)
+        place[rank[: x.nnz]] = torch.arange(x.nnz, device=x.device)
+        left = place[rank[x.nnz :]]
+        right = (left >= 0).nonzero()[:, 0]
+        left = left[right]
+        return x.like(x.coords[:, left], True), left, right
+
+    return x._once(("meeting", y.number), made)
+
+
+def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries, Entries]:
+    """The pattern of the entries that either has, and which of them the entries of each are."""
+
+    def made() -> tuple[Pattern, Entries, Entries]:
+        rank, n = _numbers(x, y)
+        coords = torch.cat((x.coords, y.coords), 1)
+        first = torch.empty(n, dtype=torch.int64, device=x.device)
+        first[rank] = torch.arange(rank.numel(), device=x.device)
+        return x.like(coords[:, first], True), rank[: x.nnz], rank[x.nnz :]
+
+    return x._once(("union", y.number), made)
+
+
+def _numbers(x: Pattern, y: Pattern) -> tuple[torch.Tensor, int]:
+    """Numbers of the entries of both, in lexicographic order, equal where coordinates are; and how many there are."""
+    found = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0])
+    return found.rank, found.count
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    """``left @ right`` of which one is sparse, at least: matrices, vectors, and batches of matrices in front."""
+    a, b = len(left.shape), len(right.shape)
+    if not a or not b:
+        raise ShapeError(f"@ takes vectors and matrices, found {tuple(left.shape)} and {tuple(right.shape)}")
+    batch = "abcdefgh"[: max(a, b, 2) - 2]
+    first = (batch[len(batch) - a + 2 :] + "ij") if a > 1 else "j"
+    second = (batch[len(batch) - b + 2 :] + "jk") if b > 1 else "j"
+    result = batch + ("i" if a > 1 else "") + ("k" if b > 1 else "")
+    dense = any(isinstance(x, torch.Tensor) and x.layout == torch.strided for x in (left, right))
+    return Arithmetic._einsum_of(f"{first},{second}->{result}", left, right, output="dense" if dense else "auto")
+
+
+def _of_torch(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An operator of torch whose first operand is dense, and its second sparse, or the other way round."""
+
+    def called(x: Any, y: Any) -> Any:
+        if _is_sparse(x):
+            return function(x, y)
+        reflected = {operator.sub: "__rsub__", operator.truediv: "__rtruediv__"}.get(function)
+        return getattr(y, reflected)(x) if reflected else function(y, x)
+
+    return called
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("add", "__add__", "__radd__"), _of_torch(operator.add)),
+    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), _of_torch(operator.mul)),
+    **dict.fromkeys(("sub", "__sub__", "subtract"), _of_torch(operator.sub)),
+    **dict.fromkeys(("div", "__truediv__", "true_divide", "divide"), _of_torch(operator.truediv)),
+    "__rsub__": lambda x, y: _of_torch(operator.sub)(y, x),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "__matmul__"), _matmul),
+    "__rmatmul__": lambda x, y: _matmul(y, x),
+    **{name: operator.methodcaller(name) for name in ("abs", "sign", "sqrt")},
+    "neg": operator.neg,
+}
+"""What functions of torch do with a SparseTensor among their arguments, by their names."""
+UFUNCS: dict[str, Callable[..., Any]] = {
+    **{
+        name: _OPERATORS[name]
+        for name in ("add", "multiply", "subtract", "divide", "true_divide", "matmul", "sqrt", "sign")
+    },
+    **{"absolute": operator.abs, "negative": operator.neg},
+}
+"""What numpy's functions do with one, likewise."""

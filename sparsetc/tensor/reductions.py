@@ -1,0 +1,167 @@
+"""Sums, means, extrema, products and norms over modes of a sparse tensor.
+
+In: a SparseTensor and modes. Out: a tensor of the modes that are left, dense or sparse, differentiable. Entries that
+agree in these are reduced together; absent ones count as the zeros that they are, unless entries alone are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sums import accumulator, summed_dtype
+
+if TYPE_CHECKING:
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Dims = int | Sequence[int] | None
+"""Modes, negative ones counted from the end; None for all."""
+OUTPUTS = ("auto", "dense", "sparse")
+
+
+class Reductions:
+    """What a `SparseTensor` is reduced by.
+
+    Each takes ``dim``, a mode, several, or None for all; ``keepdim``, to leave them with size 1; and ``output``:
+    ``"dense"``, ``"sparse"``, or ``"auto"``, which is sparse where two or more modes are left that have coordinates.
+    Errors are `ShapeError` for modes that there are not, and `DtypeError` for values of which there is no such thing.
+    """
+
+    __slots__ = ()
+
+    def sum(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto") -> Any:
+        """The sum over modes; of integers as int64.
+
+        Example:
+            ``x.sum(0)`` of a matrix is dense, (columns,).
+        """
+        return _reduced(self, "sum", dim, keepdim, output)
+
+    def mean(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+        """The mean over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        return _reduced(self, "mean", dim, keepdim, output, entries)
+
+    def amax(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+        """The largest over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        return _reduced(self, "amax", dim, keepdim, output, entries)
+
+    def amin(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+        """The least over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        return _reduced(self, "amin", dim, keepdim, output, entries)
+
+    def prod(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+        """The product over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        return _reduced(self, "prod", dim, keepdim, output, entries)
+
+    def norm(self, p: float = 2.0, dim: Dims = None, keepdim: bool = False, *, output: str = "auto") -> Any:
+        """The p-norm over modes: the root of the sum of powers of magnitudes; for infinity the largest of these."""
+        x: Any = self
+        if p == float("inf"):
+            return x.abs().amax(dim, keepdim, output=output)
+        if not p > 0:
+            raise DtypeError(f"norm takes p above 0, found {p!r}: of 0 it is count_nonzero")
+        found = x.map(lambda values: values.abs() ** p).sum(dim, keepdim, output=output)
+        return found ** (1 / p)
+
+    def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto") -> Any:
+        """How many values are not 0, over modes, int64; explicit zeros do not count."""
+        x: Any = self
+        return x.map(lambda values: (values != 0).to(torch.int64)).sum(dim, keepdim, output=output)
+
+
+def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False) -> Any:
+    """A reduction of one kind; see `Reductions`."""
+    if output not in OUTPUTS:
+        raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")
+    if kind == "mean" and not (x.dtype.is_floating_point or x.dtype.is_complex):
+        raise DtypeError(f"the mean of {x.dtype} is no {x.dtype}: convert the values first")
+    if kind in ("amax", "amin") and x.dtype.is_complex:
+        raise DtypeError(f"{x.dtype} has no order, and so no {kind}")
+    x, gone = (x.expand_dense() if x.blocksize else x).coalesce(), _modes(x.order, dim)
+    order, pattern, dtype = x.sparse_order, x._pattern, summed_dtype(x.dtype) if kind == "sum" else x.dtype
+    values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
+    dense = [m - order + 1 for m in gone if m >= order]
+    for at in reversed(dense):
+        values = getattr(torch, kind)(values, at)
+    kept = tuple(m for m in range(order) if m not in gone)
+    if len(kept) < order:
+        pattern, rows, count = rows_of(pattern, kept)
+        positions = prod(x._pattern.shape[m] for m in range(order) if m in gone)
+        values = over_rows(values, rows, count, kind, 0 if entries else positions)
+    values = values.to(dtype)
+    if not kept:
+        values = values[0] if values.shape[0] else values.new_zeros(values.shape[1:])
+        return _with_ones(values, gone) if keepdim else values
+    found = x._make(pattern, values)
+    if output == "dense" or (output == "auto" and len(kept) < 2):
+        return _with_ones(found.to_dense(), gone) if keepdim else found.to_dense()
+    return _with_sizes_of_1(found, x, gone) if keepdim else found
+
+
+def _modes(order: int, dim: Dims) -> list[int]:
+    """Modes, ascending and counted from the first; `ShapeError` for one that there is not, or twice."""
+    given = list(range(order)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    modes = sorted(m % order if -order <= m < order else -1 for m in given)
+    if -1 in modes or len({*modes}) < len(modes):
+        raise ShapeError(f"dim must name modes of a tensor that has {order}, each once, found {dim!r:.80}")
+    return modes
+
+
+def _with_ones(found: torch.Tensor, gone: Sequence[int]) -> torch.Tensor:
+    for mode in gone:
+        found = found.unsqueeze(mode)
+    return found
+
+
+def _with_sizes_of_1(found: SparseTensor, x: SparseTensor, gone: Sequence[int]) -> SparseTensor:
+    """The sparse result with the modes that are gone, of size 1; dense ones as dense modes."""
+    old, left = found._pattern, iter(found._pattern.coords)
+    none = torch.zeros_like(old.coords[0])
+    coords = torch.stack([none if m in gone else next(left) for m in range(x.sparse_order)])
+    shape = tuple(1 if m in gone else x._pattern.shape[m] for m in range(x.sparse_order))
+    values = _with_ones(found._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
+    return found._make(Pattern(coords, shape, True), values)
+
+
+def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Tensor, int]:
+    """The pattern of some modes, the number in it of each entry, and how many there are; made once."""
+
+    def made() -> tuple[Pattern, torch.Tensor, int]:
+        rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
+        found = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
+        coords = torch.stack(found.coords) if kept else pattern.coords[:0]
+        return Pattern(coords, shape, True), found.rank, found.count
+
+    return pattern._once(("rows of", kept), made)
+
+
+def over_rows(values: torch.Tensor, rows: torch.Tensor, count: int, kind: str, positions: int = 0) -> torch.Tensor:
+    """(count, *sizes) of (nnz, *sizes) values, each of which belongs to a row of the result; differentiable.
+
+    Args:
+        values: of the entries.
+        rows: (nnz,) the row of each.
+        count: of rows.
+        kind: of reduction.
+        positions: of a row, of which those without an entry are 0; 0 where entries alone count.
+    """
+    out = values.new_zeros(count, *values.shape[1:])
+    if kind == "sum":
+        return out.index_add(0, rows, values)
+    each = torch.zeros(count, dtype=torch.int64, device=rows.device).index_add_(0, rows, torch.ones_like(rows))
+    each = each.view(-1, *[1] * (values.ndim - 1))
+    if kind == "mean":
+        return out.index_add(0, rows, values) / (positions or each.clamp(min=1).to(values.dtype))
+    if values.numel():
+        index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        out = out.scatter_reduce(0, index, values, kind, include_self=False)
+    if not positions:
+        return out
+    with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
+    return torch.where(each < positions, with_zero, out)

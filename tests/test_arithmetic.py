@@ -1,0 +1,204 @@
+"""Operators on sparse tensors against the same on dense ones; their patterns, gradients and refusals."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sparsetc as stc
+
+F64 = torch.float64
+A, B, C = "nonzeros", "others", "the same pattern"
+
+
+def dense(seed: int, shape: tuple[int, ...] = (5, 6), share: float = 0.4, dtype: torch.dtype = F64) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    values = torch.randint(1, 9, shape, generator=g) * (1 - 2 * torch.randint(0, 2, shape, generator=g))
+    return (values * (torch.rand(shape, generator=g) < share)).to(dtype)
+
+
+def sparse(x: torch.Tensor, kind: str = A) -> stc.SparseTensor:
+    if kind == "dense modes":
+        stored = (x != 0).any(-1)
+        return stc.SparseTensor(stored.nonzero().T, x[stored], tuple(x.shape))
+    if kind == "blocks":
+        return stc.SparseTensor.from_torch(x.to_sparse_bsr((2, 2)))
+    return stc.SparseTensor.from_dense(x)
+
+
+KINDS = {A: (5, 6), "dense modes": (4, 5, 3), "blocks": (4, 6)}
+PAIRS: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("kinds", [(k, k) for k in KINDS] + [(A, "blocks"), ("blocks", A)])
+def test_two_sparse_tensors(kinds: tuple[str, str], name: str) -> None:
+    shape, call = KINDS["blocks" if "blocks" in kinds else kinds[0]], PAIRS[name]
+    given = [dense(seed, shape) for seed in (0, 1)]
+    x, y = (sparse(d, k) for d, k in zip(given, kinds, strict=True))
+    found = call(x, y)
+    torch.testing.assert_close(found.to_dense(), call(*given))
+    assert found.is_coalesced
+    if name == "*":
+        assert found.nnz <= min(x.expand_dense().nnz, y.expand_dense().nnz)
+    again = call(x, y)
+    assert again.pattern is found.pattern or "blocks" in kinds  # found once
+    values = [t.values.clone().requires_grad_() for t in (x, y)]
+    assert torch.autograd.gradcheck(lambda a, b: call(x.with_values(a), y.with_values(b)).values, values)
+
+
+def test_one_pattern_and_other_libraries() -> None:
+    x = sparse(dense(0))
+    assert (x + x * 2).pattern is x.pattern
+    for other in (dense(1).to_sparse(), dense(1).to_sparse_csr(), sparse(dense(1)).to_scipy()):
+        torch.testing.assert_close((x + other).to_dense(), dense(0) + dense(1))
+    twice = stc.SparseTensor([[0, 0, 1], [1, 1, 2]], torch.tensor([1.0, 2.0, 3.0]), (2, 3), coalesce=False)
+    torch.testing.assert_close((twice * twice).to_dense(), torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]]))
+    torch.testing.assert_close(abs(-twice).to_dense(), twice.to_dense())
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 1), (3, 1 << 40, 1 << 40)])
+def test_nothing_one_and_huge_shapes(shape: tuple[int, ...]) -> None:
+    none = stc.SparseTensor(torch.zeros((len(shape), 0), dtype=torch.long), torch.zeros(0), shape)
+    assert (none + none).nnz == (none * none).nnz == (none - none * 2).nnz == 0
+    if 0 not in shape:
+        one = stc.SparseTensor([[n - 1] for n in shape], torch.ones(1), shape)
+        first = stc.SparseTensor([[0]] * len(shape), torch.ones(1), shape)
+        assert (one + none).nnz == 1
+        assert (one * first).nnz == int(shape == (1, 1))
+        assert (one + first).coords[:, -1].tolist() == [n - 1 for n in shape]
+
+
+def test_types_follow_torch() -> None:
+    kinds = [torch.float16, torch.float32, torch.int32, torch.int64, torch.complex64]
+    for first in kinds:
+        for second in kinds:
+            x, y = sparse(dense(0, dtype=first)), sparse(dense(1, dtype=second))
+            for call in PAIRS.values():
+                expected = call(dense(0, dtype=first), dense(1, dtype=second))
+                torch.testing.assert_close(call(x, y).to_dense(), expected)
+        torch.testing.assert_close((x * 1.5).to_dense(), dense(0, dtype=first) * 1.5)
+
+
+NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "x * 3": lambda x: x * 3,
+    "2.5 * x": lambda x: 2.5 * x,
+    "np.float64 * x": lambda x: np.float64(2.5) * x,
+    "x / 4": lambda x: x / 4,
+    "x // 3": lambda x: x // 3,
+    "x % 3": lambda x: x % 3,
+    "x ** 2": lambda x: x**2,
+    "-x": lambda x: -x,
+    "+x": lambda x: +x,
+    "abs(x)": abs,
+    "torch.abs(x)": torch.abs,
+    "torch.mul(x, 3)": lambda x: torch.mul(x, 3),
+    "torch.neg(x)": torch.neg,
+    "x.sign()": lambda x: x.sign(),
+    "x.clip(-2, 3)": lambda x: x.clip(-2, 3),
+    "x.clamp(high=3)": lambda x: x.clip(None, 3) if isinstance(x, torch.Tensor) else x.clamp(high=3),
+    "x + 0": lambda x: x + 0,
+    "0 + x": lambda x: 0 + x,
+    "0 - x": lambda x: 0 - x,
+    "sum([x, x])": lambda x: sum([x, x]),
+    "x * tensor(2.)": lambda x: x * torch.tensor(2.0),
+    "tensor(2.) * x": lambda x: torch.tensor(2.0) * x,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers(kind: str, name: str) -> None:
+    given = dense(0, KINDS[kind])
+    x = sparse(given, kind)
+    found = NUMBERS[name](x)
+    torch.testing.assert_close(found.to_dense(), NUMBERS[name](given))
+    assert found.pattern is x.pattern
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", [lambda x, d: x * d, lambda x, d: d * x, lambda x, d: x / d, torch.mul, torch.div])
+def test_dense_tensors_are_broadcast(kind: str, call: Callable[[Any, Any], Any]) -> None:
+    given, full = dense(0, KINDS[kind]), dense(1, KINDS[kind], share=1.0)
+    x = sparse(given, kind)
+    for other in (full, full[:1], full[..., :1], full[0]):
+        found = call(x, other)
+        assert isinstance(found, stc.SparseTensor)
+        torch.testing.assert_close(found.to_dense(), call(given, other) if call(0.0, 1.0) == 0 else other * given)
+    values, other = x.values.clone().requires_grad_(), full[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda v, d: call(x.with_values(v), d).values, (values, other))
+
+
+def test_maps_and_drops() -> None:
+    given = dense(0)
+    x = sparse(given)
+    torch.testing.assert_close(x.map(torch.exp).values, given[given != 0].exp())
+    torch.testing.assert_close(abs(x).sqrt().to_dense(), given.abs().sqrt())
+    torch.testing.assert_close(x.drop(3).to_dense(), torch.where(given.abs() > 3, given, 0))
+    assert (x - x).drop().nnz == 0
+    blocks = sparse(dense(0, (4, 6)), "blocks")
+    torch.testing.assert_close(blocks.drop(8).to_dense(), torch.zeros(4, 6, dtype=F64))
+
+
+@pytest.mark.parametrize("compare", [operator.gt, operator.ge, operator.lt, operator.le, operator.ne])
+def test_comparisons_are_masks(compare: Callable[[Any, Any], Any]) -> None:
+    given, x = dense(0), sparse(dense(0))
+    number = 2 if compare in (operator.gt, operator.ge) else -2 if compare is not operator.ne else 0
+    found = compare(x, number)
+    assert found.dtype == torch.int8
+    torch.testing.assert_close(found.to_dense().bool(), compare(given, number))
+    with pytest.raises(stc.DtypeError, match="absent entries"):
+        compare(x, -number or 1)
+    if compare in (operator.gt, operator.lt):
+        torch.testing.assert_close(compare(x, x * 2).to_dense().bool(), compare(given, given * 2))
+
+
+PRODUCTS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((5, 6), (6, 3)), ((5, 6), (6,)), ((2, 5, 6), (2, 6, 3))]
+
+
+@pytest.mark.parametrize(("first", "second"), PRODUCTS)
+def test_products_of_matrices(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    given, other = dense(0, first), dense(1, second, share=1.0)
+    x = sparse(given)
+    for found in (x @ other, torch.matmul(x, other)):
+        torch.testing.assert_close(found, given @ other)
+    if len(second) > 1:
+        torch.testing.assert_close(other.mT @ x.permute(*range(len(first) - 2), -1, -2), (given @ other).mT)
+        torch.testing.assert_close((x @ sparse(other)).to_dense(), given @ other)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "x + 1": (lambda x: x + 1, stc.DtypeError, "is dense"),
+    "1 - x": (lambda x: 1 - x, stc.DtypeError, "is dense"),
+    "x + dense": (lambda x: x + x.to_dense(), stc.DtypeError, "is dense"),
+    "dense + x": (lambda x: x.to_dense() + x, stc.DtypeError, "is dense"),
+    "dense - x": (lambda x: x.to_dense() - x, stc.DtypeError, "is dense"),
+    "dense / x": (lambda x: x.to_dense() / x, stc.DtypeError, "absent entries"),
+    "x / x": (lambda x: x / x, stc.DtypeError, "0 by 0"),
+    "x ** 0": (lambda x: x**0, stc.DtypeError, "above 0"),
+    "x ** x": (lambda x: x**x, stc.DtypeError, "above 0"),
+    "x + shape": (lambda x: x + sparse(dense(0, (5, 7))), stc.ShapeError, r"\(5, 6\) and \(5, 7\)"),
+    "x * shape": (lambda x: x * torch.ones(7), stc.ShapeError, "broadcast"),
+    "x + text": (lambda x: x + "a", stc.DtypeError, "found str"),
+    "x * None": (lambda x: x * None, stc.DtypeError, "found NoneType"),
+    "x == x.T": (lambda x: x == sparse(dense(1)), stc.DtypeError, "=="),
+    "x != y": (lambda x: x != sparse(dense(1)), stc.DtypeError, "=="),
+    "x > y": (lambda x: x > sparse(dense(1)), stc.DtypeError, "same pattern"),
+    "x >= x": (lambda x: x >= x * 1, stc.DtypeError, "same pattern"),
+    "clip(1)": (lambda x: x.clip(1), stc.DtypeError, "absent entries"),
+    "map": (lambda x: x.map(lambda v: v[:2]), stc.ShapeError, "gave"),
+    "torch.exp": (torch.exp, stc.DtypeError, "exp takes no SparseTensor"),
+    "x @ 3": (lambda x: x @ torch.tensor(3.0), stc.ShapeError, "@ takes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    call, kind, said = REFUSED[name]
+    with pytest.raises(kind, match=said):
+        call(sparse(dense(0)))

@@ -1,0 +1,98 @@
+"""Reductions of sparse tensors over any modes, against those of dense ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_arithmetic import KINDS, dense, sparse
+
+import sparsetc as stc
+
+REDUCTIONS = ["sum", "mean", "amax", "amin", "prod", "count_nonzero"]
+DIMS: list[Any] = [None, 0, -1, (0, 1), ()]
+
+
+def of_dense(x: torch.Tensor, name: str, dim: Any, keepdim: bool = False) -> torch.Tensor:
+    modes = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else dim
+    for mode in sorted((m % x.ndim for m in modes), reverse=True):
+        if name == "count_nonzero":
+            x = (x != 0).long() if x.dtype != torch.int64 else x
+        x = x.sum(mode, keepdim) if name == "count_nonzero" else getattr(x, name)(mode, keepdim)
+    return (x != 0).long() if name == "count_nonzero" and not modes else x
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", DIMS, ids=str)
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_reduction(kind: str, name: str, dim: Any, keepdim: bool) -> None:
+    given = dense(0, KINDS[kind], share=0.6)
+    given[0] = 0.0
+    expected = of_dense(given, name, dim, keepdim)
+    for output in ("auto", "dense", "sparse"):
+        found = getattr(sparse(given, kind), name)(dim, keepdim, output=output)
+        found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["mean", "amax", "amin", "prod"])
+def test_entries_alone(name: str) -> None:
+    given = dense(0, (6, 7), share=0.5).abs() + 0
+    x = sparse(given)
+    found = getattr(x, name)(1, entries=True)
+    for row, value in zip(given, found, strict=True):
+        expected = getattr(row[row != 0], name)() if bool(row.any()) else torch.zeros_like(value)
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3.0, float("inf")])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_norms(p: float, dim: int | None) -> None:
+    given = dense(0)
+    torch.testing.assert_close(sparse(given).norm(p, dim), torch.linalg.vector_norm(given, p, dim))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "amin", "prod"])
+@pytest.mark.parametrize("dim", [None, 0, 1], ids=str)
+def test_gradients(name: str, dim: int | None) -> None:
+    x = stc.SparseTensor([[0, 0, 1, 2, 2], [0, 2, 1, 0, 1]], torch.tensor([1.5, -2.0, 3.0, 4.0, -5.0]).double(), (3, 3))
+    for entries in ({}, {"entries": True}) if name != "sum" else ({},):
+        assert torch.autograd.gradcheck(
+            lambda v, k=entries: getattr(x.with_values(v), name)(dim, **k), x.values.clone().requires_grad_()
+        )
+
+
+def test_types_and_what_is_stored() -> None:
+    small = sparse(dense(0, dtype=torch.int8))
+    assert small.sum().dtype == torch.int64
+    half = stc.SparseTensor([[0] * 4096, list(range(4096))], torch.ones(4096, dtype=torch.float16), (1, 4096))
+    assert half.sum().item() == 4096
+    assert half.sum().dtype == torch.float16
+    cube = sparse(dense(0, (3, 4, 5)))
+    assert isinstance(cube.sum(0), stc.SparseTensor)
+    assert isinstance(cube.sum((0, 1)), torch.Tensor)
+    assert cube.sum(0).pattern is cube.sum(0).pattern
+    none = stc.SparseTensor(torch.zeros((2, 0), dtype=torch.long), torch.zeros(0), (3, 0))
+    assert none.sum().item() == 0
+    assert none.sum(1).tolist() == [0, 0, 0]
+    assert torch.linalg.vector_norm(cube.values) == cube.norm()
+
+
+@pytest.mark.parametrize("dim", [2, -3, (0, 0), (0, -2)])
+def test_modes_that_there_are_not(dim: Any) -> None:
+    with pytest.raises(stc.ShapeError, match="dim must name modes"):
+        sparse(dense(0)).sum(dim)
+
+
+def test_what_is_refused() -> None:
+    x = sparse(dense(0))
+    with pytest.raises(stc.DtypeError, match="mean"):
+        x.to(torch.int32).mean()
+    with pytest.raises(stc.DtypeError, match="order"):
+        x.to(torch.complex64).amax()
+    with pytest.raises(stc.DtypeError, match="p above 0"):
+        x.norm(0)
+    with pytest.raises(stc.ShapeError, match="output"):
+        x.sum(0, output="csr")
