@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.sparse_attention import attention
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
+    from sparsetc.tensor.creation import cat, eye, kron, rand, randn, stack, zeros
     from sparsetc.tensor.softmax import log_softmax, softmax
 
 __version__ = "0.1.0"
@@ -88,6 +89,7 @@ __all__ = [
     "blocking_curve",
     "cache_info",
     "calibrate",
+    "cat",
     "clear_cache",
     "compile",
     "compile_many",
@@ -97,6 +99,8 @@ __all__ = [
     "distributed",
     "einsum",
     "explain",
+    "eye",
+    "kron",
     "log_softmax",
     "mttkrp",
     "nn",
@@ -109,6 +113,8 @@ __all__ = [
     "plan_bcb",
     "plan_hls",
     "plan_window",
+    "rand",
+    "randn",
     "read",
     "register_format",
     "register_op",
@@ -117,6 +123,7 @@ __all__ = [
     "sddmm",
     "softmax",
     "spmm",
+    "stack",
     "stream",
     "stream_kernel",
     "testing",
@@ -124,6 +131,7 @@ __all__ = [
     "ttmc",
     "ttv",
     "write",
+    "zeros",
 ]
 
 _ON_DEMAND = {
@@ -131,6 +139,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
+    **dict.fromkeys(("cat", "eye", "kron", "rand", "randn", "stack", "zeros"), "tensor.creation"),
     "attention": "sparse_attention",
     "calibrate": "device.calibrate",
     "plan_bcb": "products.problem",

@@ -22,6 +22,7 @@ from sparsetc.tensor.arithmetic import UFUNCS, Arithmetic
 from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.reductions import Reductions
+from sparsetc.tensor.structure import Structure, Typed
 
 Stored = TypeVar("Stored")
 """Values as a storage holds them."""
@@ -30,7 +31,7 @@ VALUES = 16
 """Packed values kept with one tensor. Not measured."""
 
 
-class SparseTensor(Arithmetic, Reductions):
+class SparseTensor(Arithmetic, Reductions, Structure, Typed):
     """A sparse tensor in coordinate form, immutable by convention.
 
     Args:

@@ -1,0 +1,156 @@
+"""Sparse tensors made of others or of nothing: joined, stacked, multiplied out, and with entries anywhere.
+
+In: SparseTensors, or a shape. Out: a SparseTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.errors import DeviceError, ShapeError
+from sparsetc.support.entry import entry_point
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+DENSE_ENOUGH = 1 << 22
+"""Positions up to which random ones are the first of a permutation of all."""
+
+
+@entry_point
+def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
+    """Tensors one after another along a mode; of their other modes the sizes agree.
+
+    Raises:
+        ShapeError: no tensors, or shapes that do not agree.
+        DeviceError: tensors on several devices.
+
+    Example:
+        ``stc.cat([x, y], 1)`` of two matrices has the columns of both.
+    """
+    given = _alike(tensors, "cat")
+    order = given[0].order
+    if not -order <= dim < order:
+        raise ShapeError(f"cat: tensors of {order} modes have no mode {dim}")
+    mode = dim % order
+    others = {(*x.shape[:mode], *x.shape[mode + 1 :]) for x in given}
+    if len(others) > 1:
+        raise ShapeError(f"cat along mode {mode} takes one shape of the others, found {[x.shape for x in given]}")
+    if mode >= given[0].sparse_order:
+        given = [x.expand_dense() for x in given]
+    coords, start = [], 0
+    for x in given:
+        rows = x.coords.clone()
+        rows[mode] += start
+        coords.append(rows)
+        start += x.shape[mode]
+    shape = (*given[0].shape[:mode], start, *given[0].shape[mode + 1 :])
+    return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in given]), shape, check=False)
+
+
+@entry_point
+def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
+    """Tensors of one shape side by side along a new mode, which becomes the mode ``dim``; errors as of `cat`."""
+    return cat([x.unsqueeze(dim) for x in _alike(tensors, "stack")], dim)
+
+
+def _alike(tensors: Sequence[Any], name: str) -> list[SparseTensor]:
+    """The tensors of single nonzeros, on one device and with the same dense modes."""
+    found = [SparseTensor.coerce(x) for x in tensors]
+    if not found or None in found:
+        raise ShapeError(
+            f"{name} takes sparse tensors, at least one, found {[type(x).__name__ for x in tensors]!s:.200}"
+        )
+    given: list[SparseTensor] = [x for x in found if x is not None]
+    if len({x.order for x in given}) > 1:
+        raise ShapeError(f"{name} takes tensors of one order, found {[x.shape for x in given]}")
+    if len({x.device for x in given}) > 1:
+        raise DeviceError(f"{name} takes tensors on one device, found {sorted(str(x.device) for x in given)}")
+    if any(x.blocksize for x in given) or len({x.dense_order for x in given}) > 1:
+        given = [x.expand_dense() for x in given]
+    return given
+
+
+@entry_point
+def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
+    """The Kronecker product: each entry of x times all of y, in blocks of the shape of y; differentiable.
+
+    Raises:
+        ShapeError: tensors of different orders, or sizes past 2**63 - 1.
+    """
+    x, y = (one.expand_dense().coalesce() for one in _alike((x, y), "kron"))
+    shape = crd.checked_shape([n * m for n, m in zip(x.shape, y.shape, strict=True)])
+    sizes = torch.tensor(y.shape, device=x.device).view(-1, 1, 1)
+    coords = (x.coords.unsqueeze(2) * sizes + y.coords.unsqueeze(1)).flatten(1)
+    return SparseTensor(coords, torch.outer(x.values, y.values).flatten(), shape, check=False)
+
+
+@entry_point
+def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
+    """The matrix (n, m) with ones on its diagonal, square without ``m``."""
+    shape = crd.checked_shape((n, n if m is None else m))
+    at = torch.arange(min(shape), device=device)
+    return SparseTensor(at.expand(2, -1), torch.ones(at.numel(), dtype=dtype, device=device), shape, check=False)
+
+
+@entry_point
+def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
+    """A tensor of a shape, without entries."""
+    sizes = crd.checked_shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+    coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
+    return SparseTensor(coords, torch.zeros(0, dtype=dtype, device=device), sizes)
+
+
+@entry_point
+def rand(shape: Sequence[int], density: float | None = None, **settings: Any) -> SparseTensor:
+    """Entries uniform in [0, 1), at positions anywhere, each as likely as another.
+
+    Args:
+        shape: sizes of the modes.
+        density: the share of positions that have an entry; 0.01 where ``nnz=`` is not given either.
+        settings: ``nnz=``, the number of entries; ``generator=``, a `torch.Generator` on the device; ``dtype=``;
+            ``device=``.
+
+    Raises:
+        ShapeError: more entries than positions, or fewer than none.
+    """
+    return _anywhere(torch.rand, shape, density, **settings)
+
+
+@entry_point
+def randn(shape: Sequence[int], density: float | None = None, **settings: Any) -> SparseTensor:
+    """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are."""
+    return _anywhere(torch.randn, shape, density, **settings)
+
+
+def _anywhere(
+    draw: Callable[..., torch.Tensor],
+    shape: Sequence[int],
+    density: float | None,
+    *,
+    nnz: int | None = None,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+) -> SparseTensor:
+    sizes = crd.checked_shape(shape)
+    positions = prod(sizes)
+    count = round((0.01 if density is None else density) * positions) if nnz is None else nnz
+    if not 0 <= count <= positions:
+        raise ShapeError(f"{count:,} entries for the {positions:,} positions of {sizes}")
+    if positions <= max(DENSE_ENOUGH, 4 * count):
+        key = torch.randperm(positions, generator=generator, device=device)[:count].sort().values
+        coords = torch.stack(torch.unravel_index(key, sizes)) if sizes else key.new_zeros(0, count)
+    else:
+        coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
+        while coords.shape[1] < count:  # those that were drawn before are few
+            more = [torch.randint(n, (count + count // 8 + 16,), generator=generator, device=device) for n in sizes]
+            drawn = torch.cat((coords, torch.stack(more)), 1)
+            coords = torch.stack(crd.numbered([*drawn], sizes, drawn.shape[1], drawn[0]).coords)
+        kept = torch.randperm(coords.shape[1], generator=generator, device=device)[:count].sort().values
+        coords = coords[:, kept]
+    values = draw(count, generator=generator, dtype=dtype, device=device)
+    return SparseTensor(coords, values, sizes, check=False)

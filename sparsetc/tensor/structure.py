@@ -1,0 +1,479 @@
+"""Modes of sparse tensors: indexing, shapes, orders and parts, and torch's names for what a tensor is.
+
+In: a SparseTensor. Out: one with other modes or fewer entries, differentiable; which entries are taken, and where they
+lie, is found once for a pattern where it does not depend on an index tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.pattern import Pattern
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Taken = tuple[Pattern, torch.Tensor | None]
+"""A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
+
+
+class Typed:
+    """torch's names for conversions, apart from what has annotations of these names."""
+
+    __slots__ = ()
+
+    def float(self) -> SparseTensor:
+        """With values in float32."""
+        return _of(self).to(torch.float32)  # type: ignore[no-any-return]
+
+    def double(self) -> SparseTensor:
+        """With values in float64."""
+        return _of(self).to(torch.float64)  # type: ignore[no-any-return]
+
+    def half(self) -> SparseTensor:
+        """With values in float16."""
+        return _of(self).to(torch.float16)  # type: ignore[no-any-return]
+
+    def bfloat16(self) -> SparseTensor:
+        """With values in bfloat16."""
+        return _of(self).to(torch.bfloat16)  # type: ignore[no-any-return]
+
+    def int(self) -> SparseTensor:
+        """With values in int32."""
+        return _of(self).to(torch.int32)  # type: ignore[no-any-return]
+
+    def long(self) -> SparseTensor:
+        """With values in int64."""
+        return _of(self).to(torch.int64)  # type: ignore[no-any-return]
+
+
+class Structure:
+    """How modes of a `SparseTensor` are taken, ordered, joined and split.
+
+    Tensors in blocks are taken nonzero by nonzero, except where modes only change places. Duplicates are summed first.
+    """
+
+    __slots__ = ()
+    is_sparse = True
+
+    if TYPE_CHECKING:
+        _pattern: Pattern
+        _values: torch.Tensor
+
+        @classmethod
+        def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor: ...
+        def coalesce(self) -> SparseTensor: ...
+        def permute(self, *modes: Any) -> SparseTensor: ...
+
+    # -- torch's names --------------------------------------------------------------------------------------------
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one mode."""
+        shape = torch.Size(_of(self).shape)
+        return shape if dim is None else shape[_mode(len(shape), dim)]
+
+    @property
+    def ndim(self) -> int:
+        """The number of modes, as `order`."""
+        return len(_of(self).shape)
+
+    def dim(self) -> int:
+        """The number of modes, as `order`."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """The number of positions, most of which hold no entry."""
+        return prod(_of(self).shape)
+
+    def __len__(self) -> int:
+        return int(_of(self).shape[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[n] for n in range(len(self)))
+
+    def indices(self) -> torch.Tensor:
+        """Coordinates, (sparse_order, nnz), as torch's sparse tensors have them."""
+        return self._pattern.coords
+
+    def item(self) -> Any:
+        """The one element of a tensor of one position; ShapeError for others."""
+        if self.numel() != 1:
+            raise ShapeError(f"item() is of a tensor of one position, found one of {self.numel():,}")
+        return _of(self).to_dense().item()
+
+    def clone(self) -> SparseTensor:
+        """The same with values of its own; the pattern is shared, since nobody writes to it."""
+        return self._make(self._pattern, self._values.clone())
+
+    def detach(self) -> SparseTensor:
+        """The same, whose values no gradient is followed to."""
+        return self._make(self._pattern, self._values.detach())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Have gradients of the values recorded, which must be a leaf of autograd's graph."""
+        self._values.requires_grad_(requires_grad)
+        return self
+
+    def contiguous(self) -> Self:
+        """The tensor itself."""
+        return self
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is on a CUDA device."""
+        return self._values.is_cuda
+
+    # -- orders of modes ------------------------------------------------------------------------------------------
+
+    @property
+    def T(self) -> SparseTensor:
+        """Rows for columns; of any other order than 2, ShapeError, as `mT` and `permute` say what is meant."""
+        if self.ndim != 2:
+            raise ShapeError(f".T is of a matrix, found {self.ndim} modes: take .mT, or permute(…)")
+        return self.transpose(0, 1)
+
+    @property
+    def mT(self) -> SparseTensor:
+        """The last two modes for one another."""
+        return self.transpose(-2, -1)
+
+    def t(self) -> SparseTensor:
+        """Rows for columns of a matrix."""
+        return self.T
+
+    def transpose(self, dim0: int, dim1: int) -> SparseTensor:
+        """Two modes for one another; of a sparse and a dense one, the dense ones become sparse first."""
+        first, second = (_mode(self.ndim, d) for d in (dim0, dim1))
+        modes = list(range(self.ndim))
+        modes[first], modes[second] = second, first
+        x, order = _of(self), self._pattern.order
+        return (x if (first < order) == (second < order) else x.expand_dense()).permute(modes)  # type: ignore[no-any-return]
+
+    # -- shapes ---------------------------------------------------------------------------------------------------
+
+    def reshape(self, *shape: Any) -> SparseTensor:
+        """The same elements in row-major order, in another shape; one size may be -1.
+
+        Sparse modes are joined and split among themselves, as are dense ones; where a size would take of both, dense
+        modes become sparse.
+
+        Raises:
+            ShapeError: another number of elements, or a size past 2**63 - 1.
+        """
+        x, given = _plain(self), _flat(shape)
+        count, known = prod(x.shape), prod(n for n in given if n != -1)
+        wanted = [count // known if n == -1 and known else n for n in given]
+        if given.count(-1) > 1 or not wanted or prod(wanted) != count:
+            raise ShapeError(f"a tensor of shape {x.shape} cannot take the shape {tuple(given)}")
+        wanted = list(crd.checked_shape(wanted))
+        if x.dense_order:
+            rows = prod(x._pattern.shape)
+            cut = next((n for n in range(1, len(wanted) + 1) if prod(wanted[:n]) == rows), 0)
+            if not cut or not rows:
+                return x.expand_dense().reshape(wanted)  # type: ignore[no-any-return]
+            values = x._values.reshape(-1 if x.nnz else 0, *wanted[cut:])
+            return x._make(_reshaped(x._pattern, tuple(wanted[:cut])), values)  # type: ignore[no-any-return]
+        return x._make(_reshaped(x._pattern, tuple(wanted)), x._values)  # type: ignore[no-any-return]
+
+    view = reshape
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
+        """Neighbouring modes joined to one."""
+        first, last, shape = _mode(self.ndim, start_dim), _mode(self.ndim, end_dim), _of(self).shape
+        if first > last:
+            raise ShapeError(f"flatten joins modes from one to a later one, found {start_dim} to {end_dim}")
+        return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
+
+    def matricize(self, mode: int) -> SparseTensor:
+        """The matrix with a row an index of a mode, and columns for those of all others, in row-major order."""
+        mode, x = _mode(self.ndim, mode), _of(self).expand_dense()
+        others = [m for m in range(self.ndim) if m != mode]
+        return x.permute(mode, *others).reshape(x.shape[mode], prod(x.shape[m] for m in others))  # type: ignore[no-any-return]
+
+    def unsqueeze(self, dim: int) -> SparseTensor:
+        """One more mode, of size 1, before the mode ``dim``."""
+        at = _mode(self.ndim + 1, dim)
+        return self[(*[slice(None)] * at, None)]  # type: ignore[no-any-return]
+
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
+        """Without modes of size 1: all of them, or those named, of which others stay."""
+        shape = _of(self).shape
+        modes = (
+            range(self.ndim) if dim is None else [_mode(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
+        )
+        return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        """Elements, as torch and numpy index: ints, slices, ``...``, None, and index tensors or masks of modes.
+
+        Args:
+            key: of one mode, or a tuple. Several index tensors have one length and pick positions together; these
+                become the first mode. A mask is of one mode, or a SparseTensor of this shape, whose nonzeros are taken.
+
+        Returns:
+            A SparseTensor while any mode with coordinates is left; else a dense tensor, or one element.
+
+        Raises:
+            CoordinateError: an index past a mode.
+            ShapeError: more indices than modes, or what is no index.
+        """
+        if isinstance(key, Structure):
+            return _of(self) * (_of(key) != 0)
+        return _indexed(_plain(self), list(key) if isinstance(key, tuple) else [key])
+
+    def index_select(self, dim: int, index: torch.Tensor) -> Any:
+        """The positions of a mode that an index tensor names, in its order, with repeats."""
+        return self[(*[slice(None)] * _mode(self.ndim, dim), index)]
+
+    def narrow(self, dim: int, start: int, length: int) -> Any:
+        """So many positions of a mode, from one on."""
+        return self[(*[slice(None)] * _mode(self.ndim, dim), slice(start, start + length))]
+
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+        """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
+
+        Returns:
+            A SparseTensor; of a matrix with one mode.
+        """
+        x = _of(self).expand_dense().coalesce()
+        first, second = (_mode(x.ndim, d) for d in (dim1, dim2))
+        if first == second:
+            raise ShapeError(f"diagonal takes two modes, found {dim1} and {dim2}")
+        up, down = max(0, offset), max(0, -offset)
+        size = max(0, min(x.shape[first] - down, x.shape[second] - up))
+        others = [m for m in range(x.ndim) if m not in (first, second)]
+
+        def made() -> Taken:
+            c = x._pattern.coords
+            on = (c[second] - c[first] == offset).nonzero()[:, 0]
+            rows = torch.cat((c[others][:, on], c[first][on].unsqueeze(0) - down))
+            return _sorted(rows, (*(x.shape[m] for m in others), size), on)
+
+        return _taken(x, x._pattern._once(("diagonal", offset, first, second), made))
+
+    def tril(self, diagonal: int = 0) -> SparseTensor:
+        """The entries of the last two modes on and below a diagonal."""
+        return self._triangle(diagonal, operator.le)
+
+    def triu(self, diagonal: int = 0) -> SparseTensor:
+        """The entries of the last two modes on and above a diagonal."""
+        return self._triangle(diagonal, operator.ge)
+
+    def _triangle(self, diagonal: int, compare: Callable[[Any, Any], torch.Tensor]) -> SparseTensor:
+        x = _of(self).expand_dense().coalesce()
+        if x.ndim < 2:
+            raise ShapeError("a triangle is of two modes, found one")
+
+        def made() -> Taken:
+            c = x._pattern.coords
+            kept = compare(c[-1] - c[-2], diagonal).nonzero()[:, 0]
+            return x._pattern.like(c[:, kept], True), kept
+
+        return _taken(x, x._pattern._once(("triangle", diagonal, compare.__name__), made))
+
+
+def _of(x: Any) -> Any:
+    """The tensor, as its other classes know it."""
+    return x
+
+
+def _plain(x: Any) -> Any:
+    """The tensor coalesced, of single nonzeros."""
+    return (x.expand_dense() if x.blocksize else x).coalesce()
+
+
+def _mode(order: int, dim: Any) -> int:
+    if not isinstance(dim, int) or not -order <= dim < order:
+        raise ShapeError(f"a tensor of {order} modes has no mode {dim!r:.80}")
+    return dim % order
+
+
+def _flat(shape: Sequence[Any]) -> list[Any]:
+    return list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+
+def _taken(x: Any, found: Taken) -> Any:
+    """The tensor of a pattern, and of entries of x."""
+    pattern, entries = found
+    return x._make(pattern, x._values if entries is None else x._values.index_select(0, entries))
+
+
+def _sorted(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
+    """The coalesced pattern of unique coordinates in any order, and the entries in its order."""
+    if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
+        order = crd.lexsort(rows, shape)
+        rows, entries = rows[:, order], order if entries is None else entries[order]
+    return Pattern(rows.contiguous(), shape, True), entries
+
+
+def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
+    """The pattern in another shape of as many positions, in the same order.
+
+    Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.
+    """
+
+    def made() -> Pattern:
+        if not pattern.nnz:
+            return Pattern(pattern.coords.new_empty(len(shape), 0), shape, True)
+        old, rows = zip(pattern.coords, pattern.shape, strict=True), list[torch.Tensor]()
+        key, size = torch.zeros_like(pattern.coords[0]), 1  # what is left of the modes that were joined
+        for new in shape:
+            while size % new:
+                row, n = next(old)
+                key, size = key * n + row, size * n
+                if size > crd.INT64_SIZES:
+                    raise ShapeError(f"sizes of {pattern.shape} and {shape} meet past 2**63 only")
+            size //= new
+            rows.append(key // size)
+            key = key % size
+        return Pattern(torch.stack(rows), shape, True)
+
+    return pattern._once(("reshaped", shape), made)
+
+
+# -- indexing ----------------------------------------------------------------------------------------------------------
+
+
+def _indexed(x: Any, keys: list[Any]) -> Any:
+    """Elements by a list of indices; see `Structure.__getitem__`."""
+    keys = [_index(key, x) for key in keys]
+    count = sum(key is not None and key is not Ellipsis for key in keys)
+    if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
+        raise ShapeError(f"{count} indices, and {keys.count(Ellipsis)} of …, for {x.ndim} modes")
+    at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
+    keys[at : at + 1] = [slice(None)] * (x.ndim - count)
+    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
+    if len(picked) > 1:
+        return _picked(x, keys, picked)
+    coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
+    values, axis, mode = x._values, 1, 0
+    kept = torch.arange(x._pattern.nnz, device=x.device)
+    for key in keys:
+        dense = mode >= x.sparse_order
+        if key is None:
+            if dense:
+                values, axis = values.unsqueeze(axis), axis + 1
+            else:
+                rows.append(torch.zeros_like(kept))
+                shape.append(1)
+            continue
+        size = x.shape[mode]
+        if dense:
+            values, axis = _of_dense(values, axis, key, size, mode)
+        else:
+            row = coords[mode][kept]
+            if isinstance(key, torch.Tensor):
+                kept, row, n = _selected(kept, row, key, size, rows)
+            else:
+                inside, row, n = _sliced(row, key, size, mode)
+                kept, row = kept[inside], row[inside]
+                rows[:] = [r[inside] for r in rows]
+            if not isinstance(key, int):
+                rows.append(row)
+                shape.append(n)
+        mode += 1
+    values = values.index_select(0, kept)
+    if not rows:
+        return values[0] if kept.numel() else values.new_zeros(values.shape[1:])
+    pattern, order = _sorted(torch.stack(rows), tuple(shape), None)
+    return x._make(pattern, values if order is None else values.index_select(0, order))
+
+
+def _index(key: Any, x: Any) -> Any:
+    """An index as an int, a slice, None, Ellipsis, or an int64 tensor."""
+    if key is None or key is Ellipsis or isinstance(key, slice):
+        return key
+    if isinstance(key, list | tuple | np.ndarray):
+        key = torch.as_tensor(key)
+    if isinstance(key, torch.Tensor) and key.ndim:
+        if key.ndim > 1 or key.is_floating_point() or key.is_complex():
+            raise ShapeError(
+                f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
+            )
+        return (key.nonzero()[:, 0] if key.dtype == torch.bool else key.long()).to(x.device)
+    try:
+        return operator.index(key)
+    except TypeError:
+        raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
+
+
+def _within(index: Any, size: int, mode: Any) -> Any:
+    """An int, or a tensor of them, counted from 0; CoordinateError past the mode."""
+    low, high = (int(index.min()), int(index.max())) if isinstance(index, torch.Tensor) else (index, index)
+    if low < -size or high >= size:
+        raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
+    if isinstance(index, torch.Tensor):
+        return torch.where(index < 0, index + size, index)
+    return index % size
+
+
+def _sliced(row: torch.Tensor, key: Any, size: int, mode: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Which coordinates an int or a slice takes, their new values, and the new size."""
+    if isinstance(key, int):
+        return row == _within(key, size, mode), row, 1
+    start, stop, step = key.indices(size)
+    n = len(range(start, stop, step))
+    place = torch.div(row - start, step, rounding_mode="floor")
+    return ((row - start) % step == 0) & (place >= 0) & (place < n), place, n
+
+
+def _selected(
+    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The entries at the places that an index names, once for each time that it does; rows so far follow."""
+    index = _within(index, size, "of an index") if index.numel() else index
+    order = torch.sort(index, stable=True)
+    first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+    times = last - first
+    which = torch.repeat_interleave(torch.arange(row.numel(), device=row.device), times)
+    before = torch.cumsum(times, 0) - times
+    number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]
+    rows[:] = [r[which] for r in rows]
+    return kept[which], order.indices[number], index.numel()
+
+
+def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int, mode: int) -> tuple[torch.Tensor, int]:
+    """Values with one of their dense modes indexed, and the axis of the next."""
+    if isinstance(key, int):
+        return values.select(axis, _within(key, size, mode)), axis
+    if isinstance(key, torch.Tensor):
+        return values.index_select(axis, _within(key, size, mode) if key.numel() else key), axis + 1
+    return values.index_select(
+        axis, torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
+    ), axis + 1
+
+
+def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
+    """Positions that several index tensors of one length name together, as the first mode; then the other modes."""
+    if any(key is None or isinstance(key, int) for key in keys):
+        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
+    x = x.expand_dense()
+    index = [_within(keys[m], x.shape[m], m) if keys[m].numel() else keys[m] for m in picked]
+    if len({i.numel() for i in index}) > 1:
+        raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
+    others = [m for m in range(x.ndim) if m not in picked]
+    x = x.permute(*picked, *others)
+    sizes = x.shape[: len(picked)]
+    keys_of = crd.numbered(
+        [torch.cat((row, i)) for row, i in zip(x._pattern.coords, index, strict=False)],
+        sizes,
+        x._pattern.nnz + index[0].numel(),
+        x._pattern.coords[0],
+    )
+    joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
+    shape = (max(1, keys_of.count), *x.shape[len(picked) :])
+    flat = x._make(*(_sorted(joined, shape, None)[0], x._values))
+    found = _indexed(flat, [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)])
+    return found if others else found.to_dense()

@@ -1,0 +1,64 @@
+"""Sparse tensors joined, multiplied out, and made of nothing, against torch's of dense ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_arithmetic import dense, sparse
+
+import sparsetc as stc
+
+
+@pytest.mark.parametrize("kind", ["nonzeros", "dense modes"])
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_joined_and_stacked(kind: str, dim: int) -> None:
+    given = [dense(seed, (3, 4, 2)) for seed in range(3)]
+    tensors = [sparse(x, kind) for x in given]
+    torch.testing.assert_close(stc.cat(tensors, dim).to_dense(), torch.cat(given, dim))
+    torch.testing.assert_close(stc.stack(tensors, dim).to_dense(), torch.stack(given, dim))
+    assert stc.cat(tensors, dim).is_coalesced
+
+
+def test_kronecker_products() -> None:
+    x, y = dense(0, (3, 4)), dense(1, (2, 5))
+    torch.testing.assert_close(stc.kron(sparse(x), sparse(y)).to_dense(), torch.kron(x, y))
+    values = [sparse(t).values.clone().requires_grad_() for t in (x, y)]
+    assert torch.autograd.gradcheck(
+        lambda a, b: stc.kron(sparse(x).with_values(a), sparse(y).with_values(b)).values, values
+    )
+
+
+def test_made_of_nothing() -> None:
+    torch.testing.assert_close(stc.eye(3, 5).to_dense(), torch.eye(3, 5))
+    torch.testing.assert_close(stc.eye(2, dtype=torch.int64).to_dense(), torch.eye(2, dtype=torch.int64))
+    assert stc.zeros(2, 3).to_dense().equal(torch.zeros(2, 3))
+    assert stc.zeros((2, 3), dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("shape", "nnz"), [((50, 60), 300), ((3, 4), 12), ((1 << 40, 1 << 40, 7), 1000), ((5000, 5000), 3), ((0, 4), 0)]
+)
+@pytest.mark.parametrize("draw", [stc.rand, stc.randn])
+def test_entries_anywhere(draw: object, shape: tuple[int, ...], nnz: int) -> None:
+    made = [draw(shape, nnz=nnz, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]  # type: ignore[operator]
+    assert all(x.nnz == nnz and x.shape == shape and x.is_coalesced for x in made)
+    assert made[0].coords.equal(made[1].coords)
+    assert made[0].values.equal(made[1].values)
+    if nnz > 12:
+        assert not made[0].coords.equal(made[2].coords)
+        assert abs(float(made[0].coords[0].double().mean()) / shape[0] - 0.5) < 0.1
+
+
+def test_densities() -> None:
+    assert stc.rand((100, 100)).nnz == 100
+    assert stc.rand((10, 10), 0.25, dtype=torch.float64).nnz == 25
+    assert stc.rand((10, 10), 1.0).nnz == 100
+
+
+def test_what_is_refused() -> None:
+    x = sparse(dense(0))
+    for tensors, dim in (([], 0), ([x, x[:, :3]], 0), ([x, torch.ones(3)], 0), ([x, x[None]], 0), ([x], 5)):
+        with pytest.raises(stc.ShapeError):
+            stc.cat(tensors, dim)  # type: ignore[arg-type]
+    with pytest.raises(stc.ShapeError, match="entries for"):
+        stc.rand((2, 2), nnz=5)

@@ -1,0 +1,164 @@
+"""Indices, shapes and parts of sparse tensors, against the same of dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_arithmetic import dense, sparse
+
+import sparsetc as stc
+
+SHAPES = {"nonzeros": (4, 6, 5), "dense modes": (4, 6, 5), "blocks": (4, 6)}
+
+
+def whole(x: Any) -> torch.Tensor:
+    return x.to_dense() if isinstance(x, stc.SparseTensor) else x
+
+
+SPELLINGS: dict[str, Callable[[Any], Any]] = {
+    "x[2]": lambda x: x[2],
+    "x[-1]": lambda x: x[-1],
+    "x[1:3]": lambda x: x[1:3],
+    "x[::2]": lambda x: x[::2],
+    "x[5:]": lambda x: x[5:],
+    "x[-3:-1]": lambda x: x[-3:-1],
+    "x[:, 3]": lambda x: x[:, 3],
+    "x[2, 3]": lambda x: x[2, 3],
+    "x[..., 1]": lambda x: x[..., 1],
+    "x[..., 1:4]": lambda x: x[..., 1:4],
+    "x[...]": lambda x: x[...],
+    "x[None]": lambda x: x[None],
+    "x[:, None, 2:]": lambda x: x[:, None, 2:],
+    "x[..., None]": lambda x: x[..., None],
+    "x[tensor]": lambda x: x[torch.tensor([3, 0, 0, -1])],
+    "x[:, list]": lambda x: x[:, [5, 1, 1]],
+    "x[ndarray]": lambda x: x[np.array([1, 2])],
+    "x[mask]": lambda x: x[torch.tensor([True, False, True, True])],
+    "x[empty]": lambda x: x[torch.zeros(0, dtype=torch.long)],
+    "x[1:3, tensor]": lambda x: x[1:3, torch.tensor([2, 0])],
+    "x[i, j]": lambda x: x[torch.tensor([0, 3, 3]), torch.tensor([1, 5, 1])],
+    "x.index_select": lambda x: x.index_select(1, torch.tensor([4, 4, 0])),
+    "x.narrow": lambda x: x.narrow(1, 2, 3),
+    "x.mT": lambda x: x.mT,
+    "x.transpose(0, 1)": lambda x: x.transpose(0, 1),
+    "x.flatten()": lambda x: x.flatten(),
+    "x.flatten(0, 1)": lambda x: x.flatten(0, 1),
+    "x.reshape(-1)": lambda x: x.reshape(-1),
+    "x.reshape(6, -1)": lambda x: x.reshape(6, -1),
+    "x.reshape(2, 2, ...)": lambda x: x.reshape(2, 2, *x.shape[1:]),
+    "x.view(3, 8, -1)": lambda x: x.reshape(3, 8, -1),
+    "x.reshape((1, ..., 1))": lambda x: x.reshape((1, *x.shape, 1)),
+    "x.unsqueeze(1)": lambda x: x.unsqueeze(1),
+    "x.unsqueeze(-1)": lambda x: x.unsqueeze(-1),
+    "x[:1].squeeze(0)": lambda x: x[:1].squeeze(0),
+    "x[None].squeeze()": lambda x: x[None].squeeze(),
+    "x.diagonal()": lambda x: x.diagonal(),
+    "x.diagonal(1)": lambda x: x.diagonal(1),
+    "x.diagonal(-2, 1, 0)": lambda x: x.diagonal(-2, 1, 0),
+    "x.tril(1)": lambda x: x.tril(1),
+    "x.triu(-1)": lambda x: x.triu(-1),
+    "list(x)[1]": lambda x: list(x)[1],
+    "x.double()": lambda x: x.double(),
+    "x.clone()": lambda x: x.clone(),
+    "x.detach()": lambda x: x.detach(),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_spellings(kind: str, name: str) -> None:
+    given = dense(0, SHAPES[kind])
+    x = sparse(given, kind)
+    expected, found = SPELLINGS[name](given), SPELLINGS[name](x)
+    torch.testing.assert_close(whole(found), expected)
+    if isinstance(found, stc.SparseTensor):
+        assert found.is_coalesced
+        assert found.shape == tuple(expected.shape)
+        assert found.blocksize or stc.SparseTensor(found.coords, found.values, found.shape, check=True).nnz == found.nnz
+    values = x.values.clone().requires_grad_()
+
+    def call(v: torch.Tensor) -> torch.Tensor:
+        made = SPELLINGS[name](x.with_values(v))
+        return made.values if isinstance(made, stc.SparseTensor) else made
+
+    if name != "x.detach()" and call(values).numel():
+        assert torch.autograd.gradcheck(call, values)
+
+
+def test_patterns_are_found_once() -> None:
+    x = sparse(dense(0, (4, 6)))
+    for call in (lambda y: y.T, lambda y: y.reshape(3, 8), lambda y: y.tril(), lambda y: y.diagonal()):
+        assert call(x).pattern is call(x * 2).pattern
+
+
+def test_elements_masks_and_matrices() -> None:
+    given = dense(0, (4, 6, 5))
+    x = sparse(given)
+    assert all(float(x[i, j, k]) == float(given[i, j, k]) for i in range(4) for j in range(6) for k in range(5))
+    assert x[1:2, 1:2, 1:2].item() == given[1, 1, 1].item()
+    torch.testing.assert_close(x[x > 2].to_dense(), torch.where(given > 2, given, 0))
+    torch.testing.assert_close(x.matricize(1).to_dense(), given.permute(1, 0, 2).reshape(6, 20))
+    matrix = sparse(given[0])
+    torch.testing.assert_close(matrix.T.to_dense(), given[0].T)
+    torch.testing.assert_close(matrix.t().to_dense(), given[0].T)
+
+
+def test_torchs_names() -> None:
+    x = sparse(dense(0, (4, 6)))
+    assert (x.size(), x.size(-1), x.ndim, x.dim(), x.numel(), len(x)) == (torch.Size([4, 6]), 6, 2, 2, 24, 4)
+    assert x.indices() is x.coords
+    assert x.is_sparse
+    assert not x.is_cuda
+    kinds = [x.float(), x.double(), x.half(), x.bfloat16(), x.int(), x.long()]
+    assert [k.dtype for k in kinds] == [
+        getattr(torch, n) for n in ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+    ]
+    y = x.clone().requires_grad_()
+    assert y.requires_grad
+    assert not y.detach().requires_grad
+    assert y.contiguous() is y
+
+
+def test_shapes_past_what_a_number_holds() -> None:
+    big = 1 << 40
+    x = stc.SparseTensor([[3, 5], [7, big - 1], [1, 2]], torch.ones(2), (big, big, 4))
+    y = x.reshape(big, big * 2, 2)
+    assert y.coords.tolist() == [[3, 5], [14, 2 * big - 1], [1, 0]]
+    assert y.reshape(x.shape).coords.equal(x.coords)
+    with pytest.raises(stc.ShapeError, match=r"2\*\*63"):
+        x.flatten()
+    none = stc.zeros(3, 0, 4)
+    assert none.reshape(0, 7).shape == (0, 7)
+    assert none[1].shape == (0, 4)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "x[9]": (lambda x: x[9], stc.CoordinateError, "out of range"),
+    "x[:, -7]": (lambda x: x[:, -7], stc.CoordinateError, "out of range"),
+    "x[[9]]": (lambda x: x[[9]], stc.CoordinateError, "out of range"),
+    "x[1, 1, 1]": (lambda x: x[1, 1, 1], stc.ShapeError, "3 indices"),
+    "x[..., ...]": (lambda x: x[..., ...], stc.ShapeError, "of …"),
+    "x['a']": (lambda x: x["a"], stc.ShapeError, "found str"),
+    "x[1.5]": (lambda x: x[1.5], stc.ShapeError, "found float"),
+    "x[matrix]": (lambda x: x[torch.ones(2, 2, dtype=torch.long)], stc.ShapeError, "one mode"),
+    "x[[1, 2], [0]]": (lambda x: x[[1, 2], [0]], stc.ShapeError, "one length"),
+    "x.reshape(5, -1)": (lambda x: x.reshape(5, -1), stc.ShapeError, "cannot take the shape"),
+    "x.reshape(-1, -1)": (lambda x: x.reshape(-1, -1), stc.ShapeError, "cannot take the shape"),
+    "x.reshape(())": (lambda x: x.reshape(()), stc.ShapeError, "cannot take the shape"),
+    "x[None].T": (lambda x: x[None].T, stc.ShapeError, "of a matrix"),
+    "x.transpose(0, 5)": (lambda x: x.transpose(0, 5), stc.ShapeError, "no mode 5"),
+    "x.item()": (lambda x: x.item(), stc.ShapeError, "one position"),
+    "x.diagonal(0, 1, 1)": (lambda x: x.diagonal(0, 1, 1), stc.ShapeError, "two modes"),
+    "x.flatten(1, 0)": (lambda x: x.flatten(1, 0), stc.ShapeError, "flatten joins"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    call, kind, said = REFUSED[name]
+    with pytest.raises(kind, match=said):
+        call(sparse(dense(0, (4, 6))))
