@@ -275,12 +275,9 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        rank, n = _numbers(x, y)
-        place = torch.full((n,), -1, dtype=torch.int64, device=x.device)
-        place[rank[: x.nnz]] = torch.arange(x.nnz, device=x.device)
-        left = place[rank[x.nnz :]]
-        right = (left >= 0).nonzero()[:, 0]
-        left = left[right]
+        here, there, _ = _places(x, y)
+        right = there.nonzero()[:, 0]
+        left = here[right]
         return x.like(x.coords[:, left], True), left, right
 
     return x._once(("meeting", y.number), made)
@@ -290,19 +287,30 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries, Entries]:
     """The pattern of the entries that either has, and which of them the entries of each are."""
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        rank, n = _numbers(x, y)
-        coords = torch.cat((x.coords, y.coords), 1)
-        first = torch.empty(n, dtype=torch.int64, device=x.device)
-        first[rank] = torch.arange(rank.numel(), device=x.device)
-        return x.like(coords[:, first], True), rank[: x.nnz], rank[x.nnz :]
+        here, there, (of_x, of_y) = _places(x, y)
+        new = (~there).nonzero()[:, 0]
+        left = torch.arange(x.nnz, device=x.device) + torch.searchsorted(of_y[new], of_x)
+        right = here.new_empty(y.nnz)
+        right[new] = here[new] + torch.arange(new.numel(), device=x.device)
+        right[there] = left[here[there]]
+        coords = x.coords.new_empty(x.order, x.nnz + new.numel())
+        coords[:, left], coords[:, right] = x.coords, y.coords
+        return x.like(coords, True), left, right
 
     return x._once(("union", y.number), made)
 
 
-def _numbers(x: Pattern, y: Pattern) -> tuple[torch.Tensor, int]:
-    """Numbers of the entries of both, in lexicographic order, equal where coordinates are; and how many there are."""
-    found = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0])
-    return found.rank, found.count
+def _places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """For each entry of y the first of x that is not before it, whether that is equal, and keys of both in order."""
+    keys = [crd.sort_keys(one.coords, x.shape) for one in (x, y)]
+    if len(keys[0]) == 1:
+        of_x, of_y = keys[0][0], keys[1][0]
+    else:
+        rank = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0]).rank
+        of_x, of_y = rank[: x.nnz], rank[x.nnz :]
+    here = torch.searchsorted(of_x, of_y)
+    equal = of_x[here.clamp(max=max(0, x.nnz - 1))] == of_y if x.nnz else torch.zeros_like(of_y, dtype=torch.bool)
+    return here, equal, (of_x, of_y)
 
 
 def _matmul(left: Any, right: Any) -> Any:

@@ -359,7 +359,7 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         return _picked(x, keys, picked)
     coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
     values, axis, mode = x._values, 1, 0
-    kept = torch.arange(x._pattern.nnz, device=x.device)
+    kept = torch.arange(*_range(coords[0], keys[0], x.shape[0]), device=x.device)
     for key in keys:
         dense = mode >= x.sparse_order
         if key is None:
@@ -389,6 +389,18 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         return values[0] if kept.numel() else values.new_zeros(values.shape[1:])
     pattern, order = _sorted(torch.stack(rows), tuple(shape), None)
     return x._make(pattern, values if order is None else values.index_select(0, order))
+
+
+def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
+    """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
+    if isinstance(key, int) and -size <= key < size:
+        key = slice(key % size, key % size + 1)
+    if not isinstance(key, slice) or key == slice(None):
+        return 0, row.numel()
+    taken = range(*key.indices(size)) or range(0)
+    low, high = min(taken, default=0), max(taken, default=-1) + 1
+    first, end = torch.searchsorted(row, row.new_tensor([low, high])).tolist()
+    return first, max(first, end)
 
 
 def _index(key: Any, x: Any) -> Any:
