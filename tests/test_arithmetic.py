@@ -172,6 +172,31 @@ def test_products_of_matrices(first: tuple[int, ...], second: tuple[int, ...]) -
         torch.testing.assert_close((x @ sparse(other)).to_dense(), given @ other)
 
 
+TRACED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "x * 2": lambda x, d: (x * 2).values,
+    "x * d": lambda x, d: (x * d).values,
+    "d * x": lambda x, d: (d * x).values,
+    "x / d": lambda x, d: (x / d).values,
+    "x + x": lambda x, d: (x + x).values,
+    "x @ d": lambda x, d: x @ d,
+    "d @ x.T": lambda x, d: d @ x.T,
+    "x.sum(0)": lambda x, d: x.sum(0),
+    "softmax": lambda x, d: stc.softmax(x, 1).values,
+    "x.T": lambda x, d: x.T.values,
+    "x[1:4]": lambda x, d: x[1:4].values,
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_graphs(name: str) -> None:
+    x, d = sparse(dense(0)), torch.rand(6, dtype=F64) + 1
+    call = TRACED[name]
+    traced = torch.compile(
+        lambda v: call(x.with_values(v), d), backend="eager", fullgraph="d" in name and "@" not in name
+    )
+    torch.testing.assert_close(traced(x.values), call(x, d))
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x + 1": (lambda x: x + 1, stc.DtypeError, "is dense"),
     "1 - x": (lambda x: 1 - x, stc.DtypeError, "is dense"),

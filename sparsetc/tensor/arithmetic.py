@@ -195,6 +195,8 @@ class Arithmetic:
         if known is None or kwargs.keys() - {"dim", "keepdim", "dtype"}:
             name = getattr(function, "__name__", str(function))
             raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
+        if torch.compiler.is_compiling() and known is _OPERATORS["matmul"] and not _is_sparse(args[0]):
+            raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
         return known(*args, **kwargs)
 
 
@@ -326,26 +328,31 @@ def _matmul(left: Any, right: Any) -> Any:
     return Arithmetic._einsum_of(f"{first},{second}->{result}", left, right, output="dense" if dense else "auto")
 
 
-def _of_torch(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An operator of torch whose first operand is dense, and its second sparse, or the other way round."""
+def _of_torch(name: str) -> Callable[[Any, Any], Any]:
+    """An operator of torch, of which the first operand or the second is sparse."""
 
     def called(x: Any, y: Any) -> Any:
-        if _is_sparse(x):
-            return function(x, y)
-        reflected = {operator.sub: "__rsub__", operator.truediv: "__rtruediv__"}.get(function)
-        return getattr(y, reflected)(x) if reflected else function(y, x)
+        return getattr(x, f"__{name}__")(y) if _is_sparse(x) else getattr(y, f"__r{name}__")(x)
 
     return called
 
 
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The operator with its operands exchanged, as torch has them; Dynamo has them as they were written."""
+    return lambda x, y: function(x, y) if _is_sparse(x) else function(y, x)
+
+
+_NAMES = {
+    "add": ("add", "__add__"),
+    "mul": ("mul", "multiply", "__mul__"),
+    "sub": ("sub", "subtract", "__sub__"),
+    "truediv": ("div", "divide", "true_divide", "__truediv__"),
+    "matmul": ("matmul", "mm", "bmm", "mv", "__matmul__"),
+}
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("add", "__add__", "__radd__"), _of_torch(operator.add)),
-    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), _of_torch(operator.mul)),
-    **dict.fromkeys(("sub", "__sub__", "subtract"), _of_torch(operator.sub)),
-    **dict.fromkeys(("div", "__truediv__", "true_divide", "divide"), _of_torch(operator.truediv)),
-    "__rsub__": lambda x, y: _of_torch(operator.sub)(y, x),
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "__matmul__"), _matmul),
-    "__rmatmul__": lambda x, y: _matmul(y, x),
+    **{torchs: function for name, each in _NAMES.items() for function in [_of_torch(name)] for torchs in each},
+    **{f"__r{name}__": _reflected(_of_torch(name)) for name in _NAMES},
+    "__rdiv__": _reflected(_of_torch("truediv")),
     **{name: operator.methodcaller(name) for name in ("abs", "sign", "sqrt")},
     "neg": operator.neg,
 }
