@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_arithmetic import KINDS, dense, sparse
@@ -86,8 +87,21 @@ def test_modes_that_there_are_not(dim: Any) -> None:
         sparse(dense(0)).sum(dim)
 
 
+def test_numpys_names() -> None:
+    given, x = dense(0), sparse(dense(0))
+    for found in (x.sum(axis=0), np.sum(x, axis=0), x.sum(axis=-2)):
+        torch.testing.assert_close(found, given.sum(0))
+    torch.testing.assert_close(x.mean(axis=1, keepdims=True), given.mean(1, True))
+    torch.testing.assert_close(np.mean(x), given.mean())
+    torch.testing.assert_close(x.norm(axis=1), given.norm(dim=1))
+    torch.testing.assert_close(np.prod(x, axis=1), given.prod(1))
+    torch.testing.assert_close(x.count_nonzero(axis=0), given.count_nonzero(0))
+
+
 def test_what_is_refused() -> None:
     x = sparse(dense(0))
+    with pytest.raises(stc.KeywordError, match="not where="):
+        x.sum(where=3)
     with pytest.raises(stc.DtypeError, match="mean"):
         x.to(torch.int32).mean()
     with pytest.raises(stc.DtypeError, match="order"):

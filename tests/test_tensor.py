@@ -531,13 +531,20 @@ def test_what_a_sparse_tensor_is_not_is_refused() -> None:
     for call in (np.asarray, np.array, np.linalg.norm, lambda a: np.dot(a, np.ones(2))):
         with pytest.raises(stc.DtypeError, match=r"no ndarray: call \.to_dense\(\)\.numpy\(\)"):
             call(x)
-    for call in (np.sum, np.exp, lambda a: np.ones((2, 2)) * a, lambda a: np.add(1, a)):
+    for call in (np.exp, np.tanh, lambda a: np.maximum(1, a)):
         with pytest.raises(stc.DtypeError, match=r"takes no SparseTensor: call \.to_dense\(\)"):
             call(x)
+    with pytest.raises(stc.DtypeError, match="is dense"):
+        np.add(1, x)
+    assert np.sum(x) == 3
+    assert (np.ones((2, 2)) * x).to_dense().tolist() == x.to_dense().tolist()
     for other in (y, x.to_dense(), np.ones((2, 2)), 0, 1.0, x.to_scipy()):
         for compare in (operator.eq, operator.ne):
-            with pytest.raises(stc.DtypeError, match="== does not compare"):
-                compare(x, other)
+            if compare is operator.eq or not isinstance(other, int | float):
+                with pytest.raises(stc.DtypeError, match="== does not compare"):
+                    compare(x, other)
+    with pytest.raises(stc.DtypeError, match="absent entries"):
+        operator.ne(x, 1.0)
     with pytest.raises(stc.DtypeError, match="neither true nor false"):
         bool(x)
 

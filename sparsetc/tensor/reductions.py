@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator, summed_dtype
@@ -29,39 +29,51 @@ class Reductions:
     """What a `SparseTensor` is reduced by.
 
     Each takes ``dim``, a mode, several, or None for all; ``keepdim``, to leave them with size 1; and ``output``:
-    ``"dense"``, ``"sparse"``, or ``"auto"``, which is sparse where two or more modes are left that have coordinates.
+    ``"dense"``, ``"sparse"``, or ``"auto"``, which is sparse where two or more modes are left that have coordinates;
+    numpy's and scipy's ``axis`` and ``keepdims`` are other names of the first two, by which `numpy.sum` and so on work.
     Errors are `ShapeError` for modes that there are not, and `DtypeError` for values of which there is no such thing.
     """
 
     __slots__ = ()
 
-    def sum(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto") -> Any:
+    def sum(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
         """The sum over modes; of integers as int64.
 
         Example:
             ``x.sum(0)`` of a matrix is dense, (columns,).
         """
-        return _reduced(self, "sum", dim, keepdim, output)
+        return _reduced(self, "sum", *_named(dim, keepdim, numpys), output)
 
-    def mean(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+    def mean(
+        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+    ) -> Any:
         """The mean over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
-        return _reduced(self, "mean", dim, keepdim, output, entries)
+        return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries)
 
-    def amax(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+    def amax(
+        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+    ) -> Any:
         """The largest over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
-        return _reduced(self, "amax", dim, keepdim, output, entries)
+        return _reduced(self, "amax", *_named(dim, keepdim, numpys), output, entries)
 
-    def amin(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+    def amin(
+        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+    ) -> Any:
         """The least over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
-        return _reduced(self, "amin", dim, keepdim, output, entries)
+        return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
 
-    def prod(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False) -> Any:
+    def prod(
+        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+    ) -> Any:
         """The product over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
-        return _reduced(self, "prod", dim, keepdim, output, entries)
+        return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries)
 
-    def norm(self, p: float = 2.0, dim: Dims = None, keepdim: bool = False, *, output: str = "auto") -> Any:
+    def norm(
+        self, p: float = 2.0, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any
+    ) -> Any:
         """The p-norm over modes: the root of the sum of powers of magnitudes; for infinity the largest of these."""
         x: Any = self
+        dim, keepdim = _named(dim, keepdim, numpys)
         if p == float("inf"):
             return x.abs().amax(dim, keepdim, output=output)
         if not p > 0:
@@ -69,10 +81,18 @@ class Reductions:
         found = x.map(lambda values: values.abs() ** p).sum(dim, keepdim, output=output)
         return found ** (1 / p)
 
-    def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto") -> Any:
+    def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
         """How many values are not 0, over modes, int64; explicit zeros do not count."""
         x: Any = self
-        return x.map(lambda values: (values != 0).to(torch.int64)).sum(dim, keepdim, output=output)
+        return x.map(lambda values: (values != 0).to(torch.int64)).sum(dim, keepdim, output=output, **numpys)
+
+
+def _named(dim: Dims, keepdim: bool, numpys: dict[str, Any]) -> tuple[Dims, bool]:
+    """Modes and whether they stay, by numpy's names where these are given; `KeywordError` for others."""
+    given = {name: value for name, value in numpys.items() if value is not None}
+    if unknown := sorted(given.keys() - {"axis", "keepdims"}):
+        raise KeywordError(f"a reduction takes dim=, keepdim= and output=, or axis= and keepdims=, not {unknown[0]}=")
+    return given.get("axis", dim), given.get("keepdims", keepdim)
 
 
 def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False) -> Any:
