@@ -22,24 +22,10 @@ import sparsetc as stc
 INPUTS, OUTPUTS, BATCH = 2048, 1024, 64
 CUT = 0.9  # the part of the weights that is pruned
 STEPS, RATE = 20, 0.02
-FORWARD = "oi,bi->bo"
-
-
-class PrunedLinear(torch.nn.Module):
-    """x W^T of a sparse W (outputs, inputs), whose values are the parameters: (batch, inputs) to (batch, outputs)."""
-
-    def __init__(self, pruned: torch.Tensor) -> None:
-        super().__init__()
-        self.weight = stc.SparseTensor.from_dense(pruned)
-        self.values = torch.nn.Parameter(self.weight.values.clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply; autograd's einsums are "oi,bo->bi" for x, and "bo,bi->oi" at the nonzeros for the values."""
-        return stc.einsum(FORWARD, self.weight.with_values(self.values), x)  # type: ignore[return-value]
 
 
 class MaskedLinear(torch.nn.Module):
-    """The same of a dense W, with a mask: what the sparse layer is compared with."""
+    """x W^T of a dense W (outputs, inputs), with a mask: what the sparse layer is compared with."""
 
     mask: torch.Tensor
 
@@ -53,7 +39,7 @@ class MaskedLinear(torch.nn.Module):
         return linear(x, self.values * self.mask)
 
 
-Layer = PrunedLinear | MaskedLinear
+Layer = stc.nn.SparseLinear | MaskedLinear
 
 
 def main() -> None:
@@ -65,7 +51,7 @@ def main() -> None:
     x, unseen = (correlated(mixing) for _ in range(2))
 
     pruned = by_magnitude(whole, CUT)
-    sparse, masked = PrunedLinear(pruned), MaskedLinear(pruned)
+    sparse, masked = stc.nn.SparseLinear.from_dense(pruned), MaskedLinear(pruned)
     i = tuple(sparse.weight.coords)
     print(sparse.weight)
 

@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
 
 
+@overload
+def einsum(*args: Any, output: Literal["dense"], reduce: str = "sum", **settings: Any) -> torch.Tensor: ...
+@overload
+def einsum(
+    *args: Any, output: Literal["sparse"], drop_zeros: bool = False, reduce: str = "sum", **settings: Any
+) -> SparseTensor: ...
+@overload
+def einsum(
+    *args: Any, output: str = "auto", drop_zeros: bool = False, reduce: str = "sum", **settings: Any
+) -> torch.Tensor | SparseTensor: ...
 def einsum(
     *args: Any, output: str = "auto", drop_zeros: bool = False, reduce: str = "sum", **settings: Any
 ) -> torch.Tensor | SparseTensor:

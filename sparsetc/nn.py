@@ -85,7 +85,7 @@ class SparseLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply (*, in_features) activations to (*, out_features)."""
         flat = x.reshape(-1, x.shape[-1])
-        found: Any = einsum("oi,bi->bo", self.weight, flat, output="dense", **self.settings)
+        found = einsum("oi,bi->bo", self.weight, flat, output="dense", **self.settings)
         found = found.reshape(*x.shape[:-1], self.out_features)
         return found if self.bias is None else found + self.bias  # type: ignore[no-any-return]
 
@@ -129,7 +129,7 @@ class GraphConv(nn.Module):
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
         """Give (targets, out_features), of an adjacency (targets, sources) and (sources, in_features) features."""
         first = self.linear.in_features <= self.linear.out_features
-        found: Any = einsum("ij,jr->ir", adjacency, x if first else self.linear(x), output="dense", **self.settings)
+        found = einsum("ij,jr->ir", adjacency, x if first else self.linear(x), output="dense", **self.settings)
         found = self.linear(found) if first else found
         return found if self.bias is None else found + self.bias  # type: ignore[no-any-return]
 
@@ -162,7 +162,7 @@ class GATConv(nn.Module):
         mixed, (target, source) = self.linear(x).unflatten(1, self.of_source.shape), adjacency.coords
         scores = (mixed * self.of_source).sum(-1)[source] + (mixed * self.of_target).sum(-1)[target]
         weights = softmax(adjacency.with_values(functional.leaky_relu(scores, self.slope)), 1)
-        found: Any = einsum("ijh,jhr->ihr", weights, mixed, output="dense", **self.settings)
+        found = einsum("ijh,jhr->ihr", weights, mixed, output="dense", **self.settings)
         return found.flatten(1) + self.bias  # type: ignore[no-any-return]
 
 

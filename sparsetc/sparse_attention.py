@@ -68,13 +68,12 @@ def attention(
     meeting = pattern_of(pattern, (rows, columns), q.device)
     ones = SparseTensor._make(meeting, q.new_ones(meeting.nnz))
     q, k, v = (one.reshape(-1, *one.shape[-2:]) for one in (q, k, v))  # one mode of heads
-    products: Any = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
+    products = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
     scores = products.values * (width**-0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + _bias(bias, heads, meeting.nnz)
     weights = softmax(SparseTensor._make(meeting, scores), 1)
-    means: Any = einsum("ijh,hjd->hid", weights, v, output="dense", **settings)
-    return means.reshape(*heads, rows, v.shape[-1])  # type: ignore[no-any-return]
+    return einsum("ijh,hjd->hid", weights, v, output="dense", **settings).reshape(*heads, rows, v.shape[-1])
 
 
 def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:

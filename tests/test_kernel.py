@@ -457,3 +457,26 @@ def test_deterministic_sums_of_nothing_are_zero() -> None:
     """Of two nonzeros none is on the diagonal."""
     x = stc.SparseTensor(torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.ones(2), (2, 2, 2))
     assert torch.equal(stc.einsum("iii->i", x, deterministic=True, output="dense"), torch.zeros(2))
+
+
+# -- scipy's solvers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_a_linear_operator(dtype: torch.dtype) -> None:
+    linalg = pytest.importorskip("scipy.sparse.linalg")
+    dense = torch.randn(12, 9, dtype=dtype) * (torch.rand(12, 9) < 0.6)
+    x = stc.SparseTensor.from_dense(dense)
+    a = stc.compile("ij,j->i", x, torch.zeros(9, dtype=dtype)).as_linear_operator()
+    assert a.shape == (12, 9)
+    found = linalg.svds(a, 3, return_singular_vectors=False)
+    torch.testing.assert_close(
+        torch.as_tensor(found.copy()).sort().values, torch.linalg.svdvals(dense)[:3].sort().values
+    )
+    b = stc.compile("ij,jr->ir", x, torch.zeros(9, 2, dtype=dtype)).as_linear_operator()
+    v = torch.randn(18, dtype=dtype)
+    torch.testing.assert_close(torch.as_tensor(b @ v.numpy()), (dense @ v.view(9, 2)).flatten())
+    w = torch.randn(24, dtype=dtype)
+    torch.testing.assert_close(torch.as_tensor(b.H @ w.numpy()), (dense.mH @ w.view(12, 2)).flatten())
+    with pytest.raises(stc.EquationError, match="dense operands"):
+        stc.compile("ij->i", x).as_linear_operator()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing, timed
-from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
@@ -122,6 +123,46 @@ class Kernel(Inspectable):
             return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
         result = self.contraction.evaluate(self._patterns, self._values, dense, self._packed_now())
         return wrap(self.contraction, result, self._patterns, self.drop_zeros)
+
+    def as_linear_operator(self) -> Any:
+        """Scipy's `LinearOperator` of the kernel as a map of its one dense operand, for scipy's solvers.
+
+        Vectors are the dense operand and the result in row-major order, as ndarrays on the host.
+
+        Raises:
+            EquationError: a kernel of another number of dense operands than one.
+            ImportError: scipy is not installed.
+
+        Example:
+            ``scipy.sparse.linalg.svds(stc.compile("ij,j->i", x, v).as_linear_operator())``
+        """
+        try:
+            from scipy.sparse.linalg import LinearOperator
+        except ImportError as error:
+            raise ImportError('as_linear_operator needs scipy: pip install "sparsetc[io]"') from error
+        bound, about = (
+            self.contraction.bound,
+            torch.empty(0, dtype=self.contraction.dtype, device=self.contraction.device),
+        )
+        if len(bound.dense_shapes) != 1:
+            raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
+        (shape,), of_result = bound.dense_shapes, bound.output_shape
+
+        def called(given: torch.Tensor) -> torch.Tensor:
+            found = self(given)
+            return found if isinstance(found, torch.Tensor) else found.to_dense()
+
+        def forward(vector: Any) -> Any:
+            with torch.no_grad():
+                return called(torch.tensor(vector).to(about).reshape(shape)).reshape(-1).cpu().numpy()
+
+        def backward(vector: Any) -> Any:
+            given = about.new_zeros(shape, requires_grad=True)
+            above = torch.tensor(vector).to(about).reshape(of_result)
+            return torch.autograd.grad(called(given), given, above)[0].reshape(-1).cpu().numpy()
+
+        sizes, kind = (prod(of_result), prod(shape)), about.cpu().numpy().dtype
+        return LinearOperator(sizes, matvec=forward, rmatvec=backward, dtype=kind)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
         """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
