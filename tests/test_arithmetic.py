@@ -172,6 +172,32 @@ def test_products_of_matrices(first: tuple[int, ...], second: tuple[int, ...]) -
         torch.testing.assert_close((x @ sparse(other)).to_dense(), given @ other)
 
 
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: torch.sum(x, 0),
+    "sum of all": lambda x: torch.sum(x),
+    "mean": lambda x: torch.mean(x, dim=1, keepdim=True),
+    "amax": lambda x: torch.amax(x, 1),
+    "permute": lambda x: torch.permute(x, (1, 0)),
+    "transpose": lambda x: torch.transpose(x, 0, 1),
+    "reshape": lambda x: torch.reshape(x, (3, 10)),
+    "flatten": lambda x: torch.flatten(x),
+    "tril": lambda x: torch.tril(x, 1),
+    "cat": lambda x: torch.cat([x, x], 1),
+    "stack": lambda x: torch.stack([x, x]),
+    "tensordot": lambda x: torch.tensordot(x, torch.ones(6, 2, dtype=F64), 1),
+    "tensordot of modes": lambda x: torch.tensordot(torch.ones(2, 5, dtype=F64), x, ([1], [0])),
+    "einsum": lambda x: torch.einsum("ij,jr->ir", x, torch.ones(6, 2, dtype=F64)),
+    "mm": lambda x: torch.mm(x, torch.ones(6, 2, dtype=F64)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_torch(name: str) -> None:
+    given = dense(0)
+    found = FUNCTIONS[name](sparse(given))
+    torch.testing.assert_close(found.to_dense(), FUNCTIONS[name](given))
+
+
 TRACED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "x * 2": lambda x, d: (x * 2).values,
     "x * d": lambda x, d: (x * d).values,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from numbers import Number
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
@@ -190,9 +191,9 @@ class Arithmetic:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
-        kwargs = dict(kwargs or {})
+        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None}
         known = _OPERATORS.get(getattr(function, "__name__", ""))
-        if known is None or kwargs.keys() - {"dim", "keepdim", "dtype"}:
+        if known is None or kwargs.keys() & {"out", "alpha", "dtype", "rounding_mode"}:
             name = getattr(function, "__name__", str(function))
             raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
         if torch.compiler.is_compiling() and known is _OPERATORS["matmul"] and not _is_sparse(args[0]):
@@ -342,19 +343,51 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     return lambda x, y: function(x, y) if _is_sparse(x) else function(y, x)
 
 
+def _method(name: str) -> Callable[..., Any]:
+    """The method of a SparseTensor by the name of torch's function."""
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+
+
+def _joined(name: str) -> Callable[..., Any]:
+    def called(tensors: Any, dim: int = 0) -> Any:
+        from sparsetc.tensor import creation
+
+        return getattr(creation, name)(tensors, dim)
+
+    return called
+
+
+def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
+    """The sum over modes of both: the last n with the first n, or those that are named."""
+    a, b = len(x.shape), len(y.shape)
+    left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
+    first, second = ascii_letters[:a], list(ascii_letters[a : a + b])
+    for m, n in zip(left, right, strict=True):
+        second[n] = first[m]
+    kept = [c for c in (*first, *second) if (c in first) != (c in second)]
+    return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
+
+
+METHODS = (
+    *("sum", "mean", "amax", "amin", "prod", "norm", "count_nonzero", "abs", "sign", "sqrt", "clone", "detach"),
+    *("permute", "transpose", "t", "reshape", "flatten", "squeeze", "unsqueeze", "index_select", "narrow"),
+    *("diagonal", "tril", "triu"),
+)
+"""Functions of torch that are methods of a SparseTensor too."""
 _NAMES = {
     "add": ("add", "__add__"),
     "mul": ("mul", "multiply", "__mul__"),
     "sub": ("sub", "subtract", "__sub__"),
     "truediv": ("div", "divide", "true_divide", "__truediv__"),
-    "matmul": ("matmul", "mm", "bmm", "mv", "__matmul__"),
+    "matmul": ("matmul", "mm", "bmm", "mv", "_sparse_mm", "__matmul__"),
 }
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{torchs: function for name, each in _NAMES.items() for function in [_of_torch(name)] for torchs in each},
     **{f"__r{name}__": _reflected(_of_torch(name)) for name in _NAMES},
     "__rdiv__": _reflected(_of_torch("truediv")),
-    **{name: operator.methodcaller(name) for name in ("abs", "sign", "sqrt")},
-    "neg": operator.neg,
+    **{name: _method(name) for name in METHODS},
+    **{"cat": _joined("cat"), "stack": _joined("stack"), "neg": operator.neg, "tensordot": _tensordot},
+    "einsum": lambda *args: Arithmetic._einsum_of(*args),
 }
 """What functions of torch do with a SparseTensor among their arguments, by their names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
