@@ -253,3 +253,18 @@ def test_what_is_refused(name: str) -> None:
     call, kind, said = REFUSED[name]
     with pytest.raises(kind, match=said):
         call(sparse(dense(0)))
+
+
+def test_tensors_without_modes_are_numbers_and_complex_ones_have_no_order() -> None:
+    x = dense(0)
+    torch.testing.assert_close((sparse(x) > torch.tensor(2.0)).to_dense(), (x > 2).to(torch.int8))
+    torch.testing.assert_close((sparse(x) ** torch.tensor(2.0)).to_dense(), x**2)
+    z = sparse(x.to(torch.complex128))
+    for refused in (lambda: z > 1, lambda: z.clip(-1, 1)):
+        with pytest.raises(stc.DtypeError, match="no order"):
+            refused()
+
+
+def test_comparisons_sum_duplicates_first() -> None:
+    x = stc.SparseTensor(torch.tensor([[1, 0, 1]]), torch.tensor([2.0, 1.0, 3.0]), (3,), coalesce=False)
+    assert (x < x * 2).to_dense().tolist() == [1, 1, 0]

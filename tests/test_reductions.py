@@ -110,3 +110,33 @@ def test_what_is_refused() -> None:
         x.norm(0)
     with pytest.raises(stc.ShapeError, match="output"):
         x.sum(0, output="csr")
+
+
+def test_edges_of_types() -> None:
+    x = sparse(torch.tensor([[-128, 0], [1, 0]], dtype=torch.int8))
+    assert x.drop().nnz == 2
+    assert x.prod(0).dtype == torch.int64
+    half = sparse(torch.full((3, 3), 300.0, dtype=torch.float16))
+    assert half.norm().item() == 900
+    assert half.norm().dtype == torch.float16
+    assert sparse(torch.tensor([[float("nan"), 0.0]])).drop().nnz == 1
+    huge = stc.SparseTensor(torch.tensor([[1], [2], [0]]), torch.ones(1), (2**40, 2**40, 2))
+    assert huge.mean((0, 1)).tolist() == [2.0**-80, 0.0]
+    assert x.sum(np.int64(1)).tolist() == [-128, 1]
+
+
+def test_a_norm_of_zeros_has_a_gradient() -> None:
+    x = sparse(torch.tensor([[0.0, 3.0], [4.0, 0.0]])).requires_grad_()
+    x.norm(2, 0).sum().backward()
+    y = stc.SparseTensor(torch.tensor([[0], [0]]), torch.zeros(1), (2, 2)).requires_grad_()
+    y.norm().backward()
+    found: Any = [x.values.grad, y.values.grad]
+    assert [grad.tolist() for grad in found] == [[1.0, 1.0], [0.0]]
+
+
+def test_modes_of_size_0() -> None:
+    x = sparse(torch.zeros(0, 3))
+    assert (x.sum(0).tolist(), x.prod(0).tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert x.mean(0, keepdim=True).isnan().tolist() == [[True] * 3]
+    with pytest.raises(stc.ShapeError, match="no position"):
+        x.amax(0)

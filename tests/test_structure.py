@@ -162,3 +162,17 @@ def test_what_is_refused(name: str) -> None:
     call, kind, said = REFUSED[name]
     with pytest.raises(kind, match=said):
         call(sparse(dense(0, (4, 6))))
+
+
+def test_a_slice_costs_what_its_entries_do() -> None:
+    n = 1 << 60
+    x = stc.SparseTensor(torch.tensor([[1, n // 2, n - 1]]), torch.tensor([1.0, 2.0, 3.0]), (n,))
+    assert x[5:].coords.tolist() == [[n // 2 - 5, n - 6]]
+    assert x[::2].nnz == 1
+
+
+def test_index_tensors_that_are_neighbours_stay_in_their_place() -> None:
+    x, a, b = dense(2, (3, 4, 5, 6)), torch.tensor([0, 2, 1]), torch.tensor([3, 1, 1])
+    every = slice(None)
+    for key in [(a, b), (every, a, b), (a, every, b), (every, every, a, b), (every, a, every, b), (slice(1, 3), a, b)]:
+        torch.testing.assert_close(whole(sparse(x)[key]), x[key])

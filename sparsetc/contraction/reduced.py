@@ -2,6 +2,7 @@
 
 In: an einsum of one sparse operand, and what is done over its modes that the result has not. Out: its result. The
 products are those of an einsum that keeps all modes, a row of dense letters an entry; rows of one result are reduced.
+A mean is a sum of entries that were divided first.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def reduced(
         raise DtypeError(f"{x.dtype} has no order, and so no {reduce}")
     operands = [o.expand_dense().coalesce() if isinstance(o, SparseTensor) else o for o in operands]
     free, kept = [c for c in e.output if c not in own], [own.index(c) for c in e.output if c in own]
+    if reduce == "mean":  # a sum of entries that are divided by how many there are in a row: no row of products is made
+        return einsum(text, *(_shared(o, kept) if isinstance(o, SparseTensor) else o for o in operands), output=output)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
     pattern, rows, count = rows_of(entries.pattern, tuple(kept))
     found = over_rows(entries.values, rows, count, reduce)
@@ -62,3 +65,10 @@ def reduced(
     dense = written.to_dense() if written is not None else found.new_zeros(found.shape[1:]) if not count else found[0]
     letters = [*(own[m] for m in kept), *free]
     return dense.permute([letters.index(c) for c in e.output])
+
+
+def _shared(x: SparseTensor, kept: list[int]) -> SparseTensor:
+    """Its entries divided by how many of them have the same indices of some modes."""
+    _, rows, count = rows_of(x.pattern, tuple(kept))
+    each = torch.bincount(rows, minlength=count)[rows].to(x.dtype)
+    return x.with_values(x.values / each.view(-1, *[1] * (x.values.ndim - 1)))

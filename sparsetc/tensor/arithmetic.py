@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import prod
 from numbers import Number
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -91,8 +92,9 @@ class Arithmetic:
         """Entries not below ``low`` nor above ``high``, between which 0 must lie.
 
         Raises:
-            DtypeError: bounds that would change absent entries.
+            DtypeError: bounds that would change absent entries, or complex values, which have no order.
         """
+        _ordered(self)
         if (low is not None and low > 0) or (high is not None and high < 0):
             raise DtypeError(f"clip to {low} .. {high} would change absent entries, which are 0: map(), or .to_dense()")
         return self.map(lambda values: values.clamp(low, high))
@@ -105,7 +107,9 @@ class Arithmetic:
         A row of dense modes, or a block, stays where any of it does.
         """
         x = self.coalesce()
-        kept = (x._values.detach().abs() > tol).reshape(x._pattern.nnz, -1).any(1).nonzero()[:, 0]
+        values = x._values.detach()
+        small = values.abs() <= tol if values.is_complex() else (values <= tol) & (values >= -float(tol))  # NaN is not
+        kept = (~small).reshape(x._pattern.nnz, prod(values.shape[1:])).any(1).nonzero()[:, 0]
         return self._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))
 
     # -- of two ---------------------------------------------------------------------------------------------------
@@ -139,6 +143,7 @@ class Arithmetic:
         raise DtypeError("a power with a sparse exponent is 1 where no entry is: use .to_dense(), or map()")
 
     def __pow__(self, exponent: Any) -> SparseTensor:
+        exponent = _number(exponent)
         if not isinstance(exponent, Number) or isinstance(exponent, complex) or exponent <= 0:  # type: ignore[operator]
             raise DtypeError("sparse ** takes a number above 0, since 0 to the power of another is not 0: map()")
         power: Any = exponent
@@ -162,7 +167,7 @@ class Arithmetic:
         return _matmul(other, self)
 
     def __ne__(self, other: object) -> Any:
-        return self._compared(operator.ne, other) if isinstance(other, Number) else not self == other
+        return self._compared(operator.ne, other) if isinstance(_number(other), Number) else not self == other
 
     def __lt__(self, other: Any) -> SparseTensor:
         return self._compared(operator.lt, other)
@@ -178,15 +183,17 @@ class Arithmetic:
 
     def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> SparseTensor:
         """A mask of the entries, int8, where absent ones compare false; as 0 does."""
-        x = self.coalesce()
+        x, other = self.coalesce(), _number(other)
+        if compare is not operator.ne:
+            _ordered(self)
         if isinstance(other, Number):
             if compare(0, other):
                 raise DtypeError(f"0 compares true with {other!r}, and so would all absent entries: take .values")
             return self._make(x._pattern, compare(x._values, other).to(torch.int8))
-        same = getattr(other, "_pattern", None) is x._pattern
-        if not same or compare(0, 0):
+        y = other.coalesce() if isinstance(other, Arithmetic) else None
+        if y is None or y._pattern is not x._pattern or compare(0, 0):
             raise DtypeError("a comparison takes a number, or a SparseTensor of the same pattern, and < or > of that")
-        return self._make(x._pattern, compare(x._values, other._values).to(torch.int8))
+        return self._make(x._pattern, compare(x._values, y._values).to(torch.int8))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -203,6 +210,17 @@ class Arithmetic:
 
 def _is_sparse(x: Any) -> bool:
     return isinstance(x, Arithmetic)
+
+
+def _number(x: Any) -> Any:
+    """A tensor without modes as a number; anything else as it is."""
+    return x.item() if isinstance(x, torch.Tensor) and not x.ndim else x
+
+
+def _ordered(x: Any) -> None:
+    """`DtypeError` for complex values."""
+    if x.dtype.is_complex:
+        raise DtypeError(f"{x.dtype} has no order: compare magnitudes, .abs()")
 
 
 # -- with numbers and dense tensors ------------------------------------------------------------------------------------
@@ -248,8 +266,8 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
     pattern, left, right = _union(x._pattern, y._pattern)
     dtype = torch.result_type(x._values, y._values)
     out = x._values.new_zeros((pattern.nnz, *x._values.shape[1:]), dtype=dtype)
-    out = out.index_add(0, left, x._values.to(dtype))
-    return x._make(pattern, out.index_add(0, right, y._values.to(dtype), alpha=sign))  # type: ignore[no-any-return]
+    out.index_add_(0, left, x._values.to(dtype))
+    return x._make(pattern, out.index_add_(0, right, y._values.to(dtype), alpha=sign))  # type: ignore[no-any-return]
 
 
 def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:

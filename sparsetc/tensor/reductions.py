@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,7 @@ class Reductions:
     __slots__ = ()
 
     def sum(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
-        """The sum over modes; of integers as int64.
+        """The sum over modes; of integers, as their product, in int64.
 
         Example:
             ``x.sum(0)`` of a matrix is dense, (columns,).
@@ -78,8 +79,15 @@ class Reductions:
             return x.abs().amax(dim, keepdim, output=output)
         if not p > 0:
             raise DtypeError(f"norm takes p above 0, found {p!r}: of 0 it is count_nonzero")
-        found = x.map(lambda values: values.abs() ** p).sum(dim, keepdim, output=output)
-        return found ** (1 / p)
+        found = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
+        found = found.sum(dim, keepdim, output=output)
+
+        def root(powers: torch.Tensor) -> torch.Tensor:
+            none = powers == 0  # where the root has no derivative, and 0 is one of its subgradients
+            return powers.masked_fill(none, 1).pow(1 / p).masked_fill(none, 0).to(real)
+
+        real = x._values[:0].abs().dtype
+        return root(found) if isinstance(found, torch.Tensor) else found.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
         """How many values are not 0, over modes, int64; explicit zeros do not count."""
@@ -104,7 +112,10 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     if kind in ("amax", "amin") and x.dtype.is_complex:
         raise DtypeError(f"{x.dtype} has no order, and so no {kind}")
     x, gone = (x.expand_dense() if x.blocksize else x).coalesce(), _modes(x.order, dim)
-    order, pattern, dtype = x.sparse_order, x._pattern, summed_dtype(x.dtype) if kind == "sum" else x.dtype
+    dtype = summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype
+    if kind != "sum" and not entries and 0 in [x.shape[m] for m in gone]:
+        return _of_nothing(x, kind, gone, keepdim).to(dtype)
+    order, pattern = x.sparse_order, x._pattern
     values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
     dense = [m - order + 1 for m in gone if m >= order]
     for at in reversed(dense):
@@ -126,11 +137,22 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
 
 def _modes(order: int, dim: Dims) -> list[int]:
     """Modes, ascending and counted from the first; `ShapeError` for one that there is not, or twice."""
-    given = list(range(order)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    try:
+        given = range(order) if dim is None else [*map(index, dim if isinstance(dim, Sequence) else [dim])]
+    except TypeError:
+        given = [order]
     modes = sorted(m % order if -order <= m < order else -1 for m in given)
     if -1 in modes or len({*modes}) < len(modes):
         raise ShapeError(f"dim must name modes of a tensor that has {order}, each once, found {dim!r:.80}")
     return modes
+
+
+def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool) -> torch.Tensor:
+    """What torch gives for a mode of size 0: the mean is NaN, the product 1, and there is no extremum."""
+    if kind in ("amax", "amin"):
+        raise ShapeError(f"{kind} over modes {gone} of {x.shape} is of no position")
+    sizes = [1 if m in gone else n for m, n in enumerate(x.shape) if keepdim or m not in gone]
+    return torch.full(sizes, 1 if kind == "prod" else float("nan"), dtype=x.dtype, device=x.device)
 
 
 def _with_ones(found: torch.Tensor, gone: Sequence[int]) -> torch.Tensor:
@@ -177,10 +199,10 @@ def over_rows(values: torch.Tensor, rows: torch.Tensor, count: int, kind: str, p
     each = torch.zeros(count, dtype=torch.int64, device=rows.device).index_add_(0, rows, torch.ones_like(rows))
     each = each.view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
-        return out.index_add(0, rows, values) / (positions or each.clamp(min=1).to(values.dtype))
+        return out.index_add(0, rows, values) / (float(positions) or each.clamp(min=1).to(values.dtype))
     if values.numel():
-        index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        out = out.scatter_reduce(0, index, values, kind, include_self=False)
+        places = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        out = out.scatter_reduce(0, places, values, kind, include_self=False)
     if not positions:
         return out
     with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})

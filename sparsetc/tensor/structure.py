@@ -220,7 +220,8 @@ class Structure:
 
         Args:
             key: of one mode, or a tuple. Several index tensors have one length and pick positions together; these
-                become the first mode. A mask is of one mode, or a SparseTensor of this shape, whose nonzeros are taken.
+                become one mode, in their place where they are neighbours, else the first. A mask is of one mode, or a
+                SparseTensor of this shape, whose nonzeros are taken.
 
         Returns:
             A SparseTensor while any mode with coordinates is left; else a dense tensor, or one element.
@@ -397,8 +398,8 @@ def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
         key = slice(key % size, key % size + 1)
     if not isinstance(key, slice) or key == slice(None):
         return 0, row.numel()
-    taken = range(*key.indices(size)) or range(0)
-    low, high = min(taken, default=0), max(taken, default=-1) + 1
+    taken = range(*key.indices(size))
+    low, high = (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
     first, end = torch.searchsorted(row, row.new_tensor([low, high])).tolist()
     return first, max(first, end)
 
@@ -468,7 +469,7 @@ def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int, mode: int) -
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Positions that several index tensors of one length name together, as the first mode; then the other modes."""
+    """Positions that several index tensors of one length name together, as one mode; see `Structure.__getitem__`."""
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()
@@ -488,4 +489,7 @@ def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
     shape = (max(1, keys_of.count), *x.shape[len(picked) :])
     flat = x._make(*(_sorted(joined, shape, None)[0], x._values))
     found = _indexed(flat, [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)])
-    return found if others else found.to_dense()
+    if not others:
+        return found.to_dense()
+    at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
+    return found.permute(*range(1, at + 1), 0, *range(at + 1, found.ndim))
