@@ -82,7 +82,7 @@ def einsum(
             values.
         reduce: ``"sum"``, or ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``: what is done, over the entries of the
             one sparse operand, with its modes that the result has not; letters of dense operands alone are summed. A
-            result that no entry takes part in is 0.
+            result that no entry takes part in is 0, of a product 1.
         settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in
             `options`.
 

@@ -15,7 +15,7 @@ import torch
 from sparsetc.contraction.canonical import Operands
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor.reductions import over_rows, rows_of
+from sparsetc.tensor.groups import reduced_groups, rows_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
@@ -31,7 +31,7 @@ def reduced(
         text: the equation.
         operands: of it.
         reduce: one of `REDUCTIONS`.
-        output: of `einsum`; a result that has no entry anywhere is 0 there, as of `torch.scatter_reduce` on zeros.
+        output: of `einsum`; where no entry goes, a dense result is 0, and 1 of products, as PyTorch Geometric's are.
 
     Raises:
         EquationError: another number of sparse operands than one, a letter twice in it, or another `reduce`.
@@ -52,17 +52,21 @@ def reduced(
         raise DtypeError(f"{x.dtype} has no order, and so no {reduce}")
     operands = [o.expand_dense().coalesce() if isinstance(o, SparseTensor) else o for o in operands]
     free, kept = [c for c in e.output if c not in own], [own.index(c) for c in e.output if c in own]
-    if reduce == "mean":  # a sum of entries that are divided by how many there are in a row: no row of products is made
-        return einsum(text, *(_shared(o, kept) if isinstance(o, SparseTensor) else o for o in operands), output=output)  # type: ignore[no-any-return]
+    if reduce == "mean":  # a sum of entries that are divided by how many of them go to one place
+        operands = [_shared(o, kept) if isinstance(o, SparseTensor) else o for o in operands]
+        return einsum(text, *operands, output=output)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
-    pattern, rows, count = rows_of(entries.pattern, tuple(kept))
-    found = over_rows(entries.values, rows, count, reduce)
+    found = reduced_groups(entries.values, entries.pattern, tuple(kept), reduce)
+    pattern, _, count = rows_of(entries.pattern, tuple(kept))
     written = SparseTensor._make(pattern, found) if kept else None
     if output == "sparse" and (written is None or [*e.output] != [own[m] for m in kept] + free):
         raise EquationError(f'a sparse result has the modes of the sparse operand first; "{text}" has not')
     if written is not None and (output == "sparse" or (output == "auto" and len(kept) == len(own))):
         return written
-    dense = written.to_dense() if written is not None else found.new_zeros(found.shape[1:]) if not count else found[0]
+    shape = *pattern.shape, *found.shape[1:]
+    dense = found.new_full(shape, 1 if reduce == "prod" else 0)
+    if count:
+        dense = dense.index_put(tuple(pattern.coords), found) if kept else found[0]
     letters = [*(own[m] for m in kept), *free]
     return dense.permute([letters.index(c) for c in e.output])
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.tensor import coords as crd
+from sparsetc.tensor.groups import reduced_groups, rows_of
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator, summed_dtype
 
@@ -122,9 +122,9 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
         values = getattr(torch, kind)(values, at)
     kept = tuple(m for m in range(order) if m not in gone)
     if len(kept) < order:
-        pattern, rows, count = rows_of(pattern, kept)
         positions = prod(x._pattern.shape[m] for m in range(order) if m in gone)
-        values = over_rows(values, rows, count, kind, 0 if entries else positions)
+        values = reduced_groups(values, pattern, kept, kind, 0 if entries else positions)
+        pattern = rows_of(pattern, kept)[0]
     values = values.to(dtype)
     if not kept:
         values = values[0] if values.shape[0] else values.new_zeros(values.shape[1:])
@@ -169,41 +169,3 @@ def _with_sizes_of_1(found: SparseTensor, x: SparseTensor, gone: Sequence[int]) 
     shape = tuple(1 if m in gone else x._pattern.shape[m] for m in range(x.sparse_order))
     values = _with_ones(found._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
     return found._make(Pattern(coords, shape, True), values)
-
-
-def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Tensor, int]:
-    """The pattern of some modes, the number in it of each entry, and how many there are; made once."""
-
-    def made() -> tuple[Pattern, torch.Tensor, int]:
-        rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
-        found = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
-        coords = torch.stack(found.coords) if kept else pattern.coords[:0]
-        return Pattern(coords, shape, True), found.rank, found.count
-
-    return pattern._once(("rows of", kept), made)
-
-
-def over_rows(values: torch.Tensor, rows: torch.Tensor, count: int, kind: str, positions: int = 0) -> torch.Tensor:
-    """(count, *sizes) of (nnz, *sizes) values, each of which belongs to a row of the result; differentiable.
-
-    Args:
-        values: of the entries.
-        rows: (nnz,) the row of each.
-        count: of rows.
-        kind: of reduction.
-        positions: of a row, of which those without an entry are 0; 0 where entries alone count.
-    """
-    out = values.new_zeros(count, *values.shape[1:])
-    if kind == "sum":
-        return out.index_add(0, rows, values)
-    each = torch.zeros(count, dtype=torch.int64, device=rows.device).index_add_(0, rows, torch.ones_like(rows))
-    each = each.view(-1, *[1] * (values.ndim - 1))
-    if kind == "mean":
-        return out.index_add(0, rows, values) / (float(positions) or each.clamp(min=1).to(values.dtype))
-    if values.numel():
-        places = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        out = out.scatter_reduce(0, places, values, kind, include_self=False)
-    if not positions:
-        return out
-    with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
-    return torch.where(each < positions, with_zero, out)

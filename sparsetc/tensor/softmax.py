@@ -9,7 +9,7 @@ import torch
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor import coords as crd
+from sparsetc.tensor.groups import reduced_groups, rows_of
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -56,31 +56,17 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
     if mode >= x.sparse_order:
         found = (torch.log_softmax if log else torch.softmax)(values, mode - x.sparse_order + 1)
     else:
-        found = _over_groups(values, *groups(x.pattern, mode), log)
+        found = _over_groups(values, x.pattern, tuple(m for m in range(x.sparse_order) if m != mode), log)
     return SparseTensor._make(x.pattern, found.to(x.dtype))
 
 
-def groups(pattern: Pattern, mode: int) -> tuple[torch.Tensor, int]:
-    """(nnz,) the number of the group of each entry, of those that differ in one mode alone; and how many there are."""
-
-    def numbered() -> tuple[torch.Tensor, int]:
-        rows, sizes = ([*of] for of in (pattern.coords, pattern.shape))
-        like = rows.pop(mode)
-        del sizes[mode]
-        found = crd.numbered(rows, sizes, pattern.nnz, like)
-        return found.rank, found.count
-
-    return pattern._once(("groups", mode), numbered)
-
-
-def _over_groups(values: torch.Tensor, group: torch.Tensor, count: int, log: bool) -> torch.Tensor:
-    """(nnz, *dense sizes) values, of which those of one group are normalised together."""
-    shape = count, *values.shape[1:]
+def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
+    """(nnz, *dense sizes) values, of which those of entries that agree in the modes that are kept are normalised."""
+    group = rows_of(pattern, kept)[1]
     with torch.no_grad():  # what is subtracted changes no result, nor any gradient
-        each = group.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        most = values.new_full(shape, -torch.inf).scatter_reduce_(0, each, values, "amax")
+        most = reduced_groups(values, pattern, kept, "amax")
         most.masked_fill_(most == -torch.inf, 0.0)
     shifted = values - most.index_select(0, group)
     raised = shifted.exp()
-    sums = values.new_zeros(shape).index_add(0, group, raised)
+    sums = reduced_groups(raised, pattern, kept, "sum")
     return shifted - sums.log().index_select(0, group) if log else raised / sums.index_select(0, group)

@@ -1,0 +1,97 @@
+"""Groups of entries that agree in some modes, and what their values are reduced to.
+
+In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
+once for a pattern. Extrema are taken over pieces of a group of a few hundred entries, and over what these give, until
+one is left: so no group, however large, is one thread's work, and nothing is written by atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.pattern import Pattern
+
+PIECE = 256
+"""Entries of a piece of a group, at most."""
+
+
+def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Tensor, int]:
+    """The pattern of some modes, the number in it of each entry's group, and how many there are; made once."""
+
+    def made() -> tuple[Pattern, torch.Tensor, int]:
+        rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
+        found = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
+        coords = torch.stack(found.coords) if kept else pattern.coords[:0]
+        return Pattern(coords, shape, True), found.rank, found.count
+
+    return pattern._once(("rows of", kept), made)
+
+
+def reduced_groups(
+    values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, positions: int = 0
+) -> torch.Tensor:
+    """(count, *sizes) of (nnz, *sizes) values of entries, of which those of one group are reduced together.
+
+    Args:
+        values: of the entries.
+        pattern: of the entries.
+        kept: modes in which those of a group agree.
+        kind: of reduction: ``"sum"``, ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``.
+        positions: of a group, of which those without an entry are 0; 0 where entries alone count.
+    """
+    _, rows, count = rows_of(pattern, kept)
+    out = values.new_zeros(count, *values.shape[1:])
+    if kind == "sum":
+        return out.index_add(0, rows, values)
+    each = torch.zeros(count, dtype=torch.int64, device=rows.device).index_add_(0, rows, torch.ones_like(rows))
+    each = each.view(-1, *[1] * (values.ndim - 1))
+    if kind == "mean":
+        return out.index_add(0, rows, values) / (float(positions) or each.clamp(min=1).to(values.dtype))
+    if values.numel():
+        out = (
+            _by_pieces(values, pattern, kept, kind)
+            if _has_pieces(values, kind)
+            else _scattered(out, rows, values, kind)
+        )
+    if not positions:
+        return out
+    with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
+    return torch.where(each < positions, with_zero, out)
+
+
+def _has_pieces(values: torch.Tensor, kind: str) -> bool:
+    """Whether pieces are the faster way: on a CPU they are with gradients, since a scatter's are slow."""
+    return kind != "prod" and values.is_floating_point() and (values.is_cuda or values.requires_grad)
+
+
+def _scattered(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, kind: str) -> torch.Tensor:
+    index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+    return out.scatter_reduce(0, index, values, kind, include_self=False)
+
+
+def _by_pieces(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> torch.Tensor:
+    order, levels = _pieces(pattern, kept)
+    found = (values if order is None else values.index_select(0, order)).reshape(values.shape[0], -1)
+    for lengths in levels:
+        found = torch.segment_reduce(found, kind[1:], lengths=lengths, axis=0, unsafe=True)
+    return found.reshape(-1, *values.shape[1:])
+
+
+def _pieces(pattern: Pattern, kept: tuple[int, ...]) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The entries by groups, None where they are so; and the lengths of pieces, of pieces of these, …; made once."""
+
+    def made() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        _, rows, count = rows_of(pattern, kept)
+        order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
+        levels, left = [], crd.histogram(rows, count)
+        while int(left.max()) > PIECE:
+            pieces = (left + PIECE - 1) // PIECE
+            ends = torch.cumsum(pieces, 0)
+            lengths = left.new_full((int(ends[-1]),), PIECE)
+            lengths[ends - 1] = left - (pieces - 1) * PIECE
+            levels.append(lengths)
+            left = pieces
+        return order, [*levels, left]
+
+    return pattern._once(("pieces of", kept), made)
