@@ -16,6 +16,7 @@ from torch.nn import functional
 from sparsetc.api import einsum
 from sparsetc.errors import ShapeError
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.groups import taken
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -160,7 +161,7 @@ class GATConv(nn.Module):
         """Give (targets, heads * out_features), of an adjacency whose values are not read and (nodes, in_features)."""
         adjacency = adjacency.coalesce()
         mixed, (target, source) = self.linear(x).unflatten(1, self.of_source.shape), adjacency.coords
-        scores = (mixed * self.of_source).sum(-1)[source] + (mixed * self.of_target).sum(-1)[target]
+        scores = taken((mixed * self.of_source).sum(-1), source) + taken((mixed * self.of_target).sum(-1), target)
         weights = softmax(adjacency.with_values(functional.leaky_relu(scores, self.slope)), 1)
         found = einsum("ijh,jhr->ihr", weights, mixed, output="dense", **self.settings)
         return found.flatten(1) + self.bias  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import torch
 from sparsetc.contraction.canonical import Operands
 from sparsetc.errors import DtypeError, EquationError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor.groups import reduced_groups, rows_of
+from sparsetc.tensor.groups import reduced_groups, rows_of, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
@@ -73,6 +73,5 @@ def reduced(
 
 def _shared(x: SparseTensor, kept: list[int]) -> SparseTensor:
     """Its entries divided by how many of them have the same indices of some modes."""
-    _, rows, count = rows_of(x.pattern, tuple(kept))
-    each = torch.bincount(rows, minlength=count)[rows].to(x.dtype)
+    each = sizes_of(x.pattern, tuple(kept))[rows_of(x.pattern, tuple(kept))[1]].to(x.dtype)
     return x.with_values(x.values / each.view(-1, *[1] * (x.values.ndim - 1)))

@@ -7,6 +7,8 @@ one is left: so no group, however large, is one thread's work, and nothing is wr
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from sparsetc.tensor import coords as crd
@@ -14,6 +16,8 @@ from sparsetc.tensor.pattern import Pattern
 
 PIECE = 256
 """Entries of a piece of a group, at most."""
+NARROW = 16
+"""Values of a row up to which a GPU takes them one by one: torch has a block of threads a row, whatever its width."""
 
 
 def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Tensor, int]:
@@ -41,13 +45,12 @@ def reduced_groups(
         positions: of a group, of which those without an entry are 0; 0 where entries alone count.
     """
     _, rows, count = rows_of(pattern, kept)
-    out = values.new_zeros(count, *values.shape[1:])
     if kind == "sum":
-        return out.index_add(0, rows, values)
-    each = torch.zeros(count, dtype=torch.int64, device=rows.device).index_add_(0, rows, torch.ones_like(rows))
-    each = each.view(-1, *[1] * (values.ndim - 1))
+        return added(values, rows, count)
+    each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
-        return out.index_add(0, rows, values) / (float(positions) or each.clamp(min=1).to(values.dtype))
+        return added(values, rows, count) / (float(positions) or each.to(values.dtype))
+    out = values.new_zeros(count, *values.shape[1:])
     if values.numel():
         out = (
             _by_pieces(values, pattern, kept, kind)
@@ -58,6 +61,37 @@ def reduced_groups(
         return out
     with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
     return torch.where(each < positions, with_zero, out)
+
+
+def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+    """(groups,) int64: how many entries each has; made once."""
+    _, rows, count = rows_of(pattern, kept)
+    return pattern._once(("sizes of", kept), lambda: crd.histogram(rows, count))
+
+
+def taken(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``source.index_select(0, rows)``, of rows of any width."""
+    places = _places(source, rows)
+    if places is None:
+        return source.index_select(0, rows)
+    return source.reshape(-1).gather(0, places).view(rows.numel(), *source.shape[1:])
+
+
+def added(values: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, *sizes): sums of the values whose row each is."""
+    places = _places(values, rows)
+    if places is None:
+        return values.new_zeros(count, *values.shape[1:]).index_add(0, rows, values)
+    out = values.new_zeros(count * prod(values.shape[1:]))
+    return out.scatter_add(0, places, values.reshape(-1)).view(count, *values.shape[1:])
+
+
+def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+    """The place of each single value of narrow rows, on a GPU; None of others."""
+    width = prod(values.shape[1:])
+    if not values.is_cuda or not 1 < width <= NARROW:
+        return None
+    return (rows[:, None] * width + torch.arange(width, device=rows.device)).reshape(-1)
 
 
 def _has_pieces(values: torch.Tensor, kind: str) -> bool:
@@ -82,9 +116,9 @@ def _pieces(pattern: Pattern, kept: tuple[int, ...]) -> tuple[torch.Tensor | Non
     """The entries by groups, None where they are so; and the lengths of pieces, of pieces of these, …; made once."""
 
     def made() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        _, rows, count = rows_of(pattern, kept)
+        rows = rows_of(pattern, kept)[1]
         order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
-        levels, left = [], crd.histogram(rows, count)
+        levels, left = [], sizes_of(pattern, kept)
         while int(left.max()) > PIECE:
             pieces = (left + PIECE - 1) // PIECE
             ends = torch.cumsum(pieces, 0)

@@ -9,7 +9,7 @@ import torch
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor.groups import reduced_groups, rows_of
+from sparsetc.tensor.groups import reduced_groups, rows_of, taken
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -66,7 +66,7 @@ def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], 
     with torch.no_grad():  # what is subtracted changes no result, nor any gradient
         most = reduced_groups(values, pattern, kept, "amax")
         most.masked_fill_(most == -torch.inf, 0.0)
-    shifted = values - most.index_select(0, group)
+    shifted = values - taken(most, group)
     raised = shifted.exp()
     sums = reduced_groups(raised, pattern, kept, "sum")
-    return shifted - sums.log().index_select(0, group) if log else raised / sums.index_select(0, group)
+    return shifted - taken(sums.log(), group) if log else raised / taken(sums, group)
