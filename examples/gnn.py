@@ -49,7 +49,7 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graph, task = city(stc.datasets.uber().to(device))
-    graph = normalised(graph)
+    graph = stc.nn.normalized(graph, loops=False)  # a place is joined to itself already
     csr = graph.to_torch(torch.sparse_csr)
     print(graph)
 
@@ -100,14 +100,6 @@ def city(x: stc.SparseTensor) -> tuple[stc.SparseTensor, Task]:
     labels = 2 * (north > north.median()).long() + (east > east.median())
     trained = (torch.rand(n) < 0.5).to(x.device)  # the same half on any device
     return graph, Task(features, labels, trained, ~trained)
-
-
-def normalised(graph: stc.SparseTensor) -> stc.SparseTensor:
-    """D^-1/2 (A + I) D^-1/2 of the graph A + I, D its degrees: other values on the same pattern."""
-    degree = stc.einsum("ij->i", graph)
-    assert isinstance(degree, torch.Tensor)
-    scale, (i, j) = degree.rsqrt(), graph.coords
-    return graph.with_values(graph.values * scale[i] * scale[j])
 
 
 def convolution(graph: stc.SparseTensor) -> Layer:

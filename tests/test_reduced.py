@@ -99,7 +99,7 @@ def test_what_is_refused() -> None:
         stc.einsum("ij->i", x.to(torch.complex64), reduce="amax")
 
 
-@pytest.mark.parametrize("reduce", ["amax", "amin"])
+@pytest.mark.parametrize("reduce", ["amax", "amin", "prod"])
 @pytest.mark.parametrize("equation", ["ij->i", "ij->j", "ij->", "ij,jr->ir"])
 def test_groups_of_many_pieces(equation: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "PIECE", 2)

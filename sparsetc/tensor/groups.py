@@ -1,8 +1,8 @@
 """Groups of entries that agree in some modes, and what their values are reduced to.
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
-once for a pattern. Extrema are taken over pieces of a group of a few hundred entries, and over what these give, until
-one is left: so no group, however large, is one thread's work, and nothing is written by atomics.
+once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
+give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics.
 """
 
 from __future__ import annotations
@@ -52,11 +52,7 @@ def reduced_groups(
         return added(values, rows, count) / (float(positions) or each.to(values.dtype))
     out = values.new_zeros(count, *values.shape[1:])
     if values.numel():
-        out = (
-            _by_pieces(values, pattern, kept, kind)
-            if _has_pieces(values, kind)
-            else _scattered(out, rows, values, kind)
-        )
+        out = _by_pieces(values, pattern, kept, kind) if _has_pieces(values) else _scattered(out, rows, values, kind)
     if not positions:
         return out
     with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
@@ -94,9 +90,9 @@ def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
     return (rows[:, None] * width + torch.arange(width, device=rows.device)).reshape(-1)
 
 
-def _has_pieces(values: torch.Tensor, kind: str) -> bool:
+def _has_pieces(values: torch.Tensor) -> bool:
     """Whether pieces are the faster way: on a CPU they are with gradients, since a scatter's are slow."""
-    return kind != "prod" and values.is_floating_point() and (values.is_cuda or values.requires_grad)
+    return values.is_floating_point() and (values.is_cuda or values.requires_grad)
 
 
 def _scattered(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, kind: str) -> torch.Tensor:
@@ -108,7 +104,7 @@ def _by_pieces(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], ki
     order, levels = _pieces(pattern, kept)
     found = (values if order is None else values.index_select(0, order)).reshape(values.shape[0], -1)
     for lengths in levels:
-        found = torch.segment_reduce(found, kind[1:], lengths=lengths, axis=0, unsafe=True)
+        found = torch.segment_reduce(found, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
     return found.reshape(-1, *values.shape[1:])
 
 
