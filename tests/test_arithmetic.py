@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import opt_einsum
 import pytest
 import torch
 
@@ -221,6 +222,16 @@ def test_graphs(name: str) -> None:
         lambda v: call(x.with_values(v), d), backend="eager", fullgraph="d" in name and "@" not in name
     )
     torch.testing.assert_close(traced(x.values), call(x, d))
+
+
+@pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "jr,ijk,kr->ir", "ijk,jr,ks->irs", "ijk->kji", "ijk,ijk->"])
+def test_opt_einsum(equation: str) -> None:
+    sizes, terms = {"i": 5, "j": 6, "k": 4, "r": 3, "s": 2}, equation.split("->")[0].split(",")
+    given = [dense(n, tuple(sizes[c] for c in term)) for n, term in enumerate(terms)]
+    operands = [sparse(d) if term == "ijk" else d for d, term in zip(given, terms, strict=True)]
+    found = opt_einsum.contract(equation, *operands, backend="torch")
+    found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    torch.testing.assert_close(found, torch.einsum(equation, *given))
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {

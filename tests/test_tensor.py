@@ -394,8 +394,9 @@ def test_permute_refusals() -> None:
     x = SparseTensor([[0, 1], [1, 0]], torch.ones(2, 3, 4), (2, 2, 3, 4))
     assert x.permute(0, 1, 2, 3) is x
     assert x.permute((1, 0, -1, -2)).shape == (2, 2, 4, 3)
-    with pytest.raises(ShapeError, match="expand_dense"):
-        x.permute(2, 0, 1, 3)
+    moved = x.permute(2, 0, 1, 3)  # a dense mode before sparse ones: those become sparse
+    assert (moved.dense_order, moved.shape) == (0, (3, 2, 2, 4))
+    torch.testing.assert_close(moved.to_dense(), x.to_dense().permute(2, 0, 1, 3))
     for wrong in ((0, 1), (0, 0, 1, 2), (0, 1, 2, 9), ("a",), ("abcd",), (0, 1, 2, None), (0.0, 1, 2, 3), ((0, 1), 2)):
         with pytest.raises(ShapeError, match="once"):
             x.permute(*wrong)  # type: ignore[arg-type]

@@ -308,8 +308,8 @@ def _is_pydata(obj: object) -> bool:
 def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
     """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
 
-    Blocks are permuted with their modes. Dense modes may change places among themselves only; call
-    ``expand_dense()`` first to move them further. Tensors of one pattern have one permuted pattern, sorted once.
+    Blocks are permuted with their modes. Dense modes change places among themselves; where one would stand before a
+    sparse mode, they become sparse first. Tensors of one pattern have one permuted pattern, sorted once.
     """
     raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
     try:
@@ -322,10 +322,7 @@ def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> Spars
         return x
     split, values = x.sparse_order, x._values
     if any(m >= split for m in wanted[:split]):
-        raise ShapeError(
-            f"permute{wanted} would move a dense mode ({split}..{x.order - 1}) before a sparse one; "
-            "call expand_dense() first"
-        )
+        return x.expand_dense().permute(wanted)
     pattern, order = x._pattern.permuted(wanted[:split])
     sides = len(x.blocksize)
     dense = (m - split + 1 + sides for m in wanted[split:])

@@ -152,12 +152,11 @@ class Structure:
         return self.T
 
     def transpose(self, dim0: int, dim1: int) -> SparseTensor:
-        """Two modes for one another; of a sparse and a dense one, the dense ones become sparse first."""
+        """Two modes for one another, as `permute` exchanges them."""
         first, second = (_mode(self.ndim, d) for d in (dim0, dim1))
         modes = list(range(self.ndim))
         modes[first], modes[second] = second, first
-        x, order = _of(self), self._pattern.order
-        return (x if (first < order) == (second < order) else x.expand_dense()).permute(modes)  # type: ignore[no-any-return]
+        return self.permute(modes)
 
     # -- shapes ---------------------------------------------------------------------------------------------------
 
