@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,10 +75,7 @@ def pairs(graph: stc.SparseTensor, x: torch.Tensor) -> dict[str, tuple[Call, Cal
         return raised / (raised.new_zeros(n, scores.shape[1]).index_add(0, target, raised) + 1e-16)[target]
 
     reductions: dict[str, tuple[Call, Call]] = {
-        kind: (
-            lambda kind=kind: stc.einsum("ij,jr->ir", graph, x, reduce=kind),  # type: ignore[misc]
-            lambda kind=kind: scattered(kind),  # type: ignore[misc]
-        )
+        kind: (partial(stc.einsum, "ij,jr->ir", graph, x, reduce=kind), partial(scattered, kind))
         for kind in ("sum", "mean", "amax", "amin", "prod")
     }
     scores = torch.randn(graph.nnz, HEADS, device=x.device)

@@ -140,10 +140,8 @@ class Kernel(Inspectable):
             from scipy.sparse.linalg import LinearOperator
         except ImportError as error:
             raise ImportError('as_linear_operator needs scipy: pip install "sparsetc[io]"') from error
-        bound, about = (
-            self.contraction.bound,
-            torch.empty(0, dtype=self.contraction.dtype, device=self.contraction.device),
-        )
+        bound = self.contraction.bound
+        about = torch.empty(0, dtype=self.contraction.dtype, device=self.contraction.device)
         if len(bound.dense_shapes) != 1:
             raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
         (shape,), of_result = bound.dense_shapes, bound.output_shape

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from sparsetc.contraction.canonical import Operands
-from sparsetc.errors import DtypeError, EquationError
+from sparsetc.errors import EquationError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor.groups import reduced_groups, rows_of, sizes_of
+from sparsetc.tensor.groups import check_reduction, reduced_groups, rows_of, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
@@ -46,10 +46,7 @@ def reduced(
         raise EquationError(f'reduce="{reduce}" takes one sparse operand, each letter once in it; "{text}" has others')
     x = operands[e.sparse[0]]
     assert isinstance(x, SparseTensor)
-    if reduce == "mean" and not (x.dtype.is_floating_point or x.dtype.is_complex):
-        raise DtypeError(f"the mean of {x.dtype} is no {x.dtype}: convert the values first")
-    if reduce in ("amax", "amin") and x.dtype.is_complex:
-        raise DtypeError(f"{x.dtype} has no order, and so no {reduce}")
+    check_reduction(reduce, x.dtype)
     operands = [o.expand_dense().coalesce() if isinstance(o, SparseTensor) else o for o in operands]
     free, kept = [c for c in e.output if c not in own], [own.index(c) for c in e.output if c in own]
     if reduce == "mean":  # a sum of entries that are divided by how many of them go to one place

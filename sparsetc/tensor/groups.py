@@ -11,6 +11,7 @@ from math import prod
 
 import torch
 
+from sparsetc.errors import DtypeError
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern
 
@@ -32,6 +33,14 @@ def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Ten
     return pattern._once(("rows of", kept), made)
 
 
+def check_reduction(kind: str, dtype: torch.dtype) -> None:
+    """Raise `DtypeError` for a mean of integers, and for an extremum of complex numbers."""
+    if kind == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"the mean of {dtype} is no {dtype}: convert the values first")
+    if kind in ("amax", "amin") and dtype.is_complex:
+        raise DtypeError(f"{dtype} has no order, and so no {kind}")
+
+
 def reduced_groups(
     values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, positions: int = 0
 ) -> torch.Tensor:
@@ -50,9 +59,10 @@ def reduced_groups(
     each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
         return added(values, rows, count) / (float(positions) or each.to(values.dtype))
-    out = values.new_zeros(count, *values.shape[1:])
-    if values.numel():
-        out = _by_pieces(values, pattern, kept, kind) if _has_pieces(values) else _scattered(out, rows, values, kind)
+    if values.numel() and _has_pieces(values):
+        out = _by_pieces(values, pattern, kept, kind)
+    else:
+        out = _scattered(values, rows, count, kind)
     if not positions:
         return out
     with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
@@ -91,11 +101,14 @@ def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def _has_pieces(values: torch.Tensor) -> bool:
-    """Whether pieces are the faster way: on a CPU they are with gradients, since a scatter's are slow."""
+    """Tell whether pieces are faster than a scatter: on a GPU, and on a CPU with gradients, as a scatter's are slow."""
     return values.is_floating_point() and (values.is_cuda or values.requires_grad)
 
 
-def _scattered(out: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, kind: str) -> torch.Tensor:
+def _scattered(values: torch.Tensor, rows: torch.Tensor, count: int, kind: str) -> torch.Tensor:
+    out = values.new_zeros(count, *values.shape[1:])
+    if not values.numel():
+        return out
     index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
     return out.scatter_reduce(0, index, values, kind, include_self=False)
 

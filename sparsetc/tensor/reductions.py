@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.tensor.groups import reduced_groups, rows_of
+from sparsetc.tensor.groups import check_reduction, reduced_groups, rows_of
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator, summed_dtype
 
@@ -107,14 +107,11 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     """A reduction of one kind; see `Reductions`."""
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")
-    if kind == "mean" and not (x.dtype.is_floating_point or x.dtype.is_complex):
-        raise DtypeError(f"the mean of {x.dtype} is no {x.dtype}: convert the values first")
-    if kind in ("amax", "amin") and x.dtype.is_complex:
-        raise DtypeError(f"{x.dtype} has no order, and so no {kind}")
+    check_reduction(kind, x.dtype)
     x, gone = (x.expand_dense() if x.blocksize else x).coalesce(), _modes(x.order, dim)
     dtype = summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype
     if kind != "sum" and not entries and 0 in [x.shape[m] for m in gone]:
-        return _of_nothing(x, kind, gone, keepdim).to(dtype)
+        return _of_nothing(x, kind, gone, keepdim, dtype)
     order, pattern = x.sparse_order, x._pattern
     values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
     dense = [m - order + 1 for m in gone if m >= order]
@@ -147,12 +144,12 @@ def _modes(order: int, dim: Dims) -> list[int]:
     return modes
 
 
-def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool) -> torch.Tensor:
-    """What torch gives for a mode of size 0: the mean is NaN, the product 1, and there is no extremum."""
+def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: torch.dtype) -> torch.Tensor:
+    """Reduce modes of size 0 as torch does: the mean is NaN, the product 1; `ShapeError` for an extremum."""
     if kind in ("amax", "amin"):
         raise ShapeError(f"{kind} over modes {gone} of {x.shape} is of no position")
     sizes = [1 if m in gone else n for m, n in enumerate(x.shape) if keepdim or m not in gone]
-    return torch.full(sizes, 1 if kind == "prod" else float("nan"), dtype=x.dtype, device=x.device)
+    return torch.full(sizes, 1 if kind == "prod" else float("nan"), dtype=dtype, device=x.device)
 
 
 def _with_ones(found: torch.Tensor, gone: Sequence[int]) -> torch.Tensor:

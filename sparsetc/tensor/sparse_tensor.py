@@ -258,9 +258,13 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
         """Sorted and without duplicates; itself when it is already known to be."""
         if self.is_coalesced:
             return self
-        coords, merge = self._pattern._once("coalesced", lambda: coalesced(self.coords, self._pattern._shape))
-        values = self._values if merge is None else merge.values(self._values)
-        return SparseTensor._make(self._pattern._once("of coalesced", lambda: self._pattern.like(coords, True)), values)
+
+        def made() -> tuple[Pattern, Any]:
+            coords, merge = coalesced(self.coords, self._pattern._shape)
+            return self._pattern.like(coords, True), merge
+
+        pattern, merge = self._pattern._once("coalesced", made)
+        return SparseTensor._make(pattern, self._values if merge is None else merge.values(self._values))
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
         """A tensor of this pattern with new values, on its device; the dtype and the dense modes may differ.
