@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.sparse_attention import attention
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
-    from sparsetc.tensor.creation import cat, eye, kron, rand, randn, stack, zeros
+    from sparsetc.tensor.creation import cat, eye, full, kron, rand, randn, stack, where, zeros
     from sparsetc.tensor.softmax import log_softmax, softmax
 
 __version__ = "0.1.0"
@@ -100,6 +100,7 @@ __all__ = [
     "einsum",
     "explain",
     "eye",
+    "full",
     "kron",
     "log_softmax",
     "mttkrp",
@@ -130,6 +131,7 @@ __all__ = [
     "ttm",
     "ttmc",
     "ttv",
+    "where",
     "write",
     "zeros",
 ]
@@ -139,7 +141,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
-    **dict.fromkeys(("cat", "eye", "kron", "rand", "randn", "stack", "zeros"), "tensor.creation"),
+    **dict.fromkeys(("cat", "eye", "full", "kron", "rand", "randn", "stack", "where", "zeros"), "tensor.creation"),
     "attention": "sparse_attention",
     "calibrate": "device.calibrate",
     "plan_bcb": "products.problem",

@@ -5,6 +5,7 @@ In: queries, keys, values and which of them meet. Out: the rows of values that e
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -79,8 +80,8 @@ def attention(
 def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:
     """(nnz, heads or 1) of a bias."""
     if bias.shape not in ((nnz,), (*heads, nnz)):
-        raise ShapeError(f"attention: bias must be ({nnz},) or {(*heads, nnz)}, found {tuple(bias.shape)}")
-    return bias.reshape(-1, nnz).T
+        raise ShapeError(f"attention: bias must be {(nnz,)} or {(*heads, nnz)}, found {tuple(bias.shape)}")
+    return bias.reshape(prod(bias.shape[:-1]), nnz).T
 
 
 def pattern_of(given: Any, shape: tuple[int, int], device: torch.device) -> Pattern:

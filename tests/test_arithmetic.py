@@ -10,8 +10,10 @@ import numpy as np
 import opt_einsum
 import pytest
 import torch
+from torch.nn import functional
 
 import sparsetc as stc
+from sparsetc.tensor import arithmetic
 
 F64 = torch.float64
 A, B, C = "nonzeros", "others", "the same pattern"
@@ -102,7 +104,7 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "torch.neg(x)": torch.neg,
     "x.sign()": lambda x: x.sign(),
     "x.clip(-2, 3)": lambda x: x.clip(-2, 3),
-    "x.clamp(high=3)": lambda x: x.clip(None, 3) if isinstance(x, torch.Tensor) else x.clamp(high=3),
+    "x.clamp(max=3)": lambda x: x.clip(None, 3) if isinstance(x, torch.Tensor) else x.clamp(max=3),
     "x + 0": lambda x: x + 0,
     "0 + x": lambda x: 0 + x,
     "0 - x": lambda x: 0 - x,
@@ -189,6 +191,20 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "tensordot of modes": lambda x: torch.tensordot(torch.ones(2, 5, dtype=F64), x, ([1], [0])),
     "einsum": lambda x: torch.einsum("ij,jr->ir", x, torch.ones(6, 2, dtype=F64)),
     "mm": lambda x: torch.mm(x, torch.ones(6, 2, dtype=F64)),
+    "mv": lambda x: torch.mv(x, torch.ones(6, dtype=F64)),
+    "addmm": lambda x: torch.addmm(torch.ones(2, dtype=F64), x, torch.ones(6, 2, dtype=F64), beta=2, alpha=3),
+    "linear": lambda x: functional.linear(torch.ones(3, 6, dtype=F64), x, torch.ones(5, dtype=F64)),
+    "add with alpha": lambda x: torch.add(x, x, alpha=3),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, 2, 1),
+    "norm": lambda x: torch.norm(x),
+    "pow": lambda x: torch.pow(x, 2),
+    "relu": lambda x: functional.relu(x),
+    "concat": lambda x: torch.concat([x, x]),
+    "kron": lambda x: torch.kron(x, x),
+    "where": lambda x: torch.where(torch.arange(6) < 3, x, x * 2),
+    "tensor < x": lambda x: (torch.tensor(2.0) < x) * 1,
+    "clamp": lambda x: torch.clamp(x, min=-2),
+    **{name: lambda x, name=name: getattr(torch, name)(x * 0.1) for name in arithmetic.MAPS},
 }
 
 
@@ -196,7 +212,36 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 def test_functions_of_torch(name: str) -> None:
     given = dense(0)
     found = FUNCTIONS[name](sparse(given))
-    torch.testing.assert_close(found.to_dense(), FUNCTIONS[name](given))
+    torch.testing.assert_close(found.to_dense(), FUNCTIONS[name](given), check_dtype=name != "tensor < x")
+
+
+def test_functions_of_torch_sparse() -> None:
+    x, b, c = dense(0), torch.rand(5, 3, dtype=F64), torch.rand(3, 6, dtype=F64)
+    s, t = sparse(x), x.to_sparse()
+    for name in ("softmax", "log_softmax", "sum"):
+        call = getattr(torch.sparse, name)
+        torch.testing.assert_close(call(s, 1).to_dense(), call(t, 1).to_dense())
+    torch.testing.assert_close(torch.sparse.mm(s, c.T), x @ c.T)
+    torch.testing.assert_close(torch.sparse.addmm(b, s, c.T), b + x @ c.T)
+    found = torch.sparse.sampled_addmm(s, b, c, beta=2.0, alpha=0.5)
+    expected = torch.sparse.sampled_addmm(x.to_sparse_csr(), b, c, beta=2.0, alpha=0.5)
+    torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
+def test_numpys_functions() -> None:
+    x = dense(0)
+    for name in ("sin", "arcsin", "trunc", "expm1", "square"):
+        call = getattr(np, name)
+        torch.testing.assert_close(call(sparse(x * 0.1)).to_dense(), torch.from_numpy(call((x * 0.1).numpy())))
+    assert torch.equal((np.float32(1) < sparse(x)).to_dense(), (x > 1).to(torch.int8))
+    torch.testing.assert_close((sparse(x) / np.full(6, 2.0)).to_dense(), x / 2)
+
+
+def test_gradients_past_the_end_of_blocks_are_zero() -> None:
+    v = torch.tensor([[4.0, 0.0]], dtype=F64, requires_grad=True)
+    x = stc.SparseTensor.from_blocks([[1]], v, (3,))
+    assert torch.autograd.grad(x.sqrt().sum(), v)[0].tolist() == [[0.25, 0.0]]
+    assert x.map(torch.cos).values[0, 1] == 0
 
 
 TRACED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
@@ -224,12 +269,13 @@ def test_graphs(name: str) -> None:
     torch.testing.assert_close(traced(x.values), call(x, d))
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "jr,ijk,kr->ir", "ijk,jr,ks->irs", "ijk->kji", "ijk,ijk->"])
-def test_opt_einsum(equation: str) -> None:
+def test_opt_einsum(equation: str, backend: str) -> None:
     sizes, terms = {"i": 5, "j": 6, "k": 4, "r": 3, "s": 2}, equation.split("->")[0].split(",")
     given = [dense(n, tuple(sizes[c] for c in term)) for n, term in enumerate(terms)]
     operands = [sparse(d) if term == "ijk" else d for d, term in zip(given, terms, strict=True)]
-    found = opt_einsum.contract(equation, *operands, backend="torch")
+    found = opt_einsum.contract(equation, *operands, backend=backend)
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
     torch.testing.assert_close(found, torch.einsum(equation, *given))
 
@@ -256,6 +302,14 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "map": (lambda x: x.map(lambda v: v[:2]), stc.ShapeError, "gave"),
     "torch.exp": (torch.exp, stc.DtypeError, "exp takes no SparseTensor"),
     "x @ 3": (lambda x: x @ torch.tensor(3.0), stc.ShapeError, "@ takes"),
+    "x @ text": (lambda x: x @ "a", stc.ShapeError, "found .* and str"),
+    "x @ row": (lambda x: x @ torch.ones(1, 3, dtype=F64), stc.ShapeError, "columns of the first"),
+    "mm of a vector": (lambda x: torch.mm(x, torch.ones(6, dtype=F64)), stc.ShapeError, "orders"),
+    "tensordot": (lambda x: torch.tensordot(x, torch.ones(1, 3), 1), stc.ShapeError, "differ in size"),
+    "clip(nan)": (lambda x: x.clip(float("nan")), stc.DtypeError, "absent entries"),
+    "out=": (lambda x: torch.sum(x, 0, dtype=torch.float32), stc.DtypeError, "takes no dtype="),
+    "softmax": (lambda x: stc.softmax(x.to_dense()), stc.DtypeError, "takes a SparseTensor"),
+    "map to a number": (lambda x: x.map(lambda v: 3), stc.ShapeError, "gave int"),
 }
 
 

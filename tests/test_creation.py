@@ -62,3 +62,30 @@ def test_what_is_refused() -> None:
             stc.cat(tensors, dim)  # type: ignore[arg-type]
     with pytest.raises(stc.ShapeError, match="entries for"):
         stc.rand((2, 2), nnz=5)
+
+
+def test_where() -> None:
+    x, y = dense(0), dense(1)
+    s, t = sparse(x), sparse(y)
+    torch.testing.assert_close(stc.where(s > 2, s, t).to_dense(), torch.where(x > 2, x, y))
+    torch.testing.assert_close(stc.where(s > 2, 0.1, t).to_dense(), torch.where(x > 2, 0.1, y))
+    torch.testing.assert_close(
+        stc.where(s != 0, torch.ones(6, dtype=x.dtype), t).to_dense(), torch.where(x != 0, 1.0, y)
+    )
+    torch.testing.assert_close(stc.where(x > y, s, t).to_dense(), torch.where(x > y, x, y))
+    torch.testing.assert_close(stc.where(s > 2, s).to_dense(), torch.where(x > 2, x, 0.0))
+    infinite = s.map(lambda values: values / 0)
+    assert not stc.where(x > 9, infinite, t).to_dense().isnan().any()
+    for wrong, kind in (((s > 2, s, 1), stc.DtypeError), ((s, t[:2]), stc.ShapeError), ((3, s), stc.DtypeError)):
+        with pytest.raises(kind, match="where"):
+            stc.where(*wrong)
+
+
+def test_full_and_which_entry_became_which() -> None:
+    assert torch.equal(stc.full((2, 3), 4.0).to_dense(), torch.full((2, 3), 4.0))
+    assert stc.full((2, 0), 1.0).nnz == 0
+    values = torch.tensor([1.0, 2.0, 3.0])
+    x = stc.SparseTensor([[1, 0, 1]], values, coalesce=False)
+    assert x.unique_map().tolist() == [1, 0, 1]
+    assert torch.equal(x.coalesce().values, torch.zeros(2).index_add(0, x.unique_map(), values))
+    assert x.coalesce().unique_map().tolist() == [0, 1]

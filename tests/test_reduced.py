@@ -115,3 +115,11 @@ def test_groups_of_many_pieces(equation: str, reduce: str, monkeypatch: pytest.M
     values = x.values.clone().requires_grad_()
     slow = expected(equation, reduce, x.with_values(values), *dense)
     torch.testing.assert_close(gradients[0], torch.autograd.grad(slow.sum(), values)[0])
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin", "prod"])
+@pytest.mark.parametrize("equation", ["ij,jr->rij", "ij,jr->irj", "ij,jr->jri"])
+def test_modes_of_a_result_stand_where_the_equation_has_them(equation: str, reduce: str) -> None:
+    x, b = torch.arange(1.0, 7).reshape(2, 3), torch.arange(1.0, 10).reshape(3, 3)
+    found = stc.einsum(equation, stc.SparseTensor.from_dense(x), b, reduce=reduce, output="sparse")
+    torch.testing.assert_close(found.to_dense(), torch.einsum(equation, x, b))

@@ -140,3 +140,12 @@ def test_modes_of_size_0() -> None:
     assert x.mean(0, keepdim=True).isnan().tolist() == [[True] * 3]
     with pytest.raises(stc.ShapeError, match="no position"):
         x.amax(0)
+
+
+def test_infinite_products_norms_of_integers_and_names_of_both() -> None:
+    x = stc.SparseTensor([[0, 0], [0, 1]], [float("inf"), 1.0], (2, 3))
+    torch.testing.assert_close(x.prod(1), x.to_dense().prod(1), equal_nan=True)
+    with pytest.raises(stc.DtypeError, match=r"norm of torch\.int64"):
+        x.sign().long().norm()
+    with pytest.raises(stc.KeywordError, match="other names"):
+        x.sum(axis=0, dim=1)

@@ -176,3 +176,19 @@ def test_index_tensors_that_are_neighbours_stay_in_their_place() -> None:
     every = slice(None)
     for key in [(a, b), (every, a, b), (a, every, b), (every, every, a, b), (every, a, every, b), (slice(1, 3), a, b)]:
         torch.testing.assert_close(whole(sparse(x)[key]), x[key])
+
+
+def test_edges_of_indices_and_conversions() -> None:
+    x = sparse(dense(0, (4, 5)))
+    assert torch.equal(x.narrow(0, -1, 1).to_dense(), x.to_dense().narrow(0, -1, 1))
+    for start, length in ((0, 5), (0, -1), (-5, 1)):
+        with pytest.raises(stc.CoordinateError, match="narrow"):
+            x.narrow(0, start, length)
+    assert x[[]].shape == (0, 5)
+    for key in (True, torch.tensor(False), np.bool_(True)):
+        with pytest.raises(stc.ShapeError, match="indices are ints"):
+            x[key]
+    twice = stc.SparseTensor([[0, 0]], torch.tensor([0.6, 0.6]), (1,), coalesce=False)
+    assert twice.int().to_dense().tolist() == [1]
+    empty = stc.SparseTensor([[1]], torch.zeros(1, 0, 4), (2, 0, 4))
+    assert empty.reshape(2, -1).shape == (2, 0)

@@ -56,16 +56,17 @@ def reduced(
     found = reduced_groups(entries.values, entries.pattern, tuple(kept), reduce)
     pattern, _, count = rows_of(entries.pattern, tuple(kept))
     written = SparseTensor._make(pattern, found) if kept else None
-    if output == "sparse" and (written is None or [*e.output] != [own[m] for m in kept] + free):
-        raise EquationError(f'a sparse result has the modes of the sparse operand first; "{text}" has not')
+    letters = [*(own[m] for m in kept), *free]
+    places = [letters.index(c) for c in e.output]
+    if output == "sparse" and written is None:
+        raise EquationError(f'a sparse result has a mode of the sparse operand; "{text}" has none')
     if written is not None and (output == "sparse" or (output == "auto" and len(kept) == len(own))):
-        return written
+        return written.permute(places)
     shape = *pattern.shape, *found.shape[1:]
     dense = found.new_full(shape, 1 if reduce == "prod" else 0)
     if count:
         dense = dense.index_put(tuple(pattern.coords), found) if kept else found[0]
-    letters = [*(own[m] for m in kept), *free]
-    return dense.permute([letters.index(c) for c in e.output])
+    return dense.permute(places)
 
 
 def _shared(x: SparseTensor, kept: list[int]) -> SparseTensor:

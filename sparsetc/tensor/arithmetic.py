@@ -7,16 +7,20 @@ respect to all values. Where entries of two patterns meet is found once for both
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from math import prod
 from numbers import Number
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -62,10 +66,13 @@ class Arithmetic:
             ``x.map(torch.exp)`` is exp of each entry, and nothing where there is none.
         """
         x = self.coalesce()
-        found = function(x._values)
-        if found.shape != x._values.shape:
-            raise ShapeError(f"a function of {tuple(x._values.shape)} values gave {tuple(found.shape)}")
-        return self._make(x._pattern, found)
+        blocks, values = x._pattern._blocks, x._values
+        masks = x._pattern._once("inside", lambda: blocks.masks(x._pattern.coords)) if blocks and blocks.ragged else ()
+        found = function(inside_only(values, masks, 1))  # past the end nothing is infinite, nor a gradient
+        if not isinstance(found, torch.Tensor) or found.shape != values.shape:
+            what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ShapeError(f"a function of {tuple(values.shape)} values gave {what}")
+        return self._make(x._pattern, inside_only(found, masks))
 
     def __neg__(self) -> SparseTensor:
         return self.map(torch.neg)
@@ -88,16 +95,16 @@ class Arithmetic:
         """The square root of each entry."""
         return self.map(torch.sqrt)
 
-    def clip(self, low: float | None = None, high: float | None = None) -> SparseTensor:
-        """Entries not below ``low`` nor above ``high``, between which 0 must lie.
+    def clip(self, min: float | None = None, max: float | None = None) -> SparseTensor:
+        """Entries not below ``min`` nor above ``max``, of which one is given and between which 0 must lie.
 
         Raises:
             DtypeError: bounds that would change absent entries, or complex values, which have no order.
         """
         _ordered(self)
-        if (low is not None and low > 0) or (high is not None and high < 0):
-            raise DtypeError(f"clip to {low} .. {high} would change absent entries, which are 0: map(), or .to_dense()")
-        return self.map(lambda values: values.clamp(low, high))
+        if (min, max) == (None, None) or not ((min is None or min <= 0) and (max is None or max >= 0)):
+            raise DtypeError(f"clip to {min} .. {max} would change absent entries, which are 0: map(), or .to_dense()")
+        return self.map(lambda values: values.clamp(min, max))
 
     clamp = clip
 
@@ -109,8 +116,7 @@ class Arithmetic:
         x = self.coalesce()
         values = x._values.detach()
         small = values.abs() <= tol if values.is_complex() else (values <= tol) & (values >= -float(tol))  # NaN is not
-        kept = (~small).reshape(x._pattern.nnz, prod(values.shape[1:])).any(1).nonzero()[:, 0]
-        return self._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))
+        return only(x, (~small).reshape(x._pattern.nnz, prod(values.shape[1:])).any(1))
 
     # -- of two ---------------------------------------------------------------------------------------------------
 
@@ -143,11 +149,10 @@ class Arithmetic:
         raise DtypeError("a power with a sparse exponent is 1 where no entry is: use .to_dense(), or map()")
 
     def __pow__(self, exponent: Any) -> SparseTensor:
-        exponent = _number(exponent)
-        if not isinstance(exponent, Number) or isinstance(exponent, complex) or exponent <= 0:  # type: ignore[operator]
-            raise DtypeError("sparse ** takes a number above 0, since 0 to the power of another is not 0: map()")
-        power: Any = exponent
-        return self.map(lambda values: values**power)
+        number = _number(exponent)
+        if not isinstance(number, Number) or isinstance(number, complex) or not number > 0:  # type: ignore[operator]
+            raise DtypeError("sparse ** takes one number above 0, since 0 to the power of another is not 0: map()")
+        return self.map(lambda values: values**exponent)
 
     def __add__(self, other: Any) -> SparseTensor:
         return _sum(self, other, 1)
@@ -198,11 +203,15 @@ class Arithmetic:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
-        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None}
-        known = _OPERATORS.get(getattr(function, "__name__", ""))
-        if known is None or kwargs.keys() & {"out", "alpha", "dtype", "rounding_mode"}:
-            name = getattr(function, "__name__", str(function))
+        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None and value is not False}
+        kwargs.pop("_stacklevel", None)
+        args = args or (kwargs.pop("input", None),)
+        name = getattr(function, "__name__", str(function))
+        known = _OPERATORS.get(name)
+        if known is None:
             raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
+        if refused := kwargs.keys() & {"out", "dtype", "rounding_mode", "inplace"}:
+            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(refused)}=")
         if torch.compiler.is_compiling() and known is _OPERATORS["matmul"] and not _is_sparse(args[0]):
             raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
         return known(*args, **kwargs)
@@ -223,11 +232,18 @@ def _ordered(x: Any) -> None:
         raise DtypeError(f"{x.dtype} has no order: compare magnitudes, .abs()")
 
 
+def only(x: Any, held: torch.Tensor) -> SparseTensor:
+    """The entries of a coalesced tensor for which (nnz,) bools hold."""
+    kept = held.nonzero()[:, 0]
+    return x._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))  # type: ignore[no-any-return]
+
+
 # -- with numbers and dense tensors ------------------------------------------------------------------------------------
 
 
 def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
     """A product, or another function that is 0 of 0, of x and whatever the other is."""
+    other = torch.as_tensor(other) if isinstance(other, np.ndarray) else other
     if isinstance(other, Number):
         return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
     if isinstance(other, torch.Tensor) and other.layout == torch.strided:
@@ -256,6 +272,7 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any]
 
 def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
     """``x + sign * other``."""
+    other = torch.as_tensor(other) if isinstance(other, np.ndarray) else other
     if isinstance(other, Number) and other == 0:
         return x  # type: ignore[no-any-return]
     if isinstance(other, Number) or (isinstance(other, torch.Tensor) and other.layout == torch.strided):
@@ -296,7 +313,7 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        here, there, _ = _places(x, y)
+        here, there, _ = places(x, y)
         right = there.nonzero()[:, 0]
         left = here[right]
         return x.like(x.coords[:, left], True), left, right
@@ -308,7 +325,7 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries, Entries]:
     """The pattern of the entries that either has, and which of them the entries of each are."""
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        here, there, (of_x, of_y) = _places(x, y)
+        here, there, (of_x, of_y) = places(x, y)
         new = (~there).nonzero()[:, 0]
         left = torch.arange(x.nnz, device=x.device) + torch.searchsorted(of_y[new], of_x)
         right = here.new_empty(y.nnz)
@@ -321,7 +338,7 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries, Entries]:
     return x._once(("union", y.number), made)
 
 
-def _places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """For each entry of y the first of x that is not before it, whether that is equal, and keys of both in order."""
     keys = [crd.sort_keys(one.coords, x.shape) for one in (x, y)]
     if len(keys[0]) == 1:
@@ -336,9 +353,13 @@ def _places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.
 
 def _matmul(left: Any, right: Any) -> Any:
     """``left @ right`` of which one is sparse, at least: matrices, vectors, and batches of matrices in front."""
-    a, b = len(left.shape), len(right.shape)
+    shapes = [tuple(getattr(x, "shape", ())) for x in (left, right)]
+    a, b = map(len, shapes)
     if not a or not b:
-        raise ShapeError(f"@ takes vectors and matrices, found {tuple(left.shape)} and {tuple(right.shape)}")
+        found = [shape or type(x).__name__ for shape, x in zip(shapes, (left, right), strict=True)]
+        raise ShapeError(f"@ takes vectors and matrices, found {found[0]} and {found[1]}")
+    if shapes[0][-1] != shapes[1][-2:][0]:
+        raise ShapeError(f"@ sums columns of the first with rows of the second, found {shapes[0]} and {shapes[1]}")
     batch = "abcdefgh"[: max(a, b, 2) - 2]
     first = (batch[len(batch) - a + 2 :] + "ij") if a > 1 else "j"
     second = (batch[len(batch) - b + 2 :] + "jk") if b > 1 else "j"
@@ -350,10 +371,17 @@ def _matmul(left: Any, right: Any) -> Any:
 def _of_torch(name: str) -> Callable[[Any, Any], Any]:
     """An operator of torch, of which the first operand or the second is sparse."""
 
-    def called(x: Any, y: Any) -> Any:
+    def called(x: Any, y: Any, alpha: Any = 1) -> Any:
+        y = y if alpha == 1 else y * alpha
         return getattr(x, f"__{name}__")(y) if _is_sparse(x) else getattr(y, f"__r{name}__")(x)
 
     return called
+
+
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
+    """A comparison of which the first operand or the second is sparse."""
+    compare, mirrored = (getattr(operator, n) for n in (name, name.translate(str.maketrans("lg", "gl"))))
+    return lambda x, y: compare(x, y) if _is_sparse(x) else mirrored(y, x)
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -366,13 +394,43 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 
-def _joined(name: str) -> Callable[..., Any]:
-    def called(tensors: Any, dim: int = 0) -> Any:
-        from sparsetc.tensor import creation
+def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
+    """A product of operands of these orders alone: vectors, matrices, or batches of these."""
 
-        return getattr(creation, name)(tensors, dim)
+    def called(x: Any, y: Any) -> Any:
+        if (len(x.shape), len(y.shape)) != orders:
+            raise ShapeError(f"this product takes operands of orders {orders}, found {x.shape} and {y.shape}: take @")
+        return _matmul(x, y)
 
     return called
+
+
+def _mapped(name: str) -> Callable[..., Any]:
+    """A function of torch that is 0 of 0, of the entries."""
+    return lambda x, *args, **kwargs: x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
+
+
+def _elsewhere(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is loaded where it is called first."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f"sparsetc.tensor.{module}"), name)(*args, **kwargs)
+
+    return called
+
+
+def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
+    found = _matmul(x, y)
+    if _is_sparse(found) and not _is_sparse(input):
+        found = found.to_dense()
+    return beta * input + alpha * found
+
+
+def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``beta * input + alpha * x @ y`` at the entries of the sparse input."""
+    sampled = Arithmetic._einsum_of("ij,ik,kj->ij", input.map(torch.ones_like), x, y, output="sparse")
+    return input * beta + sampled * alpha
 
 
 def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
@@ -381,6 +439,8 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
     left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
     first, second = ascii_letters[:a], list(ascii_letters[a : a + b])
     for m, n in zip(left, right, strict=True):
+        if x.shape[m] != y.shape[n]:
+            raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
         second[n] = first[m]
     kept = [c for c in (*first, *second) if (c in first) != (c in second)]
     return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
@@ -389,30 +449,55 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
 METHODS = (
     *("sum", "mean", "amax", "amin", "prod", "norm", "count_nonzero", "abs", "sign", "sqrt", "clone", "detach"),
     *("permute", "transpose", "t", "reshape", "flatten", "squeeze", "unsqueeze", "index_select", "narrow"),
-    *("diagonal", "tril", "triu"),
+    *("diagonal", "tril", "triu", "numel", "clip", "clamp"),
 )
 """Functions of torch that are methods of a SparseTensor too."""
+MAPS = (
+    *("asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "expm1", "floor", "log1p", "nan_to_num", "positive"),
+    *("rad2deg", "relu", "round", "sgn", "sin", "sinh", "square", "tan", "tanh", "trunc"),
+)
+"""Functions of torch that are 0 of 0, and so are maps of entries; most of numpy's have these names too."""
+COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
+"""Python's names, and those of numpy, both of which torch has."""
 _NAMES = {
     "add": ("add", "__add__"),
     "mul": ("mul", "multiply", "__mul__"),
     "sub": ("sub", "subtract", "__sub__"),
     "truediv": ("div", "divide", "true_divide", "__truediv__"),
-    "matmul": ("matmul", "mm", "bmm", "mv", "_sparse_mm", "__matmul__"),
+    "matmul": ("matmul", "__matmul__"),
+    "pow": ("pow", "power"),
 }
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{torchs: function for name, each in _NAMES.items() for function in [_of_torch(name)] for torchs in each},
     **{f"__r{name}__": _reflected(_of_torch(name)) for name in _NAMES},
     "__rdiv__": _reflected(_of_torch("truediv")),
     **{name: _method(name) for name in METHODS},
-    **{"cat": _joined("cat"), "stack": _joined("stack"), "neg": operator.neg, "tensordot": _tensordot},
+    **{name: _mapped(name) for name in MAPS},
+    **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
+    **dict.fromkeys(("cat", "concat", "concatenate"), _elsewhere("creation", "cat")),
+    **{name: _elsewhere("creation", name) for name in ("stack", "kron", "where")},
+    **{
+        prefix + name: _elsewhere("softmax", name) for name in ("softmax", "log_softmax") for prefix in ("", "_sparse_")
+    },
+    **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
+    **{"bmm": _of_orders(3, 3), "mv": _of_orders(2, 1), "dot": _of_orders(1, 1)},
+    **{"neg": operator.neg, "negative": operator.neg, "absolute": operator.abs, "tensordot": _tensordot},
+    **{"addmm": _addmm, "_sparse_addmm": _addmm, "sparse_sampled_addmm": _sampled_addmm, "_sparse_sum": _method("sum")},
+    "linear": lambda x, weight, bias=None: _matmul(x, weight.T) if bias is None else _matmul(x, weight.T) + bias,
+    "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
     "einsum": lambda *args: Arithmetic._einsum_of(*args),
 }
 """What functions of torch do with a SparseTensor among their arguments, by their names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
     **{
         name: _OPERATORS[name]
-        for name in ("add", "multiply", "subtract", "divide", "true_divide", "matmul", "sqrt", "sign")
+        for name in (
+            *("add", "multiply", "subtract", "divide", "true_divide", "matmul", "power", "sqrt", "sign", "absolute"),
+            *("negative", *COMPARISONS.values(), *(name for name in MAPS if hasattr(np, name))),
+        )
     },
-    **{"absolute": operator.abs, "negative": operator.neg},
+    **{f"arc{name[1:]}": _OPERATORS[name] for name in MAPS if name[0] == "a"},
 }
 """What numpy's functions do with one, likewise."""
+if sys.modules.get("opt_einsum"):  # which torch loads where it is installed; its functions for torch then serve here
+    sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

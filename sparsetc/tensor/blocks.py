@@ -77,11 +77,11 @@ class Blocks:
             )
 
 
-def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Values of blocks, zero past the end, whatever they hold there; differentiable."""
+def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor], past: int = 0) -> torch.Tensor:
+    """Values of blocks, zero or another number past the end, whatever they hold there; differentiable."""
     for mask in masks:
         mask = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
-        values = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+        values = torch.where(mask, values, torch.full((), past, dtype=values.dtype, device=values.device))
     return values
 
 

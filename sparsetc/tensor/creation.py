@@ -5,15 +5,17 @@ In: SparseTensors, or a shape. Out: a SparseTensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
+from numbers import Number
 from typing import Any
 
 import torch
 
-from sparsetc.errors import DeviceError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.arithmetic import only, places
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 DENSE_ENOUGH = 1 << 22
@@ -105,42 +107,123 @@ def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> 
 
 
 @entry_point
-def rand(shape: Sequence[int], density: float | None = None, **settings: Any) -> SparseTensor:
-    """Entries uniform in [0, 1), at positions anywhere, each as likely as another.
-
-    Args:
-        shape: sizes of the modes.
-        density: the share of positions that have an entry; 0.01 where ``nnz=`` is not given either.
-        settings: ``nnz=``, the number of entries; ``generator=``, a `torch.Generator` on the device; ``dtype=``;
-            ``device=``.
-
-    Raises:
-        ShapeError: more entries than positions, or fewer than none.
-    """
-    return _anywhere(torch.rand, shape, density, **settings)
+def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
+    """A tensor with an entry of one value at every position; of a pattern it is ``x.map(torch.ones_like) * value``."""
+    sizes = crd.checked_shape(shape)
+    values = torch.full((prod(sizes),), value, dtype=dtype, device=device)
+    coords = torch.stack(torch.unravel_index(torch.arange(values.numel(), device=device), sizes))
+    return SparseTensor(coords, values, sizes, check=False)
 
 
 @entry_point
-def randn(shape: Sequence[int], density: float | None = None, **settings: Any) -> SparseTensor:
-    """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are."""
-    return _anywhere(torch.randn, shape, density, **settings)
+def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
+    """Entries of x where a condition holds, and of y where it does not, as `torch.where`; differentiable.
+
+    Args:
+        condition: a SparseTensor, which holds at its entries that are not 0, as of ``x > 2``; or a dense tensor of
+            bools, broadcast to the shape of x and y.
+        x: a SparseTensor of the shape of y; with a sparse condition also a number, or a dense tensor that is broadcast.
+        y: a SparseTensor, or 0.
+
+    Raises:
+        DtypeError: a result that would not be 0 where there is no entry.
+        ShapeError: shapes that differ.
+
+    Example:
+        ``stc.where(x > 2, 2, x)`` has 2 for what is above it.
+    """
+    sparse = isinstance(condition, SparseTensor)
+    if sparse:
+        condition = condition.expand_dense().drop()
+    elif not isinstance(condition, torch.Tensor):
+        raise DtypeError(f"where takes a SparseTensor or a tensor as condition, found {type(condition).__name__}")
+    if sparse and not isinstance(x, SparseTensor):
+        if isinstance(x, int | float | complex):
+            like = y.values if isinstance(y, SparseTensor) else torch.ones(())
+            x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).expand(condition.shape)
+        x = condition.map(lambda values: torch.ones_like(values, dtype=torch.int8)) * x
+    if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
+        found = f"{type(x).__name__} and {type(y).__name__}"
+        raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")
+    here = _held(x, condition, True)
+    return here if isinstance(y, Number) else here + _held(y, condition, False)
 
 
-def _anywhere(
-    draw: Callable[..., torch.Tensor],
+def _held(x: SparseTensor, condition: Any, wanted: bool) -> SparseTensor:
+    """The entries at which a condition, dense or the pattern of a sparse one, holds or does not."""
+    x = x.expand_dense().coalesce()
+    if isinstance(condition, SparseTensor):
+        if condition.shape != x.shape:
+            raise ShapeError(f"where: the condition has shape {condition.shape}, an operand {x.shape}")
+        return only(x, places(condition.pattern, x.pattern)[1] == wanted)
+    try:
+        held = condition.expand(x.shape)
+    except RuntimeError:
+        raise ShapeError(f"where: {tuple(condition.shape)} cannot be broadcast to {x.shape}") from None
+    return only(x, (held[tuple(x.coords)] != 0) == wanted)
+
+
+@entry_point
+def rand(
     shape: Sequence[int],
-    density: float | None,
+    density: float | None = None,
     *,
     nnz: int | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
     device: Any = None,
 ) -> SparseTensor:
-    sizes = crd.checked_shape(shape)
+    """Entries uniform in [0, 1), at positions anywhere, each as likely as another.
+
+    Args:
+        shape: sizes of the modes.
+        density: the share of positions that have an entry; 0.01 where ``nnz`` is not given either.
+        nnz: the number of entries.
+        generator: of random numbers, on the device.
+        dtype: floating point.
+        device: where it lies.
+
+    Raises:
+        ShapeError: more entries than positions, or fewer than none.
+        DtypeError: a dtype that is not floating point.
+    """
+    coords, sizes = _anywhere(shape, density, nnz, generator, dtype, device)
+    values = torch.rand(coords.shape[1], generator=generator, dtype=dtype, device=device)
+    return SparseTensor(coords, values, sizes, check=False)
+
+
+@entry_point
+def randn(
+    shape: Sequence[int],
+    density: float | None = None,
+    *,
+    nnz: int | None = None,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+) -> SparseTensor:
+    """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are."""
+    coords, sizes = _anywhere(shape, density, nnz, generator, dtype, device)
+    values = torch.randn(coords.shape[1], generator=generator, dtype=dtype, device=device)
+    return SparseTensor(coords, values, sizes, check=False)
+
+
+def _anywhere(
+    shape: Sequence[int],
+    density: float | None,
+    nnz: int | None,
+    generator: torch.Generator | None,
+    dtype: torch.dtype | None,
+    device: Any,
+) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Sorted coordinates of entries anywhere, and the shape."""
+    sizes, share = crd.checked_shape(shape), 0.01 if density is None else density
     positions = prod(sizes)
-    count = round((0.01 if density is None else density) * positions) if nnz is None else nnz
-    if not 0 <= count <= positions:
-        raise ShapeError(f"{count:,} entries for the {positions:,} positions of {sizes}")
+    if not 0 <= (share if nnz is None else nnz) <= (1 if nnz is None else positions):
+        raise ShapeError(f"{share if nnz is None else nnz:,} entries for the {positions:,} positions of {sizes}")
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"random values are floating point, found {dtype}")
+    count = round(share * positions) if nnz is None else nnz
     if positions <= max(DENSE_ENOUGH, 4 * count):
         key = torch.randperm(positions, generator=generator, device=device)[:count].sort().values
         coords = torch.stack(torch.unravel_index(key, sizes)) if sizes else key.new_zeros(0, count)
@@ -152,5 +235,4 @@ def _anywhere(
             coords = torch.stack(crd.numbered([*drawn], sizes, drawn.shape[1], drawn[0]).coords)
         kept = torch.randperm(coords.shape[1], generator=generator, device=device)[:count].sort().values
         coords = coords[:, kept]
-    values = draw(count, generator=generator, dtype=dtype, device=device)
-    return SparseTensor(coords, values, sizes, check=False)
+    return coords, sizes

@@ -34,9 +34,9 @@ def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Ten
 
 
 def check_reduction(kind: str, dtype: torch.dtype) -> None:
-    """Raise `DtypeError` for a mean of integers, and for an extremum of complex numbers."""
-    if kind == "mean" and not (dtype.is_floating_point or dtype.is_complex):
-        raise DtypeError(f"the mean of {dtype} is no {dtype}: convert the values first")
+    """Raise `DtypeError` for a mean or a norm of integers, and for an extremum of complex numbers."""
+    if kind in ("mean", "norm") and not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"the {kind} of {dtype} is no {dtype}: convert the values first")
     if kind in ("amax", "amin") and dtype.is_complex:
         raise DtypeError(f"{dtype} has no order, and so no {kind}")
 
@@ -65,7 +65,7 @@ def reduced_groups(
         out = _scattered(values, rows, count, kind)
     if not positions:
         return out
-    with_zero = torch.zeros_like(out) if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
+    with_zero = out * 0 if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
     return torch.where(each < positions, with_zero, out)
 
 

@@ -70,14 +70,16 @@ class Reductions:
         return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries)
 
     def norm(
-        self, p: float = 2.0, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any
+        self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any
     ) -> Any:
         """The p-norm over modes: the root of the sum of powers of magnitudes; for infinity the largest of these."""
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
+        check_reduction("norm", x.dtype)
+        p = 2.0 if p == "fro" else p  # as torch names it
         if p == float("inf"):
             return x.abs().amax(dim, keepdim, output=output)
-        if not p > 0:
+        if not isinstance(p, int | float) or not p > 0:
             raise DtypeError(f"norm takes p above 0, found {p!r}: of 0 it is count_nonzero")
         found = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
         found = found.sum(dim, keepdim, output=output)
@@ -100,6 +102,8 @@ def _named(dim: Dims, keepdim: bool, numpys: dict[str, Any]) -> tuple[Dims, bool
     given = {name: value for name, value in numpys.items() if value is not None}
     if unknown := sorted(given.keys() - {"axis", "keepdims"}):
         raise KeywordError(f"a reduction takes dim=, keepdim= and output=, or axis= and keepdims=, not {unknown[0]}=")
+    if (dim is not None and "axis" in given) or (keepdim and "keepdims" in given):
+        raise KeywordError("axis= and keepdims= are other names of dim= and keepdim=: a reduction takes one of them")
     return given.get("axis", dim), given.get("keepdims", keepdim)
 
 

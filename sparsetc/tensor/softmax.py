@@ -47,6 +47,8 @@ def log_softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
 
 def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
     name = "log_softmax" if log else "softmax"
+    if not isinstance(x, SparseTensor):
+        raise DtypeError(f"{name} takes a SparseTensor, found {type(x).__name__}: of dense tensors it is torch's")
     if not x.dtype.is_floating_point:
         raise DtypeError(f"{name} takes floating point values, found {x.dtype}")
     if not -x.order <= dim < x.order:

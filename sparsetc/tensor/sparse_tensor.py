@@ -19,10 +19,11 @@ from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert, tables
 from sparsetc.tensor.arithmetic import UFUNCS, Arithmetic
-from sparsetc.tensor.inputs import ArrayLike, as_values, check_dtype, coalesced, constructed
+from sparsetc.tensor.inputs import ArrayLike, Merge, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
+from sparsetc.tensor.sums import INTEGERS
 
 Stored = TypeVar("Stored")
 """Values as a storage holds them."""
@@ -249,7 +250,8 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
-            return UFUNCS[ufunc.__name__](*(torch.as_tensor(a) if isinstance(a, np.ndarray) else a for a in args))
+            plain = [a.item() if isinstance(a, np.generic) else a for a in args]
+            return UFUNCS[ufunc.__name__](*(torch.as_tensor(a) if isinstance(a, np.ndarray) else a for a in plain))
         raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
@@ -258,13 +260,27 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
         """Sorted and without duplicates; itself when it is already known to be."""
         if self.is_coalesced:
             return self
+        pattern, merge = self._merged()
+        return SparseTensor._make(pattern, self._values if merge is None else merge.values(self._values))
 
-        def made() -> tuple[Pattern, Any]:
+    def _merged(self) -> tuple[Pattern, Merge | None]:
+        def made() -> tuple[Pattern, Merge | None]:
             coords, merge = coalesced(self.coords, self._pattern._shape)
             return self._pattern.like(coords, True), merge
 
-        pattern, merge = self._pattern._once("coalesced", made)
-        return SparseTensor._make(pattern, self._values if merge is None else merge.values(self._values))
+        return self._pattern._once("coalesced", made)
+
+    def unique_map(self) -> torch.Tensor:
+        """(nnz,) int64: which entry of `coalesce` each of these is added to; the same of duplicates.
+
+        Example:
+            ``stc.SparseTensor([[1, 0, 1]], values, coalesce=False).unique_map()`` is ``[1, 0, 1]``.
+        """
+        merge = None if self.is_coalesced else self._merged()[1]
+        found = torch.arange(self.nnz, device=self.device)
+        if merge is not None:
+            found[merge.order] = found.clone() if merge.run is None else merge.run
+        return found
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
         """A tensor of this pattern with new values, on its device; the dtype and the dense modes may differ.
@@ -296,6 +312,8 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
         values = self._values.to(*plain, **kwargs)
         if values is self._values:
             return self
+        if not self.is_coalesced and values.dtype in INTEGERS and self.dtype not in INTEGERS:  # of the sum alone
+            return self.coalesce().to(*args, **kwargs)
         if values.device == self.device:
             return self.with_values(values)
         check_dtype(values.dtype)

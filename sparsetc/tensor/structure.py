@@ -180,7 +180,7 @@ class Structure:
             cut = next((n for n in range(1, len(wanted) + 1) if prod(wanted[:n]) == rows), 0)
             if not cut or not rows:
                 return x.expand_dense().reshape(wanted)  # type: ignore[no-any-return]
-            values = x._values.reshape(-1 if x.nnz else 0, *wanted[cut:])
+            values = x._values.reshape(x.nnz, *wanted[cut:])
             return x._make(_reshaped(x._pattern, tuple(wanted[:cut])), values)  # type: ignore[no-any-return]
         return x._make(_reshaped(x._pattern, tuple(wanted)), x._values)  # type: ignore[no-any-return]
 
@@ -239,7 +239,11 @@ class Structure:
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
         """So many positions of a mode, from one on."""
-        return self[(*[slice(None)] * _mode(self.ndim, dim), slice(start, start + length))]
+        mode, size = _mode(self.ndim, dim), _of(self).shape[dim]
+        first = start + size if start < 0 else start
+        if not 0 <= first <= first + length <= size:
+            raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
+        return self[(*[slice(None)] * mode, slice(first, first + length))]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
         """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
@@ -408,7 +412,7 @@ def _index(key: Any, x: Any) -> Any:
     if key is None or key is Ellipsis or isinstance(key, slice):
         return key
     if isinstance(key, list | tuple | np.ndarray):
-        key = torch.as_tensor(key)
+        key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
     if isinstance(key, torch.Tensor) and key.ndim:
         if key.ndim > 1 or key.is_floating_point() or key.is_complex():
             raise ShapeError(
@@ -416,6 +420,8 @@ def _index(key: Any, x: Any) -> Any:
             )
         return (key.nonzero()[:, 0] if key.dtype == torch.bool else key.long()).to(x.device)
     try:
+        if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
+            raise TypeError
         return operator.index(key)
     except TypeError:
         raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
