@@ -84,6 +84,9 @@ def test_where() -> None:
 def test_full_and_which_entry_became_which() -> None:
     assert torch.equal(stc.full((2, 3), 4.0).to_dense(), torch.full((2, 3), 4.0))
     assert stc.full((2, 0), 1.0).nnz == 0
+    for make in (stc.zeros, stc.rand, lambda shape: stc.full(shape, 1.0)):
+        with pytest.raises(stc.FormatError, match="at least one mode"):
+            make(())
     values = torch.tensor([1.0, 2.0, 3.0])
     x = stc.SparseTensor([[1, 0, 1]], values, coalesce=False)
     assert x.unique_map().tolist() == [1, 0, 1]

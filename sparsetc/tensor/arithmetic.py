@@ -21,6 +21,7 @@ import torch
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import inside_only
+from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def only(x: Any, held: torch.Tensor) -> SparseTensor:
 
 def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
     """A product, or another function that is 0 of 0, of x and whatever the other is."""
-    other = torch.as_tensor(other) if isinstance(other, np.ndarray) else other
+    other = as_dense(other, "the other operand")
     if isinstance(other, Number):
         return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
     if isinstance(other, torch.Tensor) and other.layout == torch.strided:
@@ -272,7 +273,7 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any]
 
 def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
     """``x + sign * other``."""
-    other = torch.as_tensor(other) if isinstance(other, np.ndarray) else other
+    other = as_dense(other, "the other operand")
     if isinstance(other, Number) and other == 0:
         return x  # type: ignore[no-any-return]
     if isinstance(other, Number) or (isinstance(other, torch.Tensor) and other.layout == torch.strided):
@@ -356,8 +357,8 @@ def _matmul(left: Any, right: Any) -> Any:
     shapes = [tuple(getattr(x, "shape", ())) for x in (left, right)]
     a, b = map(len, shapes)
     if not a or not b:
-        found = [shape or type(x).__name__ for shape, x in zip(shapes, (left, right), strict=True)]
-        raise ShapeError(f"@ takes vectors and matrices, found {found[0]} and {found[1]}")
+        named = [shape or type(x).__name__ for shape, x in zip(shapes, (left, right), strict=True)]
+        raise ShapeError(f"@ takes vectors and matrices, found {named[0]} and {named[1]}")
     if shapes[0][-1] != shapes[1][-2:][0]:
         raise ShapeError(f"@ sums columns of the first with rows of the second, found {shapes[0]} and {shapes[1]}")
     batch = "abcdefgh"[: max(a, b, 2) - 2]
@@ -399,7 +400,7 @@ def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
 
     def called(x: Any, y: Any) -> Any:
         if (len(x.shape), len(y.shape)) != orders:
-            raise ShapeError(f"this product takes operands of orders {orders}, found {x.shape} and {y.shape}: take @")
+            raise ShapeError(f"this product takes orders {orders}, found {len(x.shape)} and {len(y.shape)}: take @")
         return _matmul(x, y)
 
     return called
@@ -421,10 +422,10 @@ def _elsewhere(module: str, name: str) -> Callable[..., Any]:
 
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
-    found = _matmul(x, y)
-    if _is_sparse(found) and not _is_sparse(input):
-        found = found.to_dense()
-    return beta * input + alpha * found
+    product = _matmul(x, y)
+    if _is_sparse(product) and not _is_sparse(input):
+        product = product.to_dense()
+    return beta * input + alpha * product
 
 
 def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:

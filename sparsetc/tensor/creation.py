@@ -5,7 +5,7 @@ In: SparseTensors, or a shape. Out: a SparseTensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from numbers import Number
 from typing import Any
@@ -111,8 +111,7 @@ def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None
     """A tensor with an entry of one value at every position; of a pattern it is ``x.map(torch.ones_like) * value``."""
     sizes = crd.checked_shape(shape)
     values = torch.full((prod(sizes),), value, dtype=dtype, device=device)
-    coords = torch.stack(torch.unravel_index(torch.arange(values.numel(), device=device), sizes))
-    return SparseTensor(coords, values, sizes, check=False)
+    return SparseTensor(_at(torch.arange(values.numel(), device=device), sizes), values, sizes, check=False)
 
 
 @entry_point
@@ -187,9 +186,7 @@ def rand(
         ShapeError: more entries than positions, or fewer than none.
         DtypeError: a dtype that is not floating point.
     """
-    coords, sizes = _anywhere(shape, density, nnz, generator, dtype, device)
-    values = torch.rand(coords.shape[1], generator=generator, dtype=dtype, device=device)
-    return SparseTensor(coords, values, sizes, check=False)
+    return _anywhere(torch.rand, shape, density, nnz, generator, dtype, device)
 
 
 @entry_point
@@ -203,20 +200,24 @@ def randn(
     device: Any = None,
 ) -> SparseTensor:
     """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are."""
-    coords, sizes = _anywhere(shape, density, nnz, generator, dtype, device)
-    values = torch.randn(coords.shape[1], generator=generator, dtype=dtype, device=device)
-    return SparseTensor(coords, values, sizes, check=False)
+    return _anywhere(torch.randn, shape, density, nnz, generator, dtype, device)
+
+
+def _at(position: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Coordinates of positions in row-major order."""
+    return torch.stack(torch.unravel_index(position, sizes)) if sizes else position.new_zeros(0, position.numel())
 
 
 def _anywhere(
+    draw: Callable[..., torch.Tensor],
     shape: Sequence[int],
     density: float | None,
     nnz: int | None,
     generator: torch.Generator | None,
     dtype: torch.dtype | None,
     device: Any,
-) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Sorted coordinates of entries anywhere, and the shape."""
+) -> SparseTensor:
+    """Entries anywhere, with values that are drawn."""
     sizes, share = crd.checked_shape(shape), 0.01 if density is None else density
     positions = prod(sizes)
     if not 0 <= (share if nnz is None else nnz) <= (1 if nnz is None else positions):
@@ -226,7 +227,7 @@ def _anywhere(
     count = round(share * positions) if nnz is None else nnz
     if positions <= max(DENSE_ENOUGH, 4 * count):
         key = torch.randperm(positions, generator=generator, device=device)[:count].sort().values
-        coords = torch.stack(torch.unravel_index(key, sizes)) if sizes else key.new_zeros(0, count)
+        coords = _at(key, sizes)
     else:
         coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
         while coords.shape[1] < count:  # those that were drawn before are few
@@ -235,4 +236,5 @@ def _anywhere(
             coords = torch.stack(crd.numbered([*drawn], sizes, drawn.shape[1], drawn[0]).coords)
         kept = torch.randperm(coords.shape[1], generator=generator, device=device)[:count].sort().values
         coords = coords[:, kept]
-    return coords, sizes
+    values = draw(count, generator=generator, dtype=dtype, device=device)
+    return SparseTensor(coords, values, sizes, check=False)

@@ -19,7 +19,7 @@ from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert, tables
 from sparsetc.tensor.arithmetic import UFUNCS, Arithmetic
-from sparsetc.tensor.inputs import ArrayLike, Merge, as_values, check_dtype, coalesced, constructed
+from sparsetc.tensor.inputs import ArrayLike, Merge, as_dense, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
@@ -250,8 +250,7 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
-            plain = [a.item() if isinstance(a, np.generic) else a for a in args]
-            return UFUNCS[ufunc.__name__](*(torch.as_tensor(a) if isinstance(a, np.ndarray) else a for a in plain))
+            return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
         raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
@@ -277,10 +276,10 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
             ``stc.SparseTensor([[1, 0, 1]], values, coalesce=False).unique_map()`` is ``[1, 0, 1]``.
         """
         merge = None if self.is_coalesced else self._merged()[1]
-        found = torch.arange(self.nnz, device=self.device)
+        number = torch.arange(self.nnz, device=self.device)
         if merge is not None:
-            found[merge.order] = found.clone() if merge.run is None else merge.run
-        return found
+            number[merge.order] = number.clone() if merge.run is None else merge.run
+        return number
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
         """A tensor of this pattern with new values, on its device; the dtype and the dense modes may differ.
