@@ -5,13 +5,14 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.codegen import cache
 from sparsetc.contraction.canonical import Operands, as_operand, promoted
@@ -30,7 +31,7 @@ from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
-from sparsetc.options import of_call
+from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
@@ -44,15 +45,11 @@ if TYPE_CHECKING:
 
 
 @overload
-def einsum(*args: Any, output: Literal["dense"], reduce: str = "sum", **settings: Any) -> torch.Tensor: ...
+def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[ToDense]) -> torch.Tensor: ...
 @overload
-def einsum(
-    *args: Any, output: Literal["sparse"], drop_zeros: bool = False, reduce: str = "sum", **settings: Any
-) -> SparseTensor: ...
+def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @overload
-def einsum(
-    *args: Any, output: str = "auto", drop_zeros: bool = False, reduce: str = "sum", **settings: Any
-) -> torch.Tensor | SparseTensor: ...
+def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[Auto]) -> torch.Tensor | SparseTensor: ...
 def einsum(
     *args: Any, output: str = "auto", drop_zeros: bool = False, reduce: str = "sum", **settings: Any
 ) -> torch.Tensor | SparseTensor:
@@ -110,7 +107,7 @@ Arithmetic._einsum_of = einsum  # by which @ multiplies
 
 
 @entry_point
-def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]) -> Result:
+def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapping[str, Any]) -> Result:
     if (sharded := _sharded(args)) is not None:
         return sharded._einsum(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
@@ -131,7 +128,7 @@ def _run(made: Contraction, operands: Operands, drop_zeros: bool, known: dict[An
 
 
 @entry_point
-def compile(*args: Any, output: str = "auto", drop_zeros: bool = False, **settings: Any) -> Kernel:
+def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **settings: Unpack[Settings]) -> Kernel:
     """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
 
     A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices. Of a
@@ -150,9 +147,9 @@ def compile_many(
     x: Any,
     operands: Sequence[Any],
     *,
-    output: str = "auto",
+    output: Form = "auto",
     drop_zeros: bool = False,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> tuple[Kernel, ...]:
     """Compile several einsums of one sparse operand together, so that they may share one packed copy of it.
 
@@ -189,7 +186,7 @@ def compile_many(
 
 @entry_point
 def einsum_together(
-    workload: Workload, output: str = "auto", drop_zeros: bool = False, **settings: Any
+    workload: Workload, output: Form = "auto", drop_zeros: bool = False, **settings: Unpack[Settings]
 ) -> tuple[Result, ...]:
     """Evaluate einsums of one sparse operand, compiled together as by `compile_many` and kept with its pattern."""
     workload, packed = [_prepared((text, *operands)) for text, operands in workload], dict[Any, Any]()
@@ -229,9 +226,9 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
 
 
 @overload
-def explain(*args: Any, symbolic: Literal[False] = False, **settings: Any) -> Explanation: ...
+def explain(*args: Any, symbolic: Literal[False] = False, **settings: Unpack[Auto]) -> Explanation: ...
 @overload
-def explain(*args: Any, symbolic: Literal[True], **settings: Any) -> SymbolicCost: ...
+def explain(*args: Any, symbolic: Literal[True], **settings: Unpack[Auto]) -> SymbolicCost: ...
 def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost:
     """Return how `einsum` would run: parts, formats, costs, why this plan; or its cost as formulas, where `symbolic`.
 
@@ -296,7 +293,7 @@ class CacheInfo:
         kernels: compiled einsums, without those of gradients.
         storages: packed index arrays, each with what reads it.
         nbytes: bytes of packed index arrays, on all devices.
-        foreign: tensors of torch.sparse and scipy whose pattern is remembered.
+        foreign: coordinates, and tensors of torch.sparse and scipy, whose pattern is remembered.
         modules: generated programs in memory.
     """
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
 from sparsetc.api import einsum
 from sparsetc.errors import ShapeError
+from sparsetc.options import Settings
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.groups import taken
 from sparsetc.tensor.softmax import softmax
@@ -46,7 +48,7 @@ class SparseLinear(nn.Module):
 
     coords: torch.Tensor
 
-    def __init__(self, weight: Any, bias: torch.Tensor | None = None, **settings: Any) -> None:
+    def __init__(self, weight: Any, bias: torch.Tensor | None = None, **settings: Unpack[Settings]) -> None:
         super().__init__()
         sparse = SparseTensor.coerce(weight)
         if sparse is None or sparse.order != 2:
@@ -60,7 +62,11 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_dense(
-        cls, weight: torch.Tensor, bias: torch.Tensor | None = None, mask: torch.Tensor | None = None, **settings: Any
+        cls,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        **settings: Unpack[Settings],
     ) -> SparseLinear:
         """The layer of a dense weight (outputs, inputs): of what is not 0 in it, or of the places of a mask."""
         kept = (weight if mask is None else mask).detach() != 0
@@ -68,7 +74,7 @@ class SparseLinear(nn.Module):
         return cls(SparseTensor(places, weight.detach()[kept], tuple(weight.shape)), bias, **settings)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, **settings: Any) -> SparseLinear:
+    def from_linear(cls, linear: nn.Linear, **settings: Unpack[Settings]) -> SparseLinear:
         """The layer of a dense one; where `torch.nn.utils.prune` pruned it, of the weights that its mask leaves."""
         mask: Any = getattr(linear, "weight_mask", None)
         weight: Any = linear.weight if mask is None else linear.weight_orig
@@ -122,7 +128,7 @@ class GraphConv(nn.Module):
         ``stc.nn.GraphConv(64, 16)(stc.nn.normalized(adjacency), x)``
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, **settings: Any) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
         super().__init__()
         self.linear, self.settings = nn.Linear(in_features, out_features, bias=False), settings
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -147,7 +153,7 @@ class GATConv(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, heads: int = 1, slope: float = 0.2, **settings: Any
+        self, in_features: int, out_features: int, heads: int = 1, slope: float = 0.2, **settings: Unpack[Settings]
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, heads * out_features, bias=False)

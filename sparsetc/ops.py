@@ -15,14 +15,16 @@ from functools import lru_cache
 from inspect import signature
 from operator import index
 from string import ascii_letters
-from typing import Any
+from typing import Any, overload
 
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op
 from sparsetc.contraction.canonical import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import EquationError, ShapeError
+from sparsetc.options import Auto, AutoDense, AutoSparse, ToDense, ToSparse
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -36,6 +38,18 @@ RANKS = "rstuvwxyz"
 Result = torch.Tensor | SparseTensor
 
 
+@overload
+def mttkrp(
+    x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[AutoDense]
+) -> torch.Tensor: ...
+@overload
+def mttkrp(
+    x: Any, factors: Sequence[torch.Tensor | None], mode: None = None, **settings: Unpack[AutoDense]
+) -> tuple[torch.Tensor, ...]: ...
+@overload
+def mttkrp(
+    x: Any, factors: Sequence[Result | None], mode: int | None = None, **settings: Unpack[Auto]
+) -> Result | tuple[Result, ...]: ...
 @register_op
 def mttkrp(
     x: Any, factors: Sequence[Result | None], mode: int | None = None, **settings: Any
@@ -80,6 +94,10 @@ def _mttkrp_equation(order: int, mode: int) -> str:
     return equation(letters, [c + rank for m, c in enumerate(letters) if m != mode], letters[mode] + rank)
 
 
+@overload
+def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[AutoDense]) -> torch.Tensor: ...
+@overload
+def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
 def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) -> Result:
     """Tensor times a chain of matrices, all modes but one contracted: ``"ijk,jr,ks->irs"`` for order 3 and mode 0.
@@ -101,6 +119,12 @@ def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) 
     return einsum(equation(letters, terms, letters[mode] + "".join(ranks)), sparse, *by_mode.values(), **settings)
 
 
+@overload
+def ttm(x: Any, matrix: Result, mode: int, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+@overload
+def ttm(x: Any, matrix: Result, mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+@overload
+def ttm(x: Any, matrix: Result, mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
 def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
     """Tensor times one matrix: ``"ijk,jr->irk"``; the mode keeps its place and has the matrix's columns as its size.
@@ -120,6 +144,12 @@ def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
     return _of_one_mode(x, matrix, mode, "ttm", "matrix", ("rank",), settings)
 
 
+@overload
+def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+@overload
+def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+@overload
+def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
 def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
     """Tensor times vector: ``"ijk,j->ik"``; the mode is contracted away (SpTV).
@@ -148,6 +178,10 @@ def _of_one_mode(
     return einsum(equation(letters, [letters[mode] + rank], kept), sparse, table, **settings)
 
 
+@overload
+def spmm(a: Any, b: torch.Tensor, **settings: Unpack[AutoDense]) -> torch.Tensor: ...
+@overload
+def spmm(a: Any, b: torch.Tensor, **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @register_op
 def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     """Sparse matrix times dense matrix, ``"ij,jr->ir"``, or times a vector, ``"ij,j->i"``.
@@ -169,6 +203,10 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     return einsum(f"ij,j{wide}->i{wide}", sparse, b, **settings)
 
 
+@overload
+def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[AutoSparse]) -> SparseTensor: ...
+@overload
+def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[ToDense]) -> torch.Tensor: ...
 @register_op
 def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
     """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
@@ -199,7 +237,7 @@ def contract(
     out: Result | None = None,
     alpha: float | complex = 1,
     beta: float | complex = 0,
-    **settings: Any,
+    **settings: Unpack[Auto],
 ) -> Result:
     """Sum over modes of a sparse tensor and another, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
 

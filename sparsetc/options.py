@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
-from sparsetc.ir.plan import requested
+from sparsetc.ir.plan import Plan, requested
 from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.support.names import refused
 
@@ -27,6 +28,53 @@ PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch")
 TUNINGS = ("model", "now", "calls")
 MOST_SECONDS = 1e6
+
+
+Form: TypeAlias = Literal["auto", "dense", "sparse"]
+Reduction: TypeAlias = Literal["sum", "mean", "amax", "amin", "prod"]
+
+
+class Settings(TypedDict, total=False):
+    """What ``**settings`` of public functions may be, with the meanings that `options` gives; None sets nothing.
+
+    `device` is of `options` alone, and `gather` of einsums of a `distributed.Sharded` operand; the others refuse it.
+    """
+
+    precision: Literal["highest", "high", "medium"] | None
+    plan: str | Plan | None
+    deterministic: bool | None
+    cache_dir: str | os.PathLike[str] | None
+    memory_limit: int | str | None
+    device: str | torch.device | None
+    backend: Literal["auto", "triton", "torch"] | None
+    tune: str | float | None
+    gather: bool
+
+
+class EinsumSettings(Settings, total=False):
+    """Settings of functions that hand them to `einsum`; below, with the ``output=`` that says what is returned."""
+
+    drop_zeros: bool
+
+
+class Auto(EinsumSettings, total=False):
+    output: Form
+
+
+class AutoDense(EinsumSettings, total=False):
+    output: Literal["auto", "dense"]
+
+
+class AutoSparse(EinsumSettings, total=False):
+    output: Literal["auto", "sparse"]
+
+
+class ToDense(EinsumSettings):
+    output: Literal["dense"]
+
+
+class ToSparse(EinsumSettings):
+    output: Literal["sparse"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +202,7 @@ class options(contextlib.ContextDecorator):
             nothing is timed.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[Settings]) -> None:
         self._settings = settings
         self._entered: list[Any] = []
 
@@ -176,7 +224,7 @@ class options(contextlib.ContextDecorator):
             self._entered.pop().__exit__(*raised)
 
 
-def of_call(settings: dict[str, Any]) -> Options:
+def of_call(settings: Mapping[str, Any]) -> Options:
     """The options in force here, with those of a call; errors as of `with_settings`, and of what no call can choose."""
     if settings.get("device") is not None:
         raise DeviceError(
@@ -186,7 +234,7 @@ def of_call(settings: dict[str, Any]) -> Options:
     return with_settings(current(), settings)
 
 
-def with_settings(base: Options, settings: dict[str, Any]) -> Options:
+def with_settings(base: Options, settings: Mapping[str, Any]) -> Options:
     """`base` with the settings that are not None, checked."""
     if not settings:
         return base
@@ -201,7 +249,7 @@ def _with(base: Options, names: tuple[str, ...], *values: Any) -> Options:
     return _checked(base, dict(zip(names, values, strict=True)))
 
 
-def _checked(base: Options, settings: dict[str, Any]) -> Options:
+def _checked(base: Options, settings: Mapping[str, Any]) -> Options:
     unknown = sorted(set(settings) - set(Options.__dataclass_fields__))
     if unknown:
         raise KeywordError(refused(unknown, list(Options.__dataclass_fields__)))

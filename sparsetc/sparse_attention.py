@@ -9,10 +9,12 @@ from math import prod
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.api import einsum
 from sparsetc.contraction.canonical import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError
+from sparsetc.options import Settings
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -26,7 +28,7 @@ def attention(
     *,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> torch.Tensor:
     """Each query's mean of the values that it meets, weighted by ``softmax(scale * q @ k.T + bias)`` over these alone.
 

@@ -67,6 +67,23 @@ def test_foreign_tensors_are_counted() -> None:
     torch.testing.assert_close(stc.einsum(SPMM, given, b), x.to_dense() @ b)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_same_coordinates_find_their_pattern(order: list[int], dtype: torch.dtype) -> None:
+    coords = torch.tensor([[0, 1, 1], [2, 0, 2]], dtype=dtype)[:, order]
+    values = torch.tensor([1.0, 2.0, 3.0])[order].requires_grad_()
+    x, y = (stc.SparseTensor(coords, times * values, (2, 3)) for times in (1, 2))
+    assert x.pattern is y.pattern
+    torch.testing.assert_close(y.to_dense(), torch.tensor([[0.0, 0, 2], [4, 0, 6]]))
+    torch.testing.assert_close(torch.autograd.grad(y.values.sum(), values)[0], torch.full((3,), 2.0))
+    assert stc.SparseTensor(coords, values, (3, 3)).pattern is not x.pattern
+    coords[0, 0] = 0  # changed where it lies
+    torch.testing.assert_close(stc.SparseTensor(coords, values, (2, 3)).to_dense().sum(), values.sum())
+    with pytest.raises(stc.FormatError, match="3"):
+        coords[1, 1] = 3
+        stc.SparseTensor(coords, values, (2, 3))
+
+
 def test_what_is_kept_goes_with_its_tensor() -> None:
     x, b = operands()
     stc.einsum(SPMM, x, b)

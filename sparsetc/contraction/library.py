@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -219,7 +219,7 @@ _is_plain._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced_einsum(
-    opaque: Callable[..., Result], args: tuple[Any, ...], output: str, drop_zeros: bool, settings: dict[str, Any]
+    opaque: Callable[..., Result], args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapping[str, Any]
 ) -> Result:
     """An einsum as a node of the graph; where it cannot be one, the graph breaks here."""
     text, operands = parse_arguments(args)

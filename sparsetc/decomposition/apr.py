@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
@@ -19,6 +20,7 @@ from sparsetc.decomposition.linear import divisor, fit_of, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
+from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
 
 NAME = "cp_apr"
@@ -40,7 +42,7 @@ def cp_apr(
     callback: Callable[[CP, float], Any] | None = None,
     progress: bool = False,
     random_state: int | torch.Generator | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> CP:
     """Decompose a sparse tensor of counts into nonnegative components, by the likelihood of Poisson variables.
 

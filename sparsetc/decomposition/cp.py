@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations, Sweep
@@ -19,6 +20,7 @@ from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
 from sparsetc.decomposition.models import CP
+from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -42,7 +44,7 @@ def cp_als(
     callback: Callable[[CP, float], Any] | None = None,
     progress: bool = False,
     random_state: int | torch.Generator | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> CP:
     """Decompose a sparse tensor into a sum of `rank` outer products, by alternating least squares.
 

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import begun
@@ -20,6 +21,7 @@ from sparsetc.decomposition.linear import divisor
 from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError
+from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -39,7 +41,7 @@ def tucker(
     callback: Callable[[Tucker, float], Any] | None = None,
     progress: bool = False,
     random_state: int | torch.Generator | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Tucker:
     """Decompose a sparse tensor into a core and a matrix of orthonormal columns a mode, by orthogonal iteration.
 

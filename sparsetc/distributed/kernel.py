@@ -26,7 +26,7 @@ from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share
 from sparsetc.errors import DistributedError, DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
-from sparsetc.options import of_call
+from sparsetc.options import Form, of_call
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.inputs import as_dense
@@ -122,7 +122,7 @@ def compiled(
     x: Sharded,
     args: tuple[Any, ...],
     *,
-    output: str,
+    output: Form,
     drop_zeros: bool,
     gather: bool = False,
     called: bool = False,
@@ -198,7 +198,7 @@ def _refuse_gradients(dense: Sequence[torch.Tensor]) -> None:
 
 
 def _made(
-    share: Share, x: Sharded, dense: list[torch.Tensor], gather: bool, output: str, settings: dict[str, Any]
+    share: Share, x: Sharded, dense: list[torch.Tensor], gather: bool, output: Form, settings: dict[str, Any]
 ) -> DistributedKernel:
     """Compile on every rank; collective."""
 

@@ -24,7 +24,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
-from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sums import INTEGERS, add_rows, add_up_exactly, in_order
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
@@ -202,21 +202,31 @@ def constructed(
 ) -> tuple[Pattern, torch.Tensor, bool]:
     """Return a pattern, values on it, and if these are nobody else's, of arguments of SparseTensor or `from_blocks`."""
     vals = as_values(values)
+    comes_again = type(coords) is torch.Tensor and not transforming()
     with lasting():
         raw = as_coords(coords, vals)
         blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
         sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
-        if check:
-            crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
-            if blocks is not None:
-                blocks.check_end(raw, vals)
-        crds, merge = coalesced(raw, sizes) if coalesce else (raw, None)
-        if crds is raw and shares_memory(raw, coords):
-            crds = raw.clone()
-    pattern = Pattern(crds, sizes, coalesce, blocks)
+        if coalesce and check and comes_again:
+            kind = torch.sparse_coo if blocks is None else blocks
+            found = reading(kind, sizes, [coords], [coords.untyped_storage()], _of_coordinates, blocks)
+            pattern, merge = found.pattern, found.merge
+        else:
+            if check:
+                crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
+            crds, merge = coalesced(raw, sizes) if coalesce else (raw, None)
+            if crds is raw and shares_memory(raw, coords):
+                crds = raw.clone()
+            pattern = Pattern(crds, sizes, coalesce, blocks)
+        if check and blocks is not None:
+            blocks.check_end(raw, vals)
     if merge is None:
         return pattern, vals, not shares_memory(vals, values)
     return pattern, merge.values(vals), True
+
+
+def _of_coordinates(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+    return own[0].to(torch.int64).contiguous(), None
 
 
 def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
