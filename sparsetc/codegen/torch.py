@@ -69,7 +69,7 @@ def value(printer: TorchPrinter, s: ir.Value) -> None:
 def gather(printer: TorchPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
     o, level = s.operand, s.out.level
-    if s in [rows for rows, _ in printer.bags.values()]:
+    if s in [rows for rows, _ in printer.bags.values()] or any(s in rows[:2] for rows in printer.sampled.values()):
         return
     if not o.rows:
         printer.put(f"{s.out.name} = {o.name}.view({printer.shape(o.axes) or '()'})")
@@ -96,6 +96,8 @@ def product(printer: TorchPrinter, s: ir.Product) -> None:
         text += f".view(-1, {printer.shape(axes)})" if len(axes) > 2 else ""
     elif s in printer.bags:
         text = bag(printer, s, *printer.bags[s], level)
+    elif s in printer.sampled:
+        text = dots(printer, s, *printer.sampled[s], level)
     else:
         text = multiplied(printer, s.inputs, axes, level)
         text = f"run_sums({text}, {printer.offsets(level)})" if s.accumulate else text
@@ -115,6 +117,21 @@ def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str
     if len(axes) == (2 if shared else 1):
         return text
     return f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
+
+
+def dots(
+    printer: TorchPrinter, s: ir.Product, first: ir.Gather, second: ir.Gather, kept: tuple[str, ...], level: int
+) -> str:
+    """Weighted products of rows of two operands, summed over the axes that are not kept."""
+    k, numbers = printer.p.elements(kept), tuple(t for t in s.inputs if not t.within)
+    sides = [
+        f"{printer.index(g.operand, level)}, {g.operand.name}.view(-1, {k}, {g.operand.width // k})"
+        for g in (first, second)
+    ]
+    text = f"dots({', '.join(sides)}, {printer.times(numbers, (), level)})"
+    if len(kept) == 1:
+        return text
+    return f"{text}.view({', '.join(filter(None, ('-1', printer.shape(kept))))})"
 
 
 def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
@@ -152,10 +169,11 @@ def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[s
 def add(printer: TorchPrinter, s: ir.Add) -> None:
     """Adds the rows to those of the output, or stores them where no others are added there."""
     p, level = printer.p, rows_of(printer.p, s.key.level)
-    kept = tuple(c for c in p.read_along(s.key.letters) if c in s.source.within)
+    within = next((kept for t, (*_, kept) in printer.sampled.items() if t.out == s.source), s.source.within)
+    kept = tuple(c for c in p.read_along(s.key.letters) if c in within)
     numbers = p.width == 1
     shape = "-1" if numbers else f"-1, {p.width}"
-    total = summed(s.source.name, s.source.within, (*kept, *s.axes))
+    total = summed(s.source.name, within, (*kept, *s.axes))
     if kept or len(s.axes) != (0 if numbers else 1):
         total = f"{total}.reshape({shape})"
     output = f"{p.output}.view({shape})"
@@ -198,7 +216,7 @@ STATEMENTS: dict[type[ir.Statement], Callable[[TorchPrinter, Any], None]] = {
 }
 """The function that prints each kind of statement. A loop is a sum over rows, of which each begins with 0."""
 
-CALLS = "add_rows bag bags expanded integer_einsum matmul_precision multiply run_products run_sums"
+CALLS = "add_rows bag bags dots expanded integer_einsum matmul_precision multiply run_products run_sums"
 """Names in `runtime.calls` that generated programs may call."""
 
 

@@ -20,7 +20,7 @@ from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
-from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
+from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Tile, TileProgram
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -56,6 +56,7 @@ class TorchPrinter(Writer):
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
         self.bags, statements = bags(program), [s for s, _ in program.statements]
+        self.sampled = sampled(program)
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
         gathers = [s for s in statements if isinstance(s, Gather)]
         products = [s for s in statements if isinstance(s, Product)]
@@ -200,6 +201,28 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
     return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
 
 
+def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[str, ...]]]:
+    """The products of rows of two operands that are weighted, and summed where they are stored, a result a nonzero.
+
+    Returns:
+        For each, what gathers those rows, first those of the mode that is stored first, and the axes that are kept.
+    """
+    gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather) and s.operand.rows}
+    stored = {s.source.name: s.axes for s, _ in program.statements if isinstance(s, Add)}
+    ends = {s.letter for s, _ in program.statements if isinstance(s, Decode) and (s.along or s.end)}
+    modes = [program.letters[c.mode] for level in program.view.levels for c in level]
+    found = {}
+    for s in [s for s, _ in program.statements if isinstance(s, Product) and not s.accumulate and not s.dot]:
+        axes, kept = s.out.within, stored.get(s.out.name, s.out.within)
+        rows = [gathers[t.name] for t in s.inputs if t.name in gathers and t.within == axes]
+        numbers = [t for t in s.inputs if not t.within]
+        if len(rows) == 2 and len(rows) + len(numbers) == len(s.inputs) and axes[: len(kept)] == kept != axes:
+            first, second = sorted(rows, key=lambda g: min(map(modes.index, g.operand.rows)))
+            if numbers and not ends & {*first.operand.rows, *second.operand.rows}:
+                found[s] = first, second, kept
+    return found
+
+
 def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> tuple[str, ...] | None:
     """The axes of the factors that weight the rows of another; None where these may not be added up so."""
     axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
@@ -256,18 +279,19 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 
 def few(program: TileProgram, arrays: PartArrays) -> bool:
     """Whether a program makes so few elements that other threads would cost more than they save."""
-    return arrays.stored * sum(elements(program)) <= FEW
+    read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
+    return arrays.stored * (sum(elements(program)) + read) <= FEW
 
 
 @lru_cache(maxsize=256)
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
-    by_level, bagged = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p)
-    unread = {rows for rows, _ in bagged.values()}
+    by_level, bagged, dotted = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p), sampled(p)
+    unread = {rows for rows, _ in bagged.values()}.union(*(rows[:2] for rows in dotted.values()))
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))
-            by_level[rows_of(p, deepest.level)] += p.elements(s.out.within)
+            by_level[rows_of(p, deepest.level)] += p.elements(dotted[s][2] if s in dotted else s.out.within)
         elif isinstance(s, Gather) and s not in unread:
             by_level[rows_of(p, s.out.level)] += p.elements(s.out.within)
     return by_level[ITEM], by_level[LANE], by_level[LEAF]

@@ -23,6 +23,13 @@ from sparsetc.support.entry import matmul_precision as matmul_precision
 from sparsetc.tensor.coords import set_bits
 from sparsetc.tensor.sums import add_rows
 
+WIDE = 8
+"""Elements a row from which torch's sampled product of matrices beats products of gathered rows, and..."""
+SAMPLED = 1 << 16
+"""...elements in all (2 cores)."""
+PIECE = 3 << 18
+"""Elements of rows that are gathered at a time."""
+
 LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
 
@@ -44,7 +51,7 @@ def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights
             )
         if table.dtype in (torch.float32, torch.float64):
             return _csr_product(offsets, index, table.new_ones(len(index)) if weights is None else weights, table)
-    rows = table.index_select(0, index.long() if index.dtype == torch.int16 else index)
+    rows = table.index_select(0, _wide(index))
     return run_sums(rows if weights is None else rows * weights.unsqueeze(1), offsets)
 
 
@@ -62,6 +69,43 @@ def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weight
     offsets = offsets.long() if wide else offsets
     first, flat = index.to(torch.int64 if wide else torch.int32) * k, table.flatten(0, 1)
     return torch.stack([bag(first + m, flat, offsets, weights[:, m].contiguous()) for m in range(k)], 1)
+
+
+def dots(
+    first: torch.Tensor, left: torch.Tensor, second: torch.Tensor, right: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """(n, k): ``weights[n] * (left[first[n], m] @ right[second[n], m])`` for each n and position m.
+
+    On the CPU torch's sampled product of matrices makes no rows, where the left's come in order.
+
+    Args:
+        first: (n,) rows of `left`.
+        left: (rows, k, width).
+        second: (n,) rows of `right`.
+        right: (rows of its own, k, width).
+        weights: (n,) of the tables' dtype.
+    """
+    rows, k, width = left.shape
+    out, at, other = left.new_empty((len(first), k)), _wide(first), _wide(second)
+    if left.device.type == "cpu" and left.dtype in (torch.float32, torch.float64) and len(at) * width >= SAMPLED:
+        runs, counts = torch.unique_consecutive(at, return_counts=True)
+        if len(runs) <= rows and width >= WIDE:
+            _hush()
+            offsets, zeros = F.pad(counts.cumsum(0), (1, 0)).to(other.dtype), left.new_zeros(len(at))
+            size, own = (len(runs), len(right)), left if len(runs) == rows else left.index_select(0, runs)
+            for m in range(k):
+                pattern = torch.sparse_csr_tensor(
+                    offsets, other, zeros, size, device=left.device, check_invariants=False
+                )
+                product = torch.sparse.sampled_addmm(pattern, own[:, m].contiguous(), right[:, m].t(), beta=0)
+                torch.mul(product.values(), weights, out=out[:, m])
+            return out
+    step = max(1, PIECE // (k * width))
+    for n in range(0, len(at), step):
+        part = slice(n, n + step)
+        gathered = left.index_select(0, at[part]).mul_(weights[part, None, None])
+        torch.sum(gathered.mul_(right.index_select(0, other[part])), 2, out=out[part])
+    return out
 
 
 def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -93,6 +137,11 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
                 torch.mm(left[rows].t(), right[rows], out=out[run])
         return out
     return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
+
+
+def _wide(index: torch.Tensor) -> torch.Tensor:
+    """An index in a type by which torch selects rows."""
+    return index.long() if index.dtype == torch.int16 else index
 
 
 def _csr_product(
