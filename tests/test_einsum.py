@@ -305,7 +305,7 @@ LARGE = {"i": 1000, "j": 900, "k": 800, "r": 16, "s": 12}
         ("ij,ir,jr->ij", [], "ij,ir,jr->ij"),
         ("ijk,jr,rs->iks", ["jr,rs->js"], "ijk,js->iks"),
         ("ijk,jr,rs,ks->i", ["jr,rs->js"], "ijk,js,ks->i"),
-        ("ij,rs,js->ir", ["rs,js->rj"], "ij,rj->ir"),
+        ("ij,rs,js->ir", ["rs,js->jr"], "ij,jr->ir"),
         ("ij,jr->i", ["jr->j"], "ij,j->i"),
         ("ij,jrr->ir", ["jrr->jr"], "ij,jr->ir"),
         ("ij,jrrs->i", ["jrrs->j"], "ij,j->i"),
@@ -317,6 +317,12 @@ def test_dense_subexpressions(text: str, steps: list[str], left: str) -> None:
     reduction = dense_subexpressions(Bound.of(einsum(text), LARGE))
     assert [equation for _, equation in reduction.steps] == steps
     assert str(reduction.bound.einsum) == left
+
+
+@pytest.mark.parametrize(("nonzeros", "steps"), [(899, []), (900, ["jd,rdo->rjo"])])
+def test_a_table_of_fewer_rows_than_nonzeros_is_made_first(nonzeros: int, steps: list[str]) -> None:
+    b = Bound.of(einsum("rij,jd,rdo->io"), {"r": 9, "i": 50, "j": 100, "d": 8, "o": 8})
+    assert [equation for _, equation in dense_subexpressions(b, nonzeros).steps] == steps
 
 
 def test_dense_steps_before_the_sparse_operand_move_it() -> None:

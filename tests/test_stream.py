@@ -37,6 +37,7 @@ EQUATIONS = {
     "sum of two modes": "ijk->j",
     "diagonal": "iik,kr->ir",
     "outer": "ijk,r->ijkr",
+    "a table made first, but for chunks": "ijk,jr,krs->is",
 }
 SIZES = {"i": 11, "j": 11, "k": 9, "r": 5, "s": 3, "l": 4, "m": 3}
 

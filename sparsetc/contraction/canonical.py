@@ -266,7 +266,7 @@ class Canonical:
         ]
 
 
-def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> Canonical:
+def canonicalise(bound: Bound, operands: Operands, repeated: bool = False, chunk: bool = False) -> Canonical:
     """Reduce the dense operands' own expressions.
 
     Args:
@@ -274,13 +274,14 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False) -> Ca
         operands: its operands.
         repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
             slice is read and not copies; not where operands only stand for others of their shapes.
+        chunk: whether the sparse operand is one of several chunks, whose number of nonzeros decides nothing.
     """
     (position,) = bound.einsum.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)
     dropped = broadcast_dims(bound, operands, repeated)
     narrowed = without(bound, dropped)
-    reduction = dense_subexpressions(narrowed)
+    reduction = dense_subexpressions(narrowed, 0 if chunk else x.nnz)
     einsums = bound, narrowed, tuple(dropped.values()), reduction, reduction.bound
     return Canonical(*einsums, x.coords, x.dtype, x.device)
 

@@ -61,8 +61,16 @@ class Preparation:
         operand: the sparse operand of the canonical einsum, with no values and nothing kept.
     """
 
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False) -> None:
-        """Find the canonical einsum and the problem of planning it; arguments as of `Step`.
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Operands,
+        settings: Options,
+        form: str,
+        repeated: bool = False,
+        chunk: bool = False,
+    ) -> None:
+        """Find the canonical einsum and the problem of planning it; arguments as of `Step`, `chunk` as of `canonicalise`.
 
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
@@ -71,7 +79,7 @@ class Preparation:
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
         self.settings, self.operand, pattern = settings, x._bare(), x.pattern
-        self.canonical = canonical = canonicalise(bound, operands, repeated)
+        self.canonical = canonical = canonicalise(bound, operands, repeated, chunk)
         self.output = output_of(canonical, pattern, form)
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,

@@ -90,14 +90,16 @@ class Reduction:
         return "\n".join([*steps, str(self.bound)])
 
 
-def dense_subexpressions(b: Bound) -> Reduction:
+def dense_subexpressions(b: Bound, nonzeros: int = 0) -> Reduction:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
     has not. Then, pairs of dense operands that share an index which has to be summed and which no sparse operand has
     are contracted, in the order that `opt_einsum` finds for them, as long as the result has at most ``GROWTH`` times
     the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
-    factors, since contracting two of them would sum nothing and make the tensor larger.
+    factors, since contracting two of them would sum nothing and make the tensor larger. A table over several sparse
+    modes may grow too where it has no more rows than the sparse operand has nonzeros: ``"rij,jd,rdo->io"`` of a few
+    relations becomes ``"rij,jro->io"``.
     """
     steps: list[Step] = []
     for p in b.einsum.dense:
@@ -105,14 +107,15 @@ def dense_subexpressions(b: Bound) -> Reduction:
         result = tuple([i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1])
         if result != e.inputs[p]:
             b = _run(b, (p,), result, steps)
-    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair)), None)) is not None:
+    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros)), None)) is not None:
         b = _run(b, pair, _pair_result(b.einsum, pair), steps)
     return Reduction(tuple(steps), b)
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
-    """The indices of a pair that the output or another operand still needs."""
-    names = distinct(i for p in pair for i in e.inputs[p])
+    """The indices of a pair that the output or another operand still needs, those of rows first, as tables have them."""
+    own = distinct(i for p in pair for i in e.inputs[p])
+    names = (*[i for i in e.sparse_indices if i in own], *[i for i in own if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
 
 
@@ -147,7 +150,7 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
     return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
 
 
-def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
+def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int) -> bool:
     """Whether a pair is worth contracting: it sums an index, or is no larger than one of the two; and does not grow."""
     e = b.einsum
     result = set(_pair_result(e, pair))
@@ -155,8 +158,10 @@ def _pays(b: Bound, pair: tuple[int, ...]) -> bool:
     folds = any(result == set(e.inputs[p]) for p in pair)
     sizes = [b.elements(e.inputs[p]) for p in pair]
     # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
-    spans = len([i for i in result if i in e.sparse_indices]) > 1
-    return (sums or folds) and b.elements(result) <= (max(sizes) if spans else GROWTH * sum(sizes))
+    spanned = [i for i in result if i in e.sparse_indices]
+    if len(spanned) > 1 and b.elements(spanned) > nonzeros:
+        return (sums or folds) and b.elements(result) <= max(sizes)
+    return (sums or folds) and (len(spanned) > 1 or b.elements(result) <= GROWTH * sum(sizes))
 
 
 def _run(b: Bound, positions: tuple[int, ...], result: tuple[str, ...], steps: list[Step]) -> Bound:
