@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 import sparsetc as stc
-from sparsetc.tensor import arithmetic
+from sparsetc.tensor import functions
 
 F64 = torch.float64
 A, B, C = "nonzeros", "others", "the same pattern"
@@ -204,7 +204,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "where": lambda x: torch.where(torch.arange(6) < 3, x, x * 2),
     "tensor < x": lambda x: (torch.tensor(2.0) < x) * 1,
     "clamp": lambda x: torch.clamp(x, min=-2),
-    **{name: lambda x, name=name: getattr(torch, name)(x * 0.1) for name in arithmetic.MAPS},
+    **{name: lambda x, name=name: getattr(torch, name)(x * 0.1) for name in functions.MAPS},
 }
 
 

@@ -70,7 +70,7 @@ class Preparation:
         repeated: bool = False,
         chunk: bool = False,
     ) -> None:
-        """Find the canonical einsum and the problem of planning it; arguments as of `Step`, `chunk` as of `canonicalise`.
+        """Find the canonical einsum and the problem of planning it; arguments as of `Step` and `canonicalise`.
 
         Raises:
             OutOfMemoryError: the result would pass the memory limit.

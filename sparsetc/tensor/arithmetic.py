@@ -1,21 +1,17 @@
 """Arithmetic of sparse tensors: operators, maps of entries, comparisons; and where the entries of two patterns meet.
 
 In: a SparseTensor, and a number, a dense tensor or another SparseTensor. Out: a SparseTensor, differentiable with
-respect to all values. Where entries of two patterns meet is found once for both.
+respect to all values. Where entries of two patterns meet is found once for both, and kept with the first.
 """
 
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from math import prod
 from numbers import Number
-from string import ascii_letters
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-import numpy as np
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
@@ -103,7 +99,9 @@ class Arithmetic:
             DtypeError: bounds that would change absent entries, or complex values, which have no order.
         """
         _ordered(self)
-        if (min, max) == (None, None) or not ((min is None or min <= 0) and (max is None or max >= 0)):
+        if (min, max) == (None, None):
+            raise DtypeError("clip takes min=, max= or both")
+        if not ((min is None or min <= 0) and (max is None or max >= 0)):
             raise DtypeError(f"clip to {min} .. {max} would change absent entries, which are 0: map(), or .to_dense()")
         return self.map(lambda values: values.clamp(min, max))
 
@@ -116,7 +114,8 @@ class Arithmetic:
         """
         x = self.coalesce()
         values = x._values.detach()
-        small = values.abs() <= tol if values.is_complex() else (values <= tol) & (values >= -float(tol))  # NaN is not
+        # not by magnitude where there is a sign: that of the least integer is no integer of the dtype
+        small = values.abs() <= tol if values.is_complex() else (values <= tol) & (values >= -float(tol))  # NaN is kept
         return only(x, (~small).reshape(x._pattern.nnz, prod(values.shape[1:])).any(1))
 
     # -- of two ---------------------------------------------------------------------------------------------------
@@ -127,22 +126,18 @@ class Arithmetic:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> SparseTensor:
-        if _is_sparse(other):
-            raise DtypeError("sparse / sparse divides 0 by 0 where both have no entry: divide .values of one pattern")
-        return _product(self, other, torch.true_divide)
+        return _product(self, other, torch.true_divide, "/")
 
     def __floordiv__(self, other: Any) -> SparseTensor:
-        if _is_sparse(other):
-            raise DtypeError("sparse // sparse divides 0 by 0 where both have no entry: divide .values of one pattern")
-        return _product(self, other, torch.floor_divide)
+        return _product(self, other, torch.floor_divide, "//")
 
     def __mod__(self, other: Any) -> SparseTensor:
-        if _is_sparse(other):
-            raise DtypeError("sparse % sparse divides 0 by 0 where both have no entry: take .values of one pattern")
-        return _product(self, other, torch.remainder)
+        return _product(self, other, torch.remainder, "%")
 
     def __rtruediv__(self, other: Any) -> NoReturn:
-        raise DtypeError(f"{type(other).__name__} / sparse divides by absent entries, which are 0: use .to_dense()")
+        raise DtypeError(
+            f"{type(other).__name__} / sparse, // or %, divides by absent entries, 0: .to_dense()"
+        )
 
     __rfloordiv__ = __rmod__ = __rtruediv__
 
@@ -167,10 +162,10 @@ class Arithmetic:
         return _sum(-self, other, 1)
 
     def __matmul__(self, other: Any) -> Any:
-        return _matmul(self, other)
+        return matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
-        return _matmul(other, self)
+        return matmul(other, self)
 
     def __ne__(self, other: object) -> Any:
         return self._compared(operator.ne, other) if isinstance(_number(other), Number) else not self == other
@@ -188,10 +183,12 @@ class Arithmetic:
         return self._compared(operator.ge, other)
 
     def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> SparseTensor:
-        """A mask of the entries, int8, where absent ones compare false; as 0 does."""
+        """An int8 tensor on the pattern: 1 where the comparison holds. Refused where 0, as absent entries are, does."""
         x, other = self.coalesce(), _number(other)
         if compare is not operator.ne:
             _ordered(self)
+        if isinstance(other, complex) and compare is not operator.ne:
+            raise DtypeError(f"{other} has no order: compare magnitudes, .abs()")
         if isinstance(other, Number):
             if compare(0, other):
                 raise DtypeError(f"0 compares true with {other!r}, and so would all absent entries: take .values")
@@ -201,24 +198,8 @@ class Arithmetic:
             raise DtypeError("a comparison takes a number, or a SparseTensor of the same pattern, and < or > of that")
         return self._make(x._pattern, compare(x._values, y._values).to(torch.int8))
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
-        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None and value is not False}
-        kwargs.pop("_stacklevel", None)
-        args = args or (kwargs.pop("input", None),)
-        name = getattr(function, "__name__", str(function))
-        known = _OPERATORS.get(name)
-        if known is None:
-            raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
-        if refused := kwargs.keys() & {"out", "dtype", "rounding_mode", "inplace"}:
-            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(refused)}=")
-        if torch.compiler.is_compiling() and known is _OPERATORS["matmul"] and not _is_sparse(args[0]):
-            raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
-        return known(*args, **kwargs)
 
-
-def _is_sparse(x: Any) -> bool:
+def is_sparse(x: Any) -> bool:
     return isinstance(x, Arithmetic)
 
 
@@ -242,14 +223,16 @@ def only(x: Any, held: torch.Tensor) -> SparseTensor:
 # -- with numbers and dense tensors ------------------------------------------------------------------------------------
 
 
-def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
-    """A product, or another function that is 0 of 0, of x and whatever the other is."""
+def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tensor], sign: str = "*") -> SparseTensor:
+    """A product of x and whatever the other is; or a quotient or a remainder by what is not sparse."""
     other = as_dense(other, "the other operand")
     if isinstance(other, Number):
         return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
     if isinstance(other, torch.Tensor) and other.layout == torch.strided:
         return _with_dense(x, other, apply)
-    x, y = _alike(x, other, "*")
+    x, y = _alike(x, other, sign)
+    if sign != "*":
+        raise DtypeError(f"sparse {sign} sparse divides 0 by 0 where neither has an entry: take .values of one pattern")
     pattern, left, right = _meeting(x._pattern, y._pattern)
     return x._make(pattern, apply(_taken(x, left), _taken(y, right)))  # type: ignore[no-any-return]
 
@@ -352,7 +335,7 @@ def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.T
     return here, equal, (of_x, of_y)
 
 
-def _matmul(left: Any, right: Any) -> Any:
+def matmul(left: Any, right: Any) -> Any:
     """``left @ right`` of which one is sparse, at least: matrices, vectors, and batches of matrices in front."""
     shapes = [tuple(getattr(x, "shape", ())) for x in (left, right)]
     a, b = map(len, shapes)
@@ -367,138 +350,3 @@ def _matmul(left: Any, right: Any) -> Any:
     result = batch + ("i" if a > 1 else "") + ("k" if b > 1 else "")
     dense = any(isinstance(x, torch.Tensor) and x.layout == torch.strided for x in (left, right))
     return Arithmetic._einsum_of(f"{first},{second}->{result}", left, right, output="dense" if dense else "auto")
-
-
-def _of_torch(name: str) -> Callable[[Any, Any], Any]:
-    """An operator of torch, of which the first operand or the second is sparse."""
-
-    def called(x: Any, y: Any, alpha: Any = 1) -> Any:
-        y = y if alpha == 1 else y * alpha
-        return getattr(x, f"__{name}__")(y) if _is_sparse(x) else getattr(y, f"__r{name}__")(x)
-
-    return called
-
-
-def _comparison(name: str) -> Callable[[Any, Any], Any]:
-    """A comparison of which the first operand or the second is sparse."""
-    compare, mirrored = (getattr(operator, n) for n in (name, name.translate(str.maketrans("lg", "gl"))))
-    return lambda x, y: compare(x, y) if _is_sparse(x) else mirrored(y, x)
-
-
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The operator with its operands exchanged, as torch has them; Dynamo has them as they were written."""
-    return lambda x, y: function(x, y) if _is_sparse(x) else function(y, x)
-
-
-def _method(name: str) -> Callable[..., Any]:
-    """The method of a SparseTensor by the name of torch's function."""
-    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
-
-
-def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
-    """A product of operands of these orders alone: vectors, matrices, or batches of these."""
-
-    def called(x: Any, y: Any) -> Any:
-        if (len(x.shape), len(y.shape)) != orders:
-            raise ShapeError(f"this product takes orders {orders}, found {len(x.shape)} and {len(y.shape)}: take @")
-        return _matmul(x, y)
-
-    return called
-
-
-def _mapped(name: str) -> Callable[..., Any]:
-    """A function of torch that is 0 of 0, of the entries."""
-    return lambda x, *args, **kwargs: x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
-
-
-def _elsewhere(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module that is loaded where it is called first."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(f"sparsetc.tensor.{module}"), name)(*args, **kwargs)
-
-    return called
-
-
-def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
-    product = _matmul(x, y)
-    if _is_sparse(product) and not _is_sparse(input):
-        product = product.to_dense()
-    return beta * input + alpha * product
-
-
-def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``beta * input + alpha * x @ y`` at the entries of the sparse input."""
-    sampled = Arithmetic._einsum_of("ij,ik,kj->ij", input.map(torch.ones_like), x, y, output="sparse")
-    return input * beta + sampled * alpha
-
-
-def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
-    """The sum over modes of both: the last n with the first n, or those that are named."""
-    a, b = len(x.shape), len(y.shape)
-    left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
-    first, second = ascii_letters[:a], list(ascii_letters[a : a + b])
-    for m, n in zip(left, right, strict=True):
-        if x.shape[m] != y.shape[n]:
-            raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
-        second[n] = first[m]
-    kept = [c for c in (*first, *second) if (c in first) != (c in second)]
-    return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
-
-
-METHODS = (
-    *("sum", "mean", "amax", "amin", "prod", "norm", "count_nonzero", "abs", "sign", "sqrt", "clone", "detach"),
-    *("permute", "transpose", "t", "reshape", "flatten", "squeeze", "unsqueeze", "index_select", "narrow"),
-    *("diagonal", "tril", "triu", "numel", "clip", "clamp"),
-)
-"""Functions of torch that are methods of a SparseTensor too."""
-MAPS = (
-    *("asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "expm1", "floor", "log1p", "nan_to_num", "positive"),
-    *("rad2deg", "relu", "round", "sgn", "sin", "sinh", "square", "tan", "tanh", "trunc"),
-)
-"""Functions of torch that are 0 of 0, and so are maps of entries; most of numpy's have these names too."""
-COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
-"""Python's names, and those of numpy, both of which torch has."""
-_NAMES = {
-    "add": ("add", "__add__"),
-    "mul": ("mul", "multiply", "__mul__"),
-    "sub": ("sub", "subtract", "__sub__"),
-    "truediv": ("div", "divide", "true_divide", "__truediv__"),
-    "matmul": ("matmul", "__matmul__"),
-    "pow": ("pow", "power"),
-}
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    **{torchs: function for name, each in _NAMES.items() for function in [_of_torch(name)] for torchs in each},
-    **{f"__r{name}__": _reflected(_of_torch(name)) for name in _NAMES},
-    "__rdiv__": _reflected(_of_torch("truediv")),
-    **{name: _method(name) for name in METHODS},
-    **{name: _mapped(name) for name in MAPS},
-    **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
-    **dict.fromkeys(("cat", "concat", "concatenate"), _elsewhere("creation", "cat")),
-    **{name: _elsewhere("creation", name) for name in ("stack", "kron", "where")},
-    **{
-        prefix + name: _elsewhere("softmax", name) for name in ("softmax", "log_softmax") for prefix in ("", "_sparse_")
-    },
-    **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
-    **{"bmm": _of_orders(3, 3), "mv": _of_orders(2, 1), "dot": _of_orders(1, 1)},
-    **{"neg": operator.neg, "negative": operator.neg, "absolute": operator.abs, "tensordot": _tensordot},
-    **{"addmm": _addmm, "_sparse_addmm": _addmm, "sparse_sampled_addmm": _sampled_addmm, "_sparse_sum": _method("sum")},
-    "linear": lambda x, weight, bias=None: _matmul(x, weight.T) if bias is None else _matmul(x, weight.T) + bias,
-    "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
-    "einsum": lambda *args: Arithmetic._einsum_of(*args),
-}
-"""What functions of torch do with a SparseTensor among their arguments, by their names."""
-UFUNCS: dict[str, Callable[..., Any]] = {
-    **{
-        name: _OPERATORS[name]
-        for name in (
-            *("add", "multiply", "subtract", "divide", "true_divide", "matmul", "power", "sqrt", "sign", "absolute"),
-            *("negative", *COMPARISONS.values(), *(name for name in MAPS if hasattr(np, name))),
-        )
-    },
-    **{f"arc{name[1:]}": _OPERATORS[name] for name in MAPS if name[0] == "a"},
-}
-"""What numpy's functions do with one, likewise."""
-if sys.modules.get("opt_einsum"):  # which torch loads where it is installed; its functions for torch then serve here
-    sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

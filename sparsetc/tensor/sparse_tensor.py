@@ -18,8 +18,9 @@ from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert, tables
-from sparsetc.tensor.arithmetic import UFUNCS, Arithmetic
-from sparsetc.tensor.inputs import ArrayLike, Merge, as_dense, as_values, check_dtype, coalesced, constructed
+from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.functions import Functions
+from sparsetc.tensor.inputs import ArrayLike, Merge, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
@@ -32,7 +33,7 @@ VALUES = 16
 """Packed values kept with one tensor. Not measured."""
 
 
-class SparseTensor(Arithmetic, Reductions, Structure, Typed):
+class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     """A sparse tensor in coordinate form, immutable by convention.
 
     Args:
@@ -247,11 +248,6 @@ class SparseTensor(Arithmetic, Reductions, Structure, Typed):
             "a SparseTensor is no ndarray: call .to_dense().numpy(), .to_numpy() for coordinates and values, or "
             ".to_scipy()"
         )
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
-            return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
-        raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def dense_subexpressions(b: Bound, nonzeros: int = 0) -> Reduction:
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
-    """The indices of a pair that the output or another operand still needs, those of rows first, as tables have them."""
+    """The indices of a pair that are still needed, those of its rows first."""
     own = distinct(i for p in pair for i in e.inputs[p])
     names = (*[i for i in e.sparse_indices if i in own], *[i for i in own if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))

@@ -1,0 +1,189 @@
+"""Functions of torch and numpy that take a SparseTensor: a table of what each does, by its names in both.
+
+In: a function of torch's or a ufunc of numpy's, and its arguments, a SparseTensor among them. Out: what an operator, a
+method or `einsum` gives; or an error that says what to do instead.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from string import ascii_letters
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.tensor.arithmetic import Arithmetic, is_sparse, matmul
+from sparsetc.tensor.inputs import as_dense
+
+POSITIONAL = ("input", "tensors", "other", "mat1", "mat2", "exponent")
+"""Arguments of torch's functions that are as often named, in order."""
+
+
+class Functions:
+    """What functions of torch and numpy do with a `SparseTensor`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
+        # functions of torch's written in Python hand on what they were not given as None or False
+        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None and value is not False}
+        kwargs.pop("_stacklevel", None)
+        args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
+        name = getattr(function, "__name__", str(function))
+        known = FUNCTIONS.get(name)
+        if known is None:
+            raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
+        if refused := kwargs.keys() & {"out", "dtype", "rounding_mode", "inplace"}:
+            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(refused)}=")
+        if torch.compiler.is_compiling() and known is FUNCTIONS["matmul"] and not is_sparse(args[0]):
+            raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
+        return known(*args, **kwargs)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
+            return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
+        raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
+
+
+def _operator(name: str) -> Callable[[Any, Any], Any]:
+    """An operator of torch, of which the first operand or the second is sparse."""
+
+    def called(x: Any, y: Any, alpha: Any = 1) -> Any:
+        y = y if alpha == 1 else y * alpha
+        return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__r{name}__")(x)
+
+    return called
+
+
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
+    """A comparison of which the first operand or the second is sparse."""
+    compare, mirrored = (getattr(operator, n) for n in (name, name.translate(str.maketrans("lg", "gl"))))
+    return lambda x, y: compare(x, y) if is_sparse(x) else mirrored(y, x)
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The operator with its operands exchanged, as torch has them; Dynamo has them as they were written."""
+    return lambda x, y: function(x, y) if is_sparse(x) else function(y, x)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """The method of a SparseTensor by the name of torch's function."""
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+
+
+def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
+    """A product of operands of these orders alone: vectors, matrices, or batches of these."""
+
+    def called(x: Any, y: Any) -> Any:
+        if (len(x.shape), len(y.shape)) != orders:
+            raise ShapeError(f"this product takes orders {orders}, found {len(x.shape)} and {len(y.shape)}: take @")
+        return matmul(x, y)
+
+    return called
+
+
+def _mapped(name: str) -> Callable[..., Any]:
+    """A function of torch that is 0 of 0, of the entries."""
+    return lambda x, *args, **kwargs: x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
+
+
+def _elsewhere(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is loaded where it is called first."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f"sparsetc.tensor.{module}"), name)(*args, **kwargs)
+
+    return called
+
+
+def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
+    product = matmul(x, y)
+    if is_sparse(product) and not is_sparse(input):
+        product = product.to_dense()
+    return alpha * product if beta == 0 else beta * input + alpha * product
+
+
+def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``beta * input + alpha * x @ y`` at the entries of the sparse input."""
+    sampled = Arithmetic._einsum_of("ij,ik,kj->ij", input.map(torch.ones_like), x, y, output="sparse")
+    return sampled * alpha if beta == 0 else input * beta + sampled * alpha
+
+
+def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
+    """The sum over modes of both: the last n with the first n, or those that are named."""
+    a, b = len(x.shape), len(y.shape)
+    left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
+    first, second = ascii_letters[:a], list(ascii_letters[a : a + b])
+    for m, n in zip(left, right, strict=True):
+        if x.shape[m] != y.shape[n]:
+            raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
+        second[n] = first[m]
+    kept = [c for c in (*first, *second) if (c in first) != (c in second)]
+    return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
+
+
+METHODS = (
+    *("sum", "mean", "amax", "amin", "prod", "norm", "count_nonzero", "abs", "sign", "sqrt", "clone", "detach"),
+    *("permute", "transpose", "t", "reshape", "flatten", "squeeze", "unsqueeze", "index_select", "narrow"),
+    *("diagonal", "tril", "triu", "numel", "clip", "clamp"),
+)
+"""Functions of torch that are methods of a SparseTensor too."""
+MAPS = (
+    *("asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "expm1", "floor", "log1p", "nan_to_num", "positive"),
+    *("rad2deg", "relu", "round", "sgn", "sin", "sinh", "square", "tan", "tanh", "trunc"),
+)
+"""Functions of torch that are 0 of 0, and so are maps of entries; most of numpy's have these names too."""
+COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
+"""Python's names, and those of numpy, both of which torch has."""
+OPERATORS = {
+    "add": ("add", "__add__"),
+    "mul": ("mul", "multiply", "__mul__"),
+    "sub": ("sub", "subtract", "__sub__"),
+    "truediv": ("div", "divide", "true_divide", "__truediv__"),
+    "matmul": ("matmul", "__matmul__"),
+    "floordiv": ("floor_divide", "__floordiv__"),
+    "mod": ("remainder", "__mod__"),
+    "pow": ("pow", "power"),
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{torchs: function for name, each in OPERATORS.items() for function in [_operator(name)] for torchs in each},
+    **{f"__r{name}__": _reflected(_operator(name)) for name in OPERATORS},
+    "__rdiv__": _reflected(_operator("truediv")),
+    **{name: _method(name) for name in METHODS},
+    **{name: _mapped(name) for name in MAPS},
+    **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
+    **dict.fromkeys(("cat", "concat", "concatenate"), _elsewhere("creation", "cat")),
+    **{name: _elsewhere("creation", name) for name in ("stack", "kron", "where")},
+    **{
+        prefix + name: _elsewhere("softmax", name) for name in ("softmax", "log_softmax") for prefix in ("", "_sparse_")
+    },
+    **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
+    **{"bmm": _of_orders(3, 3), "mv": _of_orders(2, 1), "dot": _of_orders(1, 1)},
+    **{"neg": operator.neg, "negative": operator.neg, "absolute": operator.abs, "tensordot": _tensordot},
+    **{"addmm": _addmm, "_sparse_addmm": _addmm, "sparse_sampled_addmm": _sampled_addmm, "_sparse_sum": _method("sum")},
+    "linear": lambda x, weight, bias=None: matmul(x, weight.T) if bias is None else matmul(x, weight.T) + bias,
+    "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
+    "einsum": lambda *args: Arithmetic._einsum_of(*args),
+}
+"""What functions of torch do with a SparseTensor among their arguments, by their names."""
+UFUNCS: dict[str, Callable[..., Any]] = {
+    **{
+        name: FUNCTIONS[name]
+        for name in (
+            *("add", "multiply", "subtract", "divide", "true_divide", "matmul", "power", "sqrt", "sign", "absolute"),
+            *("negative", *COMPARISONS.values(), *(name for name in MAPS if hasattr(np, name))),
+        )
+    },
+    **{f"arc{name[1:]}": FUNCTIONS[name] for name in MAPS if name[0] == "a"},
+}
+"""What numpy's functions do with one, likewise."""
+if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
+    sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"
