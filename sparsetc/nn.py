@@ -15,10 +15,11 @@ from torch.nn import functional
 from typing_extensions import Unpack
 
 from sparsetc.api import einsum
-from sparsetc.errors import ShapeError
+from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.options import Settings
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.groups import taken
+from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -53,7 +54,7 @@ class SparseLinear(nn.Module):
         sparse = SparseTensor.coerce(weight)
         if sparse is None or sparse.order != 2:
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
-        sparse = (sparse.expand_dense() if sparse.blocksize else sparse).coalesce()
+        sparse = without_blocks(sparse)
         self.out_features, self.in_features, self.settings = *sparse.shape, settings
         self._weight: SparseTensor | None = None
         self.register_buffer("coords", sparse.coords.clone())
@@ -107,7 +108,10 @@ class SparseLinear(nn.Module):
         """Take other places too, of any number: the shape of the matrix is what must agree."""
         found = state_dict.get(f"{prefix}coords")
         if isinstance(found, torch.Tensor) and found.shape[:1] == (2,):
-            crd.check_range(found, (self.out_features, self.in_features))
+            shape = self.out_features, self.in_features
+            crd.check_range(found, shape)
+            if not crd.is_sorted_unique(crd.sort_keys(found, shape)):
+                raise CoordinateError(f"{prefix}coords must be in lexicographic order and without duplicates")
             if found.shape != self.coords.shape:
                 self.coords = self.coords.new_empty(found.shape)
                 self.values.data = self.values.new_empty(found.shape[1])
@@ -135,10 +139,10 @@ class GraphConv(nn.Module):
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
         """Give (targets, out_features), of an adjacency (targets, sources) and (sources, in_features) features."""
-        first = self.linear.in_features <= self.linear.out_features
-        found = einsum("ij,jr->ir", adjacency, x if first else self.linear(x), output="dense", **self.settings)
-        found = self.linear(found) if first else found
-        return found if self.bias is None else found + self.bias  # type: ignore[no-any-return]
+        narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
+        out = einsum("ij,jr->ir", adjacency, x if narrow else self.linear(x), output="dense", **self.settings)
+        out = self.linear(out) if narrow else out
+        return out if self.bias is None else out + self.bias
 
 
 class GATConv(nn.Module):
@@ -165,24 +169,25 @@ class GATConv(nn.Module):
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
         """Give (targets, heads * out_features), of an adjacency whose values are not read and (nodes, in_features)."""
-        adjacency = adjacency.coalesce()
+        adjacency = without_blocks(adjacency)
         mixed, (target, source) = self.linear(x).unflatten(1, self.of_source.shape), adjacency.coords
-        scores = taken((mixed * self.of_source).sum(-1), source) + taken((mixed * self.of_target).sum(-1), target)
+        scores = gathered((mixed * self.of_source).sum(-1), source) + gathered((mixed * self.of_target).sum(-1), target)
         weights = softmax(adjacency.with_values(functional.leaky_relu(scores, self.slope)), 1)
         found = einsum("ijh,jhr->ihr", weights, mixed, output="dense", **self.settings)
         return found.flatten(1) + self.bias  # type: ignore[no-any-return]
 
 
 def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
-    """An adjacency divided by the roots of both nodes' degrees, with a loop of weight 1 at each node (GCN's rule).
+    """An adjacency whose entry (i, j) is divided by the roots of d_i and d_j, the sums of its rows (GCN's rule).
 
     Args:
         adjacency: (nodes, nodes), nonnegative.
-        loops: whether loops are added first.
+        loops: whether 1 is added to each diagonal entry first.
 
     Raises:
         ShapeError: a matrix that is not square.
     """
+    adjacency = without_blocks(adjacency)
     nodes, other = adjacency.shape
     if nodes != other:
         raise ShapeError(f"an adjacency has a row and a column a node, found {adjacency.shape}")
@@ -212,6 +217,9 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(map(collate, zip(*samples, strict=True)))
     if isinstance(first, SparseTensor):
+        samples = [without_blocks(x) for x in samples]
+        if len({(x.sparse_order, x.shape[x.sparse_order :]) for x in samples}) > 1:
+            raise ShapeError(f"collate takes SparseTensors of one order, found shapes {[x.shape for x in samples]}")
         starts = torch.tensor([(0,) * first.order, *(x.shape for x in samples)]).cumsum(0)
         coords = [x.coords + start[:, None].to(x.device) for x, start in zip(samples, starts, strict=False)]
         return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in samples]), tuple(starts[-1].tolist()))

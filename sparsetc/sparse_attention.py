@@ -15,6 +15,7 @@ from sparsetc.api import einsum
 from sparsetc.contraction.canonical import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError
 from sparsetc.options import Settings
+from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -67,12 +68,12 @@ def attention(
             "attention takes q (*heads, rows, d), k (*heads, columns, d) and v (*heads, columns, width), found "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
-    (*heads, rows, width), columns = q.shape, k.shape[-2]
+    (*heads, rows, depth), columns = q.shape, k.shape[-2]
     meeting = pattern_of(pattern, (rows, columns), q.device)
     ones = SparseTensor._make(meeting, q.new_ones(meeting.nnz))
     q, k, v = (one.reshape(-1, *one.shape[-2:]) for one in (q, k, v))  # one mode of heads
     products = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
-    scores = products.values * (width**-0.5 if scale is None else scale)
+    scores = products.values * (depth**-0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + _bias(bias, heads, meeting.nnz)
     weights = softmax(SparseTensor._make(meeting, scores), 1)
@@ -102,7 +103,7 @@ def pattern_of(given: Any, shape: tuple[int, int], device: torch.device) -> Patt
         raise ShapeError(f"attention: the pattern must be {shape}, a row a query, found {found.shape}")
     if found.device != device:
         raise DeviceError(f"attention: the pattern must be on {device} as q is, found {found.device}")
-    return (found.expand_dense() if found.blocksize else found).coalesce().pattern
+    return without_blocks(found).pattern  # type: ignore[no-any-return]
 
 
 def _of_rows(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> SparseTensor:

@@ -309,6 +309,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "clip(nan)": (lambda x: x.clip(float("nan")), stc.DtypeError, "absent entries"),
     "out=": (lambda x: torch.sum(x, 0, dtype=torch.float32), stc.DtypeError, "takes no dtype="),
     "softmax": (lambda x: stc.softmax(x.to_dense()), stc.DtypeError, "takes a SparseTensor"),
+    "x / torch.sparse": (lambda x: x / x.to_torch(), stc.DtypeError, "0 by 0"),
+    "3 % x": (lambda x: 3 % x, stc.DtypeError, "int / sparse, // or %"),
+    "clip()": (lambda x: x.clip(), stc.DtypeError, "min=, max= or both"),
+    "x < 1j": (lambda x: x < 1j, stc.DtypeError, "no order"),
+    "softmax of a mode": (lambda x: stc.softmax(x, "a"), stc.ShapeError, "no mode 'a'"),  # type: ignore[arg-type]
+    "cat of a mode": (lambda x: stc.cat([x], 2), stc.ShapeError, "cat: a tensor of 2 modes"),
+    "a mask": (lambda x: x[torch.tensor([True, False])], stc.ShapeError, "2 elements is not one of mode 0, of size 5"),
+    "an index": (lambda x: x[:, torch.tensor([6])], stc.CoordinateError, "mode 1 of size 6"),
+    "rand": (lambda x: stc.rand((3,), 0.5, nnz=1), stc.ShapeError, "not both"),
     "map to a number": (lambda x: x.map(lambda v: 3), stc.ShapeError, "gave int"),
 }
 
@@ -328,6 +337,24 @@ def test_tensors_without_modes_are_numbers_and_complex_ones_have_no_order() -> N
     for refused in (lambda: z > 1, lambda: z.clip(-1, 1)):
         with pytest.raises(stc.DtypeError, match="no order"):
             refused()
+
+
+def test_arguments_by_torchs_names() -> None:
+    x, y = dense(0), dense(1)
+    found = {
+        "add": (torch.add(sparse(x), other=sparse(y), alpha=2), x + 2 * y),
+        "mul": (torch.mul(input=sparse(x), other=y), x * y),
+        "pow": (torch.pow(sparse(x), exponent=2), x**2),
+        "mm": (torch.mm(sparse(x), mat2=y.T), x @ y.T),
+        "lt": (torch.gt(sparse(x), other=2), (x > 2).to(torch.int8)),
+        "cat": (torch.cat(tensors=[sparse(x), sparse(y)], dim=1), torch.cat([x, y], 1)),
+        "floor_divide": (torch.floor_divide(sparse(x), 2), x // 2),
+        "remainder": (torch.remainder(sparse(x), other=2), x % 2),
+        "addmm": (torch.addmm(torch.full((5, 5), torch.nan, dtype=F64), sparse(x), y.T, beta=0), x @ y.T),
+    }
+    for name, (ours, expected) in found.items():
+        ours = ours.to_dense() if isinstance(ours, stc.SparseTensor) else ours
+        torch.testing.assert_close(ours, expected, msg=name)
 
 
 def test_comparisons_sum_duplicates_first() -> None:

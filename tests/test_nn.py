@@ -50,6 +50,8 @@ def test_places_are_saved_moved_and_loaded() -> None:
     state = other.state_dict() | {"coords": other.coords + 12}
     with pytest.raises(stc.CoordinateError, match="out of range"):
         other.load_state_dict(state)
+    with pytest.raises(stc.CoordinateError, match="lexicographic order"):
+        other.load_state_dict(other.state_dict() | {"coords": other.coords.flip(1)})
     with pytest.raises(stc.ShapeError, match="sparse matrix"):
         stc.nn.SparseLinear(torch.eye(3))
 
@@ -104,3 +106,15 @@ def test_batches_of_graphs() -> None:
     assert features.shape == (12, 2)
     assert labels.tolist() == [1, 1, 0]
     assert stc.nn.batch_of([3, 5, 4]).bincount().tolist() == [3, 5, 4]
+
+
+def test_graphs_in_blocks() -> None:
+    given = torch.zeros(6, 6, dtype=torch.float64)
+    given[:2, 2:4], given[4:, 4:] = torch.rand(2, 2), torch.rand(2, 2)
+    blocks, single = stc.SparseTensor.from_torch(given.to_sparse_bsr((2, 2))), stc.SparseTensor.from_dense(given)
+    torch.testing.assert_close(stc.nn.normalized(blocks).to_dense(), stc.nn.normalized(single).to_dense())
+    torch.testing.assert_close(stc.nn.collate([blocks, single]).to_dense(), torch.block_diag(given, given))
+    layer, x = stc.nn.GATConv(3, 2, heads=2).double(), torch.rand(6, 3, dtype=torch.float64)
+    torch.testing.assert_close(layer(blocks, x), layer(single, x))
+    with pytest.raises(stc.ShapeError, match="one order"):
+        stc.nn.collate([single, stc.rand((2, 2, 2), dtype=torch.float64)])

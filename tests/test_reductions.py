@@ -83,7 +83,7 @@ def test_types_and_what_is_stored() -> None:
 
 @pytest.mark.parametrize("dim", [2, -3, (0, 0), (0, -2)])
 def test_modes_that_there_are_not(dim: Any) -> None:
-    with pytest.raises(stc.ShapeError, match="dim must name modes"):
+    with pytest.raises(stc.ShapeError, match=r"has no mode|a mode twice"):
         sparse(dense(0)).sum(dim)
 
 
@@ -132,6 +132,13 @@ def test_a_norm_of_zeros_has_a_gradient() -> None:
     y.norm().backward()
     found: Any = [x.values.grad, y.values.grad]
     assert [grad.tolist() for grad in found] == [[1.0, 1.0], [0.0]]
+
+
+def test_a_sparse_result_of_modes_of_size_0() -> None:
+    x = stc.SparseTensor(torch.zeros((3, 0), dtype=torch.long), torch.zeros(0), (0, 2, 3))
+    found = x.mean(0, output="sparse")
+    assert isinstance(found, stc.SparseTensor)
+    assert bool(found.to_dense().isnan().all())
 
 
 def test_modes_of_size_0() -> None:

@@ -15,7 +15,7 @@ import torch
 from sparsetc.contraction.canonical import Operands
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor.groups import check_reduction, reduced_groups, rows_of, sizes_of
+from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
@@ -54,7 +54,7 @@ def reduced(
         return einsum(text, *operands, output=output)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
     found = reduced_groups(entries.values, entries.pattern, tuple(kept), reduce)
-    pattern, _, count = rows_of(entries.pattern, tuple(kept))
+    pattern, _, count = groups_of(entries.pattern, tuple(kept))
     written = SparseTensor._make(pattern, found) if kept else None
     letters = [*(own[m] for m in kept), *free]
     places = [letters.index(c) for c in e.output]
@@ -71,5 +71,5 @@ def reduced(
 
 def _shared(x: SparseTensor, kept: list[int]) -> SparseTensor:
     """Its entries divided by how many of them have the same indices of some modes."""
-    each = sizes_of(x.pattern, tuple(kept))[rows_of(x.pattern, tuple(kept))[1]].to(x.dtype)
+    each = sizes_of(x.pattern, tuple(kept))[groups_of(x.pattern, tuple(kept)).of_entry].to(x.dtype)
     return x.with_values(x.values / each.view(-1, *[1] * (x.values.ndim - 1)))

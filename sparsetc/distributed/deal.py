@@ -19,6 +19,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
+from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -65,7 +66,7 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"shard: x must be sparse, a PackedFile or a path, found {type(x).__name__}")
-    sparse = (sparse.expand_dense() if sparse.blocksize else sparse).coalesce()
+    sparse = without_blocks(sparse)
     if device is not None:
         sparse = sparse.to(torch.device(device))
     ranks.check(sparse.device)

@@ -16,7 +16,7 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import inside_only
+from sparsetc.tensor.blocks import inside_only, without_blocks
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern
 
@@ -135,9 +135,7 @@ class Arithmetic:
         return _product(self, other, torch.remainder, "%")
 
     def __rtruediv__(self, other: Any) -> NoReturn:
-        raise DtypeError(
-            f"{type(other).__name__} / sparse, // or %, divides by absent entries, 0: .to_dense()"
-        )
+        raise DtypeError(f"{type(other).__name__} / sparse, // or %, divides by absent entries, 0: .to_dense()")
 
     __rfloordiv__ = __rmod__ = __rtruediv__
 
@@ -243,7 +241,7 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any]
         return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
         raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
-    x = (x.expand_dense() if x.blocksize else x).coalesce()
+    x = without_blocks(x)
     try:
         other = other.expand(x.shape)
     except RuntimeError:

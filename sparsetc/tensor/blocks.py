@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, TypeVar
 
 import torch
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.tensor import coords as crd
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,12 @@ class Blocks:
                 f"block {block} has a nonzero at coordinate {first} of mode {mode}, whose size is {self.shape[mode]}: "
                 "what blocks hold past the end of the shape must be zero"
             )
+
+
+def without_blocks(x: T) -> T:
+    """A coalesced SparseTensor; of one in blocks, single entries, and its dense modes are coordinates too."""
+    tensor: Any = x
+    return (tensor.expand_dense() if tensor.blocksize else tensor).coalesce()  # type: ignore[no-any-return]
 
 
 def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor], past: int = 0) -> torch.Tensor:

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -40,6 +41,17 @@ def checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
             raise ShapeError(f"a size must be an int from 0 to 2**63 - 1, found {size!r} at mode {mode}")
         checked.append(value)
     return tuple(checked)
+
+
+def mode_of(order: int, mode: Any, what: str = "") -> int:
+    """A mode counted from the first; `ShapeError`, which says `what` has modes, where there is none."""
+    try:
+        number = operator.index(mode)
+    except TypeError:
+        number = order
+    if not -order <= number < order:
+        raise ShapeError(f"{what and what + ': '}a tensor of {order} modes has no mode {mode!r:.80}")
+    return number % order
 
 
 def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero") -> None:

@@ -18,7 +18,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.arithmetic import only, places
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-DENSE_ENOUGH = 1 << 22
+PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""
 
 
@@ -35,9 +35,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
     """
     given = _alike(tensors, "cat")
     order = given[0].order
-    if not -order <= dim < order:
-        raise ShapeError(f"cat: tensors of {order} modes have no mode {dim}")
-    mode = dim % order
+    mode = crd.mode_of(order, dim, "cat")
     others = {(*x.shape[:mode], *x.shape[mode + 1 :]) for x in given}
     if len(others) > 1:
         raise ShapeError(f"cat along mode {mode} takes one shape of the others, found {[x.shape for x in given]}")
@@ -144,11 +142,11 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
         found = f"{type(x).__name__} and {type(y).__name__}"
         raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")
-    here = _held(x, condition, True)
-    return here if isinstance(y, Number) else here + _held(y, condition, False)
+    here = _where_it_holds(x, condition, True)
+    return here if isinstance(y, Number) else here + _where_it_holds(y, condition, False)
 
 
-def _held(x: SparseTensor, condition: Any, wanted: bool) -> SparseTensor:
+def _where_it_holds(x: SparseTensor, condition: Any, wanted: bool) -> SparseTensor:
     """The entries at which a condition, dense or the pattern of a sparse one, holds or does not."""
     x = x.expand_dense().coalesce()
     if isinstance(condition, SparseTensor):
@@ -179,12 +177,12 @@ def rand(
         density: the share of positions that have an entry; 0.01 where ``nnz`` is not given either.
         nnz: the number of entries.
         generator: of random numbers, on the device.
-        dtype: floating point.
+        dtype: floating point or complex.
         device: where it lies.
 
     Raises:
-        ShapeError: more entries than positions, or fewer than none.
-        DtypeError: a dtype that is not floating point.
+        ShapeError: more entries than positions, or fewer than none; both a density and a number.
+        DtypeError: a dtype that is neither.
     """
     return _anywhere(torch.rand, shape, density, nnz, generator, dtype, device)
 
@@ -218,19 +216,21 @@ def _anywhere(
     device: Any,
 ) -> SparseTensor:
     """Entries anywhere, with values that are drawn."""
+    if density is not None and nnz is not None:
+        raise ShapeError("a random tensor takes a density or nnz, not both")
     sizes, share = crd.checked_shape(shape), 0.01 if density is None else density
     positions = prod(sizes)
     if not 0 <= (share if nnz is None else nnz) <= (1 if nnz is None else positions):
         raise ShapeError(f"{share if nnz is None else nnz:,} entries for the {positions:,} positions of {sizes}")
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        raise DtypeError(f"random values are floating point, found {dtype}")
+        raise DtypeError(f"random values are floating point or complex, found {dtype}")
     count = round(share * positions) if nnz is None else nnz
-    if positions <= max(DENSE_ENOUGH, 4 * count):
+    if positions <= max(PERMUTED, 4 * count):
         key = torch.randperm(positions, generator=generator, device=device)[:count].sort().values
         coords = _at(key, sizes)
     else:
         coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
-        while coords.shape[1] < count:  # those that were drawn before are few
+        while coords.shape[1] < count:  # duplicates are dropped, so that it takes another draw at times
             more = [torch.randint(n, (count + count // 8 + 16,), generator=generator, device=device) for n in sizes]
             drawn = torch.cat((coords, torch.stack(more)), 1)
             coords = torch.stack(crd.numbered([*drawn], sizes, drawn.shape[1], drawn[0]).coords)

@@ -8,6 +8,7 @@ give, until one is left: so no group, however large, is one thread's work, and n
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -21,16 +22,30 @@ NARROW = 16
 """Values of a row up to which a GPU takes them one by one: torch has a block of threads a row, whatever its width."""
 
 
-def rows_of(pattern: Pattern, kept: tuple[int, ...]) -> tuple[Pattern, torch.Tensor, int]:
-    """The pattern of some modes, the number in it of each entry's group, and how many there are; made once."""
+class Groups(NamedTuple):
+    """Groups of entries that agree in the modes that are kept.
 
-    def made() -> tuple[Pattern, torch.Tensor, int]:
+    Attributes:
+        pattern: distinct coordinates in these modes, an entry a group.
+        of_entry: (nnz,) the number of each entry's group.
+        number: how many groups there are.
+    """
+
+    pattern: Pattern
+    of_entry: torch.Tensor
+    number: int
+
+
+def groups_of(pattern: Pattern, kept: tuple[int, ...]) -> Groups:
+    """The groups by some modes; found once for a pattern."""
+
+    def made() -> Groups:
         rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
-        found = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
-        coords = torch.stack(found.coords) if kept else pattern.coords[:0]
-        return Pattern(coords, shape, True), found.rank, found.count
+        distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
+        coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
+        return Groups(Pattern(coords, shape, True), distinct.rank, distinct.count)
 
-    return pattern._once(("rows of", kept), made)
+    return pattern._once(("groups of", kept), made)
 
 
 def check_reduction(kind: str, dtype: torch.dtype) -> None:
@@ -44,7 +59,7 @@ def check_reduction(kind: str, dtype: torch.dtype) -> None:
 def reduced_groups(
     values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, positions: int = 0
 ) -> torch.Tensor:
-    """(count, *sizes) of (nnz, *sizes) values of entries, of which those of one group are reduced together.
+    """Reduce the (nnz, *sizes) values of entries to (groups, *sizes), those of each group together.
 
     Args:
         values: of the entries.
@@ -53,7 +68,7 @@ def reduced_groups(
         kind: of reduction: ``"sum"``, ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``.
         positions: of a group, of which those without an entry are 0; 0 where entries alone count.
     """
-    _, rows, count = rows_of(pattern, kept)
+    _, rows, count = groups_of(pattern, kept)
     if kind == "sum":
         return added(values, rows, count)
     each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
@@ -71,11 +86,11 @@ def reduced_groups(
 
 def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
     """(groups,) int64: how many entries each has; made once."""
-    _, rows, count = rows_of(pattern, kept)
+    _, rows, count = groups_of(pattern, kept)
     return pattern._once(("sizes of", kept), lambda: crd.histogram(rows, count))
 
 
-def taken(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def gathered(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """``source.index_select(0, rows)``, of rows of any width."""
     places = _places(source, rows)
     if places is None:
@@ -122,10 +137,10 @@ def _by_pieces(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], ki
 
 
 def _pieces(pattern: Pattern, kept: tuple[int, ...]) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The entries by groups, None where they are so; and the lengths of pieces, of pieces of these, …; made once."""
+    """The entries by groups, None where they lie so; and the lengths of pieces, of pieces of these, …"""
 
     def made() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        rows = rows_of(pattern, kept)[1]
+        rows = groups_of(pattern, kept).of_entry
         order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
         levels, left = [], sizes_of(pattern, kept)
         while int(left.max()) > PIECE:

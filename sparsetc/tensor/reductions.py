@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.tensor.groups import check_reduction, reduced_groups, rows_of
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator, summed_dtype
 
@@ -60,7 +61,7 @@ class Reductions:
     def amin(
         self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
-        """The least over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        """The least value over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 for none."""
         return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
 
     def prod(
@@ -80,7 +81,8 @@ class Reductions:
         if p == float("inf"):
             return x.abs().amax(dim, keepdim, output=output)
         if not isinstance(p, int | float) or not p > 0:
-            raise DtypeError(f"norm takes p above 0, found {p!r}: of 0 it is count_nonzero")
+            raise DtypeError(f"norm takes p above 0, inf or 'fro', found {p!r}{': take count_nonzero' * (p == 0)}")
+        real = x._values[:0].abs().dtype
         found = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
         found = found.sum(dim, keepdim, output=output)
 
@@ -88,7 +90,6 @@ class Reductions:
             none = powers == 0  # where the root has no derivative, and 0 is one of its subgradients
             return powers.masked_fill(none, 1).pow(1 / p).masked_fill(none, 0).to(real)
 
-        real = x._values[:0].abs().dtype
         return root(found) if isinstance(found, torch.Tensor) else found.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
@@ -112,10 +113,11 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")
     check_reduction(kind, x.dtype)
-    x, gone = (x.expand_dense() if x.blocksize else x).coalesce(), _modes(x.order, dim)
+    x, gone = without_blocks(x), _modes(x.order, dim)
     dtype = summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype
     if kind != "sum" and not entries and 0 in [x.shape[m] for m in gone]:
-        return _of_nothing(x, kind, gone, keepdim, dtype)
+        nothing = _of_nothing(x, kind, gone, keepdim, dtype)
+        return x.from_dense(nothing) if output == "sparse" and nothing.ndim else nothing
     order, pattern = x.sparse_order, x._pattern
     values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
     dense = [m - order + 1 for m in gone if m >= order]
@@ -125,7 +127,7 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     if len(kept) < order:
         positions = prod(x._pattern.shape[m] for m in range(order) if m in gone)
         values = reduced_groups(values, pattern, kept, kind, 0 if entries else positions)
-        pattern = rows_of(pattern, kept)[0]
+        pattern = groups_of(pattern, kept).pattern
     values = values.to(dtype)
     if not kept:
         values = values[0] if values.shape[0] else values.new_zeros(values.shape[1:])
@@ -138,13 +140,10 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
 
 def _modes(order: int, dim: Dims) -> list[int]:
     """Modes, ascending and counted from the first; `ShapeError` for one that there is not, or twice."""
-    try:
-        given = range(order) if dim is None else [*map(index, dim if isinstance(dim, Sequence) else [dim])]
-    except TypeError:
-        given = [order]
-    modes = sorted(m % order if -order <= m < order else -1 for m in given)
-    if -1 in modes or len({*modes}) < len(modes):
-        raise ShapeError(f"dim must name modes of a tensor that has {order}, each once, found {dim!r:.80}")
+    named = range(order) if dim is None else dim if isinstance(dim, list | tuple) else [dim]
+    modes = sorted(crd.mode_of(order, mode) for mode in named)
+    if len({*modes}) < len(modes):
+        raise ShapeError(f"dim names a mode twice: {dim!r:.80}")
     return modes
 
 

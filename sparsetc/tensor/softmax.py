@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.errors import DtypeError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor.groups import reduced_groups, rows_of, taken
+from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.groups import gathered, groups_of, reduced_groups
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -27,7 +29,7 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
         dim: the sparse mode, or dense mode, along which entries add up to 1. Negative counts from the last of all.
 
     Returns:
-        A SparseTensor of the pattern of x.
+        A SparseTensor of the entries of x.
 
     Raises:
         DtypeError: values that are not floating point.
@@ -51,10 +53,8 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
         raise DtypeError(f"{name} takes a SparseTensor, found {type(x).__name__}: of dense tensors it is torch's")
     if not x.dtype.is_floating_point:
         raise DtypeError(f"{name} takes floating point values, found {x.dtype}")
-    if not -x.order <= dim < x.order:
-        raise ShapeError(f"{name}: a tensor of {x.order} modes has no mode {dim}")
-    x = (x.expand_dense() if x.blocksize else x).coalesce()
-    mode, values = dim % x.order, x._values.to(accumulator(x.dtype))
+    x = without_blocks(x)
+    mode, values = mode_of(x.order, dim, name), x._values.to(accumulator(x.dtype))
     if mode >= x.sparse_order:
         found = (torch.log_softmax if log else torch.softmax)(values, mode - x.sparse_order + 1)
     else:
@@ -64,11 +64,11 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
 
 def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
     """(nnz, *dense sizes) values, of which those of entries that agree in the modes that are kept are normalised."""
-    group = rows_of(pattern, kept)[1]
+    group = groups_of(pattern, kept).of_entry
     with torch.no_grad():  # what is subtracted changes no result, nor any gradient
         most = reduced_groups(values, pattern, kept, "amax")
         most.masked_fill_(most == -torch.inf, 0.0)
-    shifted = values - taken(most, group)
+    shifted = values - gathered(most, group)
     raised = shifted.exp()
     sums = reduced_groups(raised, pattern, kept, "sum")
-    return shifted - taken(sums.log(), group) if log else raised / taken(sums, group)
+    return shifted - gathered(sums.log(), group) if log else raised / gathered(sums, group)

@@ -16,6 +16,8 @@ import torch
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -34,27 +36,27 @@ class Typed:
 
     def float(self) -> SparseTensor:
         """With values in float32."""
-        return _of(self).to(torch.float32)  # type: ignore[no-any-return]
+        return _untyped(self).to(torch.float32)  # type: ignore[no-any-return]
 
     def double(self) -> SparseTensor:
         """With values in float64."""
-        return _of(self).to(torch.float64)  # type: ignore[no-any-return]
+        return _untyped(self).to(torch.float64)  # type: ignore[no-any-return]
 
     def half(self) -> SparseTensor:
         """With values in float16."""
-        return _of(self).to(torch.float16)  # type: ignore[no-any-return]
+        return _untyped(self).to(torch.float16)  # type: ignore[no-any-return]
 
     def bfloat16(self) -> SparseTensor:
         """With values in bfloat16."""
-        return _of(self).to(torch.bfloat16)  # type: ignore[no-any-return]
+        return _untyped(self).to(torch.bfloat16)  # type: ignore[no-any-return]
 
     def int(self) -> SparseTensor:
         """With values in int32."""
-        return _of(self).to(torch.int32)  # type: ignore[no-any-return]
+        return _untyped(self).to(torch.int32)  # type: ignore[no-any-return]
 
     def long(self) -> SparseTensor:
         """With values in int64."""
-        return _of(self).to(torch.int64)  # type: ignore[no-any-return]
+        return _untyped(self).to(torch.int64)  # type: ignore[no-any-return]
 
 
 class Structure:
@@ -79,13 +81,13 @@ class Structure:
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the size of one mode."""
-        shape = torch.Size(_of(self).shape)
-        return shape if dim is None else shape[_mode(len(shape), dim)]
+        shape = torch.Size(_untyped(self).shape)
+        return shape if dim is None else shape[mode_of(len(shape), dim)]
 
     @property
     def ndim(self) -> int:
         """The number of modes, as `order`."""
-        return len(_of(self).shape)
+        return len(_untyped(self).shape)
 
     def dim(self) -> int:
         """The number of modes, as `order`."""
@@ -93,10 +95,10 @@ class Structure:
 
     def numel(self) -> int:
         """The number of positions, most of which hold no entry."""
-        return prod(_of(self).shape)
+        return prod(_untyped(self).shape)
 
     def __len__(self) -> int:
-        return int(_of(self).shape[0])
+        return int(_untyped(self).shape[0])
 
     def __iter__(self) -> Iterator[Any]:
         return (self[n] for n in range(len(self)))
@@ -109,7 +111,7 @@ class Structure:
         """The one element of a tensor of one position; ShapeError for others."""
         if self.numel() != 1:
             raise ShapeError(f"item() is of a tensor of one position, found one of {self.numel():,}")
-        return _of(self).to_dense().item()
+        return _untyped(self).to_dense().item()
 
     def clone(self) -> SparseTensor:
         """The same with values of its own; the pattern is shared, since nobody writes to it."""
@@ -153,7 +155,7 @@ class Structure:
 
     def transpose(self, dim0: int, dim1: int) -> SparseTensor:
         """Two modes for one another, as `permute` exchanges them."""
-        first, second = (_mode(self.ndim, d) for d in (dim0, dim1))
+        first, second = (mode_of(self.ndim, d) for d in (dim0, dim1))
         modes = list(range(self.ndim))
         modes[first], modes[second] = second, first
         return self.permute(modes)
@@ -169,7 +171,7 @@ class Structure:
         Raises:
             ShapeError: another number of elements, or a size past 2**63 - 1.
         """
-        x, given = _plain(self), _flat(shape)
+        x, given = without_blocks(_untyped(self)), _flat(shape)
         count, known = prod(x.shape), prod(n for n in given if n != -1)
         wanted = [count // known if n == -1 and known else n for n in given]
         if given.count(-1) > 1 or not wanted or prod(wanted) != count:
@@ -188,27 +190,29 @@ class Structure:
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
         """Neighbouring modes joined to one."""
-        first, last, shape = _mode(self.ndim, start_dim), _mode(self.ndim, end_dim), _of(self).shape
+        first, last, shape = mode_of(self.ndim, start_dim), mode_of(self.ndim, end_dim), _untyped(self).shape
         if first > last:
             raise ShapeError(f"flatten joins modes from one to a later one, found {start_dim} to {end_dim}")
         return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
 
     def matricize(self, mode: int) -> SparseTensor:
         """The matrix with a row an index of a mode, and columns for those of all others, in row-major order."""
-        mode, x = _mode(self.ndim, mode), _of(self).expand_dense()
+        mode, x = mode_of(self.ndim, mode), _untyped(self).expand_dense()
         others = [m for m in range(self.ndim) if m != mode]
         return x.permute(mode, *others).reshape(x.shape[mode], prod(x.shape[m] for m in others))  # type: ignore[no-any-return]
 
     def unsqueeze(self, dim: int) -> SparseTensor:
         """One more mode, of size 1, before the mode ``dim``."""
-        at = _mode(self.ndim + 1, dim)
+        at = mode_of(self.ndim + 1, dim)
         return self[(*[slice(None)] * at, None)]  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
         """Without modes of size 1: all of them, or those named, of which others stay."""
-        shape = _of(self).shape
+        shape = _untyped(self).shape
         modes = (
-            range(self.ndim) if dim is None else [_mode(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
+            range(self.ndim)
+            if dim is None
+            else [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
         )
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
@@ -223,23 +227,24 @@ class Structure:
                 SparseTensor of this shape, whose nonzeros are taken.
 
         Returns:
-            A SparseTensor while any mode with coordinates is left; else a dense tensor, or one element.
+            A SparseTensor while a mode with coordinates is left; else a dense tensor, or one element. Index tensors for
+            all modes give the elements that they name, as a dense tensor of one mode.
 
         Raises:
             CoordinateError: an index past a mode.
-            ShapeError: more indices than modes, or what is no index.
+            ShapeError: a mask of another length, more indices than modes, or what is no index.
         """
         if isinstance(key, Structure):
-            return _of(self) * (_of(key) != 0)
-        return _indexed(_plain(self), list(key) if isinstance(key, tuple) else [key])
+            return _untyped(self) * (_untyped(key) != 0)
+        return _indexed(without_blocks(_untyped(self)), list(key) if isinstance(key, tuple) else [key])
 
     def index_select(self, dim: int, index: torch.Tensor) -> Any:
         """The positions of a mode that an index tensor names, in its order, with repeats."""
-        return self[(*[slice(None)] * _mode(self.ndim, dim), index)]
+        return self[(*[slice(None)] * mode_of(self.ndim, dim), index)]
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
         """So many positions of a mode, from one on."""
-        mode, size = _mode(self.ndim, dim), _of(self).shape[dim]
+        mode, size = mode_of(self.ndim, dim), _untyped(self).shape[dim]
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
@@ -251,8 +256,8 @@ class Structure:
         Returns:
             A SparseTensor; of a matrix with one mode.
         """
-        x = _of(self).expand_dense().coalesce()
-        first, second = (_mode(x.ndim, d) for d in (dim1, dim2))
+        x = _untyped(self).expand_dense().coalesce()
+        first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
         if first == second:
             raise ShapeError(f"diagonal takes two modes, found {dim1} and {dim2}")
         up, down = max(0, offset), max(0, -offset)
@@ -265,7 +270,7 @@ class Structure:
             rows = torch.cat((c[others][:, on], c[first][on].unsqueeze(0) - down))
             return _sorted(rows, (*(x.shape[m] for m in others), size), on)
 
-        return _taken(x, x._pattern._once(("diagonal", offset, first, second), made))
+        return _with_entries(x, *x._pattern._once(("diagonal", offset, first, second), made))
 
     def tril(self, diagonal: int = 0) -> SparseTensor:
         """The entries of the last two modes on and below a diagonal."""
@@ -276,7 +281,7 @@ class Structure:
         return self._triangle(diagonal, operator.ge)
 
     def _triangle(self, diagonal: int, compare: Callable[[Any, Any], torch.Tensor]) -> SparseTensor:
-        x = _of(self).expand_dense().coalesce()
+        x = _untyped(self).expand_dense().coalesce()
         if x.ndim < 2:
             raise ShapeError("a triangle is of two modes, found one")
 
@@ -285,33 +290,21 @@ class Structure:
             kept = compare(c[-1] - c[-2], diagonal).nonzero()[:, 0]
             return x._pattern.like(c[:, kept], True), kept
 
-        return _taken(x, x._pattern._once(("triangle", diagonal, compare.__name__), made))
+        return _with_entries(x, *x._pattern._once(("triangle", diagonal, compare.__name__), made))
 
 
-def _of(x: Any) -> Any:
-    """The tensor, as its other classes know it."""
+def _untyped(x: Any) -> Any:
+    """The same tensor, of which the type checker does not know the other classes here."""
     return x
-
-
-def _plain(x: Any) -> Any:
-    """The tensor coalesced, of single nonzeros."""
-    return (x.expand_dense() if x.blocksize else x).coalesce()
-
-
-def _mode(order: int, dim: Any) -> int:
-    if not isinstance(dim, int) or not -order <= dim < order:
-        raise ShapeError(f"a tensor of {order} modes has no mode {dim!r:.80}")
-    return dim % order
 
 
 def _flat(shape: Sequence[Any]) -> list[Any]:
     return list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
 
-def _taken(x: Any, found: Taken) -> Any:
-    """The tensor of a pattern, and of entries of x."""
-    pattern, entries = found
-    return x._make(pattern, x._values if entries is None else x._values.index_select(0, entries))
+def _with_entries(x: Any, pattern: Pattern, entries: torch.Tensor) -> Any:
+    """The tensor of a pattern with the values of entries of x."""
+    return x._make(pattern, x._values.index_select(0, entries))
 
 
 def _sorted(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
@@ -358,6 +351,8 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         raise ShapeError(f"{count} indices, and {keys.count(Ellipsis)} of …, for {x.ndim} modes")
     at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (x.ndim - count)
+    modes = iter(enumerate(x.shape))
+    keys = [key if key is None else _within(key, *next(modes)) for key in keys]
     picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
@@ -375,13 +370,13 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
             continue
         size = x.shape[mode]
         if dense:
-            values, axis = _of_dense(values, axis, key, size, mode)
+            values, axis = _of_dense(values, axis, key, size)
         else:
             row = coords[mode][kept]
             if isinstance(key, torch.Tensor):
-                kept, row, n = _selected(kept, row, key, size, rows)
+                kept, row, n = _selected(kept, row, key, rows)
             else:
-                inside, row, n = _sliced(row, key, size, mode)
+                inside, row, n = _sliced(row, key, size)
                 kept, row = kept[inside], row[inside]
                 rows[:] = [r[inside] for r in rows]
             if not isinstance(key, int):
@@ -397,8 +392,8 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
 
 def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
     """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
-    if isinstance(key, int) and -size <= key < size:
-        key = slice(key % size, key % size + 1)
+    if isinstance(key, int):
+        key = slice(key, key + 1)
     if not isinstance(key, slice) or key == slice(None):
         return 0, row.numel()
     taken = range(*key.indices(size))
@@ -408,7 +403,7 @@ def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
 
 
 def _index(key: Any, x: Any) -> Any:
-    """An index as an int, a slice, None, Ellipsis, or an int64 tensor."""
+    """An index as an int, a slice, None, Ellipsis, an int64 tensor, or a mask."""
     if key is None or key is Ellipsis or isinstance(key, slice):
         return key
     if isinstance(key, list | tuple | np.ndarray):
@@ -418,7 +413,7 @@ def _index(key: Any, x: Any) -> Any:
             raise ShapeError(
                 f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
             )
-        return (key.nonzero()[:, 0] if key.dtype == torch.bool else key.long()).to(x.device)
+        return (key if key.dtype == torch.bool else key.long()).to(x.device)
     try:
         if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
             raise TypeError
@@ -427,8 +422,14 @@ def _index(key: Any, x: Any) -> Any:
         raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
 
 
-def _within(index: Any, size: int, mode: Any) -> Any:
-    """An int, or a tensor of them, counted from 0; CoordinateError past the mode."""
+def _within(index: Any, mode: int, size: int) -> Any:
+    """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
+    if isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dtype != torch.bool and not len(index)):
+        return index
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+        if len(index) != size:
+            raise ShapeError(f"a mask of {len(index)} elements is not one of mode {mode}, of size {size}")
+        return index.nonzero()[:, 0]
     low, high = (int(index.min()), int(index.max())) if isinstance(index, torch.Tensor) else (index, index)
     if low < -size or high >= size:
         raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
@@ -437,10 +438,10 @@ def _within(index: Any, size: int, mode: Any) -> Any:
     return index % size
 
 
-def _sliced(row: torch.Tensor, key: Any, size: int, mode: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _sliced(row: torch.Tensor, key: Any, size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Which coordinates an int or a slice takes, their new values, and the new size."""
     if isinstance(key, int):
-        return row == _within(key, size, mode), row, 1
+        return row == key, row, 1
     start, stop, step = key.indices(size)
     n = len(range(start, stop, step))
     place = torch.div(row - start, step, rounding_mode="floor")
@@ -448,10 +449,9 @@ def _sliced(row: torch.Tensor, key: Any, size: int, mode: int) -> tuple[torch.Te
 
 
 def _selected(
-    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
+    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, rows: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """The entries at the places that an index names, once for each time that it does; rows so far follow."""
-    index = _within(index, size, "of an index") if index.numel() else index
     order = torch.sort(index, stable=True)
     first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
     times = last - first
@@ -462,15 +462,13 @@ def _selected(
     return kept[which], order.indices[number], index.numel()
 
 
-def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int, mode: int) -> tuple[torch.Tensor, int]:
+def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[torch.Tensor, int]:
     """Values with one of their dense modes indexed, and the axis of the next."""
     if isinstance(key, int):
-        return values.select(axis, _within(key, size, mode)), axis
-    if isinstance(key, torch.Tensor):
-        return values.index_select(axis, _within(key, size, mode) if key.numel() else key), axis + 1
-    return values.index_select(
-        axis, torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
-    ), axis + 1
+        return values.select(axis, key), axis
+    if not isinstance(key, torch.Tensor):
+        key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
+    return values.index_select(axis, key), axis + 1
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
@@ -478,7 +476,7 @@ def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()
-    index = [_within(keys[m], x.shape[m], m) if keys[m].numel() else keys[m] for m in picked]
+    index = [keys[m] for m in picked]
     if len({i.numel() for i in index}) > 1:
         raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
     others = [m for m in range(x.ndim) if m not in picked]
@@ -492,8 +490,9 @@ def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
     )
     joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
     shape = (max(1, keys_of.count), *x.shape[len(picked) :])
-    flat = x._make(*(_sorted(joined, shape, None)[0], x._values))
-    found = _indexed(flat, [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)])
+    found = _indexed(
+        x._make(Pattern(joined, shape, True), x._values), [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)]
+    )
     if not others:
         return found.to_dense()
     at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
