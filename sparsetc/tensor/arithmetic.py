@@ -295,7 +295,7 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        here, there, _ = places(x, y)
+        here, there = places(x, y)
         right = there.nonzero()[:, 0]
         left = here[right]
         return x.like(x.coords[:, left], True), left, right
@@ -307,21 +307,21 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries, Entries]:
     """The pattern of the entries that either has, and which of them the entries of each are."""
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        here, there, (of_x, of_y) = places(x, y)
-        new = (~there).nonzero()[:, 0]
-        left = torch.arange(x.nnz, device=x.device) + torch.searchsorted(of_y[new], of_x)
-        right = here.new_empty(y.nnz)
-        right[new] = here[new] + torch.arange(new.numel(), device=x.device)
-        right[there] = left[here[there]]
-        coords = x.coords.new_empty(x.order, x.nnz + new.numel())
-        coords[:, left], coords[:, right] = x.coords, y.coords
+        here, there = places(x, y)
+        added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
+        right = here + added.cumsum(0) - added.to(torch.int64)
+        before = here.new_zeros(x.nnz + 1).index_add_(0, here, added.to(torch.int64)).cumsum(0)
+        left = torch.arange(x.nnz, device=x.device) + before[:-1]
+        coords = x.coords.new_empty(x.order, x.nnz + int(before[-1]))
+        for row, of_x, of_y in zip(coords, x.coords, y.coords, strict=True):  # scatter_ along rows is twice as fast
+            row.scatter_(0, right, of_y).scatter_(0, left, of_x)
         return x.like(coords, True), left, right
 
     return x._once(("union", y.number), made)
 
 
-def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """For each entry of y the first of x that is not before it, whether that is equal, and keys of both in order."""
+def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
+    """For each entry of y the first of x that is not before it, and whether that is equal."""
     keys = [crd.sort_keys(one.coords, x.shape) for one in (x, y)]
     if len(keys[0]) == 1:
         of_x, of_y = keys[0][0], keys[1][0]
@@ -329,8 +329,12 @@ def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor, tuple[torch.T
         rank = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0]).rank
         of_x, of_y = rank[: x.nnz], rank[x.nnz :]
     here = torch.searchsorted(of_x, of_y)
-    equal = of_x[here.clamp(max=max(0, x.nnz - 1))] == of_y if x.nnz else torch.zeros_like(of_y, dtype=torch.bool)
-    return here, equal, (of_x, of_y)
+    equal = (
+        of_x.index_select(0, here.clamp(max=max(0, x.nnz - 1))) == of_y
+        if x.nnz
+        else torch.zeros_like(of_y, dtype=torch.bool)
+    )
+    return here, equal
 
 
 def matmul(left: Any, right: Any) -> Any:
