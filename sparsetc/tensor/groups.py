@@ -19,7 +19,7 @@ from sparsetc.tensor.pattern import Pattern
 PIECE = 256
 """Entries of a piece of a group, at most."""
 NARROW = 16
-"""Values of a row up to which a GPU takes them one by one, as torch has a block of threads a row, whatever its width; and
+"""Values of a row up to which a GPU takes them one by one, as torch has a block of threads a row, however narrow; and
 up to which pieces are faster on a CPU (2 to 10 times, 64 values 3 times slower)."""
 
 
@@ -117,7 +117,7 @@ def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def _has_pieces(values: torch.Tensor) -> bool:
-    """Tell whether pieces are faster than a scatter: of wide rows on a CPU with gradients alone, as a scatter's are slow."""
+    """Tell whether pieces beat a scatter: of wide rows on a CPU where gradients follow, as a scatter has slow ones."""
     narrow = prod(values.shape[1:]) <= NARROW
     return values.is_floating_point() and (values.is_cuda or values.requires_grad or narrow)
 

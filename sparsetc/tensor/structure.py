@@ -385,7 +385,7 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         mode += 1
     values = values.index_select(0, kept)
     if not rows:
-        return values[0] if kept.numel() else values.new_zeros(values.shape[1:])
+        return values.sum(0, dtype=values.dtype)  # of one, or of none
     pattern, order = _sorted(torch.stack(rows), tuple(shape), None)
     return x._make(pattern, values if order is None else values.index_select(0, order))
 
