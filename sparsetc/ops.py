@@ -24,7 +24,7 @@ from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op
 from sparsetc.contraction.canonical import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import EquationError, ShapeError
-from sparsetc.options import Auto, AutoDense, AutoSparse, ToDense, ToSparse
+from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.inputs import as_dense, check_plain
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -39,12 +39,12 @@ Result = torch.Tensor | SparseTensor
 
 
 @overload
-def mttkrp(
-    x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[AutoDense]
-) -> torch.Tensor: ...
+def mttkrp(x: Any, factors: Sequence[Result | None], mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+@overload
+def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[Auto]) -> torch.Tensor: ...
 @overload
 def mttkrp(
-    x: Any, factors: Sequence[torch.Tensor | None], mode: None = None, **settings: Unpack[AutoDense]
+    x: Any, factors: Sequence[torch.Tensor | None], mode: None = None, **settings: Unpack[Auto]
 ) -> tuple[torch.Tensor, ...]: ...
 @overload
 def mttkrp(
@@ -95,7 +95,9 @@ def _mttkrp_equation(order: int, mode: int) -> str:
 
 
 @overload
-def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[AutoDense]) -> torch.Tensor: ...
+def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+@overload
+def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[Auto]) -> torch.Tensor: ...
 @overload
 def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
@@ -179,9 +181,9 @@ def _of_one_mode(
 
 
 @overload
-def spmm(a: Any, b: torch.Tensor, **settings: Unpack[AutoDense]) -> torch.Tensor: ...
-@overload
 def spmm(a: Any, b: torch.Tensor, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+@overload
+def spmm(a: Any, b: torch.Tensor, **settings: Unpack[Auto]) -> torch.Tensor: ...
 @register_op
 def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     """Sparse matrix times dense matrix, ``"ij,jr->ir"``, or times a vector, ``"ij,j->i"``.
@@ -204,9 +206,9 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
 
 
 @overload
-def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[AutoSparse]) -> SparseTensor: ...
-@overload
 def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+@overload
+def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[Auto]) -> SparseTensor: ...
 @register_op
 def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
     """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.

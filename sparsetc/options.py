@@ -61,14 +61,6 @@ class Auto(EinsumSettings, total=False):
     output: Form
 
 
-class AutoDense(EinsumSettings, total=False):
-    output: Literal["auto", "dense"]
-
-
-class AutoSparse(EinsumSettings, total=False):
-    output: Literal["auto", "sparse"]
-
-
 class ToDense(EinsumSettings):
     output: Literal["dense"]
 

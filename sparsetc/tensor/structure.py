@@ -29,34 +29,22 @@ Taken = tuple[Pattern, torch.Tensor | None]
 """A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
 
 
+def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
+    """The method that converts values."""
+
+    def converted(x: Any) -> SparseTensor:
+        return x.to(dtype)  # type: ignore[no-any-return]
+
+    converted.__doc__ = f"With values in {str(dtype).removeprefix('torch.')}."
+    return converted
+
+
 class Typed:
-    """torch's names for conversions, apart from what has annotations of these names."""
+    """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
 
     __slots__ = ()
-
-    def float(self) -> SparseTensor:
-        """With values in float32."""
-        return _untyped(self).to(torch.float32)  # type: ignore[no-any-return]
-
-    def double(self) -> SparseTensor:
-        """With values in float64."""
-        return _untyped(self).to(torch.float64)  # type: ignore[no-any-return]
-
-    def half(self) -> SparseTensor:
-        """With values in float16."""
-        return _untyped(self).to(torch.float16)  # type: ignore[no-any-return]
-
-    def bfloat16(self) -> SparseTensor:
-        """With values in bfloat16."""
-        return _untyped(self).to(torch.bfloat16)  # type: ignore[no-any-return]
-
-    def int(self) -> SparseTensor:
-        """With values in int32."""
-        return _untyped(self).to(torch.int32)  # type: ignore[no-any-return]
-
-    def long(self) -> SparseTensor:
-        """With values in int64."""
-        return _untyped(self).to(torch.int64)  # type: ignore[no-any-return]
+    float, double, half = map(_converted, (torch.float32, torch.float64, torch.float16))
+    bfloat16, int, long = map(_converted, (torch.bfloat16, torch.int32, torch.int64))
 
 
 class Structure:
