@@ -322,7 +322,9 @@ def test_dense_subexpressions(text: str, steps: list[str], left: str) -> None:
 @pytest.mark.parametrize(("nonzeros", "steps"), [(899, []), (900, ["jd,rdo->rjo"])])
 def test_a_table_of_fewer_rows_than_nonzeros_is_made_first(nonzeros: int, steps: list[str]) -> None:
     b = Bound.of(einsum("rij,jd,rdo->io"), {"r": 9, "i": 50, "j": 100, "d": 8, "o": 8})
-    assert [equation for _, equation in dense_subexpressions(b, nonzeros).steps] == steps
+    products = 9 * 100 * 8 * 8
+    assert [equation for _, equation in dense_subexpressions(b, nonzeros, products).steps] == steps
+    assert not dense_subexpressions(b, nonzeros, products + 1).steps
 
 
 def test_dense_steps_before_the_sparse_operand_move_it() -> None:

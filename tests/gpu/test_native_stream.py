@@ -125,7 +125,7 @@ def test_a_failing_chunk_leaves_nothing(error: BaseException, monkeypatch: pytes
 
 def test_copies_hide_behind_kernels() -> None:
     x, dense = large(), [torch.rand(3000, 64, device="cuda"), torch.rand(500, 64, device="cuda")]
-    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, chunk_bytes="2MiB", streams=3) as s:
+    with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, chunk_bytes="8MiB", streams=3) as s:
         for _ in range(3):
             s(*dense)
         times = s.timeline()

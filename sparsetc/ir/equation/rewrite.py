@@ -90,7 +90,7 @@ class Reduction:
         return "\n".join([*steps, str(self.bound)])
 
 
-def dense_subexpressions(b: Bound, nonzeros: int = 0) -> Reduction:
+def dense_subexpressions(b: Bound, nonzeros: int = 0, least: int = 0) -> Reduction:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
@@ -98,8 +98,8 @@ def dense_subexpressions(b: Bound, nonzeros: int = 0) -> Reduction:
     are contracted, in the order that `opt_einsum` finds for them, as long as the result has at most ``GROWTH`` times
     the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
     factors, since contracting two of them would sum nothing and make the tensor larger. A table over several sparse
-    modes may grow too where it has no more rows than the sparse operand has nonzeros: ``"rij,jd,rdo->io"`` of a few
-    relations becomes ``"rij,jro->io"``.
+    modes may grow too where it has no more rows than the sparse operand has nonzeros, and at least so many products pay
+    for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``.
     """
     steps: list[Step] = []
     for p in b.einsum.dense:
@@ -107,16 +107,20 @@ def dense_subexpressions(b: Bound, nonzeros: int = 0) -> Reduction:
         result = tuple([i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1])
         if result != e.inputs[p]:
             b = _run(b, (p,), result, steps)
-    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros)), None)) is not None:
+    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros, least)), None)) is not None:
         b = _run(b, pair, _pair_result(b.einsum, pair), steps)
     return Reduction(tuple(steps), b)
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
     """The indices of a pair that are still needed, those of its rows first."""
-    own = distinct(i for p in pair for i in e.inputs[p])
+    own = _indices(e, pair)
     names = (*[i for i in e.sparse_indices if i in own], *[i for i in own if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
+
+
+def _indices(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
+    return distinct(i for p in pair for i in e.inputs[p])
 
 
 def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
@@ -150,7 +154,7 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
     return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
 
 
-def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int) -> bool:
+def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
     """Whether a pair is worth contracting: it sums an index, or is no larger than one of the two; and does not grow."""
     e = b.einsum
     result = set(_pair_result(e, pair))
@@ -159,9 +163,9 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int) -> bool:
     sizes = [b.elements(e.inputs[p]) for p in pair]
     # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
     spanned = [i for i in result if i in e.sparse_indices]
-    if len(spanned) > 1 and b.elements(spanned) > nonzeros:
-        return (sums or folds) and b.elements(result) <= max(sizes)
-    return (sums or folds) and (len(spanned) > 1 or b.elements(result) <= GROWTH * sum(sizes))
+    most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
+    small = 1 < len(spanned) and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
+    return (sums or folds) and (small or b.elements(result) <= most)
 
 
 def _run(b: Bound, positions: tuple[int, ...], result: tuple[str, ...], steps: list[Step]) -> Bound:
