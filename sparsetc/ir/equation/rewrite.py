@@ -164,7 +164,7 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
     # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
     spanned = [i for i in result if i in e.sparse_indices]
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
-    small = 1 < len(spanned) and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
+    small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)
 
 
