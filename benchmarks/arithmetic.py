@@ -10,11 +10,11 @@ products of relations are timed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import scipy.sparse
-import sparse as pydata
 import torch
 from common import DEVICE, record
 from graph import median_ms
@@ -39,7 +39,11 @@ def main() -> None:
     for name, call in ({} if DEVICE == "cuda" else new_patterns()).items():
         rows.append({"what": name, "ours_ms": median_ms(call)})
         print(rows[-1], flush=True)
-    record("relations" if DEVICE == "cuda" else "arithmetic", rows, scipy=scipy.__version__, pydata=pydata.__version__)
+    record(
+        "relations" if DEVICE == "cuda" else "arithmetic",
+        rows,
+        **{name: version(name) for name in ("scipy", "sparse") if DEVICE == "cpu"},
+    )
 
 
 def matrix(seed: int, n: int = N, nnz: int = NNZ) -> stc.SparseTensor:
@@ -67,6 +71,8 @@ def arithmetic() -> dict[str, tuple[Call, Call]]:
 
 def reductions() -> dict[str, tuple[Call, Call]]:
     """Reductions over both modes and either, against pydata's."""
+    import sparse as pydata
+
     x = matrix(0)
     a = pydata.COO(x.coords.numpy(), x.values.numpy(), x.shape)
     names = {"sum": "sum", "mean": "mean", "amax": "max", "prod": "prod"}
