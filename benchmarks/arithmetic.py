@@ -39,11 +39,8 @@ def main() -> None:
     for name, call in ({} if DEVICE == "cuda" else new_patterns()).items():
         rows.append({"what": name, "ours_ms": median_ms(call)})
         print(rows[-1], flush=True)
-    record(
-        "relations" if DEVICE == "cuda" else "arithmetic",
-        rows,
-        **{name: version(name) for name in ("scipy", "sparse") if DEVICE == "cpu"},
-    )
+    versions = {name: version(name) for name in ("scipy", "sparse") if DEVICE == "cpu"}
+    record("relations" if DEVICE == "cuda" else "arithmetic", rows, **versions)
 
 
 def matrix(seed: int, n: int = N, nnz: int = NNZ) -> stc.SparseTensor:
