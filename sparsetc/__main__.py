@@ -11,7 +11,9 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from math import prod
+from pathlib import Path
 from textwrap import indent
 from typing import NoReturn
 
@@ -194,7 +196,9 @@ def _blocking(options: argparse.Namespace) -> None:
     curve = stc.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
     print(f"{options.file}: {curve}")
     if options.png:
-        curve.plot(options.png)
+        picture = BytesIO()  # drawn before the file is touched
+        stc.plot.blocking(curve).figure.savefig(picture, format="png", dpi=150)
+        Path(options.png).write_bytes(picture.getvalue())
         print(f"drawn into {options.png}")
 
 

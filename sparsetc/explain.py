@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from textwrap import indent
 from typing import Any
 
@@ -193,6 +194,17 @@ class Explanation:
         else:
             said = f"{self.plan}: {' + '.join(p.format for p in self.step.parts)}, {self.step.predicted_us:.1f} us"
         return f'Explanation("{self.equation}", {said}; print it for a table)'
+
+    def _repr_html_(self) -> str:
+        """Return the parts as a table, above everything that print says."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+        parts = () if self.step is None else self.step.parts
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell(part))}</td>' for cell in COLUMNS.values())}</tr>" for part in parts
+        )
+        table = f"<table><tr>{head}</tr>{rows}</table>" if parts else ""
+        title = f"<b>{escape(self.equation)}</b>: {escape(self.plan)}, {escape(self.reason)}"
+        return f"<div>{title}{table}<details><summary>all</summary><pre>{escape(str(self))}</pre></details></div>"
 
     def __str__(self) -> str:
         lines = [f"plan     {self.plan}, {self.reason}", f"runs     {self.backend} on {self.device}"]

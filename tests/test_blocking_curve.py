@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -56,12 +54,12 @@ def test_every_kind_of_sparse_operand_has_a_curve() -> None:
     assert (point.groups, point.density) == (2, pytest.approx(10 / 14))
 
 
-def test_a_matrix_without_nonzeros(tmp_path: Path) -> None:
+def test_a_matrix_without_nonzeros() -> None:
     none = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0), (3, 4))
     found = stc.blocking_curve(none, taus=(0.5,))
     assert [(p.groups, p.stored, p.density) for p in found.points] == [(0, 0, 0)]
     pytest.importorskip("matplotlib")
-    found.plot(tmp_path / "none.png")
+    stc.plot.blocking(found)
 
 
 def test_what_is_refused() -> None:
@@ -73,34 +71,12 @@ def test_what_is_refused() -> None:
             stc.blocking_curve(x, **options)
 
 
-def test_a_picture(tmp_path: Path) -> None:
+def test_a_picture_has_every_point_within_its_axes() -> None:
     pytest.importorskip("matplotlib")
     found = stc.blocking_curve(stc.SparseTensor.from_dense(MATRIX), width=2)
-    found.plot(tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
-    with pytest.raises(OSError, match="absent"):
-        found.plot(tmp_path / "absent" / "curve.png")
-
-
-def test_a_picture_has_every_point_within_its_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure
-    drawn = []
-    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    found = stc.blocking_curve(stc.SparseTensor.from_dense(MATRIX), width=2)
-    found.plot(tmp_path / "curve.png")
-    (axes,) = drawn[0].axes
+    axes = stc.plot.blocking(found)
     assert axes.lines[0].get_xydata().tolist() == [[p.height, p.density] for p in found.points]
     assert axes.get_ylim() == (0, pytest.approx(1.1 * max(p.density for p in found.points)))
-
-
-def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
-    found = stc.blocking_curve(stc.SparseTensor.from_dense(MATRIX), width=2, taus=(0.5,))
-    with pytest.raises(ImportError, match=r"pip install \"sparsetc\[plot\]\""):
-        found.plot(tmp_path / "curve.png")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_bar_is_drawn_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

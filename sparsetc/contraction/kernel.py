@@ -291,6 +291,9 @@ class Kernel(Inspectable):
         """
         return self.cost if symbolic else self.contraction.explain()
 
+    def _repr_html_(self) -> str:
+        return self.explain()._repr_html_()  # type: ignore[no-any-return]
+
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'

@@ -33,6 +33,7 @@ from sparsetc.io.atomic import replacing
 from sparsetc.options import current
 from sparsetc.support.memory import as_bytes
 from sparsetc.tensor.coords import check_range
+from sparsetc.tensor.picture import as_html
 
 DTYPES = (torch.float32, torch.float64)
 """Dtypes that a model in a file may have: those that decompositions compute in."""
@@ -103,6 +104,11 @@ class Factored:
             run += f", stopped={self.stopped!r}"
         shape = f"shape={self.shape}, rank={self.rank}{run}"
         return f"{self.KIND}({shape}, {size}dtype={self.dtype}, device={self.device})"
+
+    def _repr_html_(self) -> str:
+        run = {"fit": f"{self.fit:.4f} after {len(self.fits)} iterations"} if self.fits else {}
+        rows = {"shape": " × ".join(map(str, self.shape)), "rank": self.rank, **run, "stopped": self.stopped}
+        return as_html(self.KIND, {**rows, "dtype": self.dtype, "device": self.device})
 
     @property
     def rank(self) -> Any:

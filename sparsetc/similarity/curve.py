@@ -1,18 +1,15 @@
 """Blocking curves: how high and how dense the blocks of a matrix come out, for each similarity (1-SA, section 2.2).
 
 In: a sparse tensor, a width of strips, similarities. Out: a `BlockingCurve`, a point a similarity, that prints as a
-table and can be drawn.
+table, and that `plot.blocking` draws.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from math import isclose, prod
-from pathlib import Path
+from math import prod
 from textwrap import indent
 from typing import Any
 
@@ -79,47 +76,6 @@ class BlockingCurve:
         return f"blockings of {sizes}, {self.nnz:,} nonzeros{rows}, strips of {self.width} columns\n{self.table()}"
 
     __repr__ = __str__
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw density over height, a point a similarity, into a PNG file, which is there whole or not at all.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-            OSError: the file cannot be written.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('a plot needs matplotlib: pip install "sparsetc[plot]"') from error
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.add_subplot(
-            xlabel="mean height of blocks",
-            ylabel="density in blocks",
-            title=f"blockings by similarity τ, strips of {self.width} columns",
-        )
-        shown = [p for p in self.points if p.blocks]
-        axes.plot([p.height for p in shown], [p.density for p in shown], marker="o")
-        for label, p in _labels(shown):
-            axes.annotate(f"τ {label}", (p.height, p.density), xytext=(4, 4), textcoords="offset points", fontsize=8)
-        if shown:
-            axes.set_xscale("log", base=2)
-        axes.set_ylim(0, 1.1 * max((p.density for p in shown), default=1.0))
-        axes.grid(alpha=0.3)
-        picture = BytesIO()  # drawn before the file is touched
-        figure.savefig(picture, format="png", dpi=150)
-        Path(path).write_bytes(picture.getvalue())
-
-
-def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
-    """What stands beside points: the similarity, or the first and the last of points that are drawn in one place."""
-    places: list[list[BlockingPoint]] = []
-    for p in points:
-        near = places[-1][0] if places else None
-        if near and isclose(p.height, near.height, rel_tol=0.1) and isclose(p.density, near.density, rel_tol=0.05):
-            places[-1].append(p)
-        else:
-            places.append([p])
-    return [(" … ".join(f"{p.tau:g}" for p in dict.fromkeys((one[0], one[-1]))), one[0]) for one in places]
 
 
 def blocking_curve(

@@ -127,6 +127,12 @@ class Pattern:
         blocks = "" if self._blocks is None else f", blocksize={self._blocks.sides}"
         return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
 
+    def _repr_html_(self) -> str:
+        from sparsetc.tensor.picture import SIDE, as_html, binned  # in notebooks alone
+
+        rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", "device": self.device}
+        return as_html("Pattern", rows, binned(self.coords, self.shape, (0, 1), SIDE))
+
     # -- what is kept -----------------------------------------------------------------------------------------------
 
     @property

@@ -226,6 +226,16 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             f"dtype={self.dtype}, device={self.device})"
         )
 
+    def _repr_html_(self) -> str:
+        from sparsetc.tensor.picture import SIDE, as_html, binned  # in notebooks alone
+
+        nbytes = self._pattern.coords.nbytes + self._values.nbytes
+        blocks = {"blocks of": " × ".join(map(str, self.blocksize))} if self.blocksize else {}
+        rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", **blocks}
+        rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
+        picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)
+        return as_html("SparseTensor", {**rows, "device": self.device}, picture)
+
     # ---- what it is not, though Python or numpy would take it for one -------------------------------------------
 
     def __bool__(self) -> NoReturn:

@@ -1,0 +1,254 @@
+"""Pictures of tensors, plans and models. Each function returns matplotlib axes, and shows nothing by itself.
+
+In: a SparseTensor, a kernel, a model or a blocking curve; axes to draw into, or None for a new figure. Out: the axes.
+matplotlib comes with the extra ``plot``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import isclose
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparsetc.contraction.kernel import Kernel
+from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.picture import binned
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsetc.decomposition.factored import Factored
+    from sparsetc.similarity.curve import BlockingCurve, BlockingPoint
+
+BINS = 256
+"""Rows and columns of a picture of entries, at most."""
+SHOWN = 8
+"""Components that `factors` draws, at most."""
+
+
+def spy(
+    x: SparseTensor,
+    modes: tuple[int, int] | None = None,
+    *,
+    at: Mapping[int, int] | None = None,
+    bins: int = BINS,
+    ax: Any = None,
+) -> Any:
+    """Draw where a tensor has entries: the darker a cell, the more of them it holds.
+
+    Args:
+        x: of any order; blocks and dense modes are drawn entry by entry.
+        modes: that of rows and that of columns. None is (0, 1) of a matrix, and every pair of modes of a tensor.
+        at: indices of other modes, by mode, for a slice; modes that it does not name are projected.
+        bins: rows and columns of cells, at most.
+        ax: axes to draw into; an array of as many as there are pairs.
+
+    Returns:
+        Axes, or an array of them, one a pair of modes.
+
+    Raises:
+        ShapeError: no such mode.
+        DtypeError: what is not sparse.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        ``stc.plot.spy(x, (0, 2), at={1: 5}).figure.savefig("slice.png")``
+    """
+    sparse = SparseTensor.coerce(x)
+    if sparse is None:
+        raise DtypeError(f"spy draws a sparse tensor, found {type(x).__name__}")
+    x = sparse.expand_dense().coalesce()
+    coords, shape, order = x.coords, x.shape, max(2, x.order)
+    for mode, index in (at or {}).items():
+        coords = coords[:, coords[mode_of(x.order, mode, "spy")] == index]
+    pairs = [*combinations(range(order), 2)] if modes is None else [tuple(mode_of(order, m, "spy") for m in modes)]
+    columns = min(3, len(pairs))
+    drawn = _axes(ax, len(pairs), (3.4 * columns, 3.2 * -(-len(pairs) // columns)), columns)
+    for one, (rows, columns) in zip(drawn, pairs, strict=True):
+        counts = binned(coords, shape, (rows, columns), bins).cpu()
+        extent = (0, shape[columns] if columns < len(shape) else 1, shape[rows], 0)
+        picture = torch.where(counts > 0, counts.log1p(), torch.nan).numpy()
+        one.imshow(picture, cmap="viridis_r", aspect="auto", extent=extent, interpolation="nearest")
+        one.set(xlabel=f"mode {columns}", ylabel=f"mode {rows}", title=f"{int(counts.sum()):,} entries")
+    return drawn if modes is None and len(pairs) > 1 else drawn[0]
+
+
+def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, ax: Any = None) -> Any:
+    """Draw which part of its plan stores the entries of each region: a colour a part, of the one with the most there.
+
+    Args:
+        kernel: of one sparse operand.
+        modes: that of rows and that of columns.
+        bins: rows and columns of cells, at most.
+        ax: axes to draw into.
+
+    Raises:
+        PlanError: a kernel of several steps.
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    step = _one_step(kernel)
+    coords, shape = step.canonical.coords, step.canonical.shape
+    pair = tuple(mode_of(max(2, len(shape)), mode, "tiles") for mode in modes)
+    counts = []
+    for part in step.parts:
+        stored = part.packed.in_whole(part.packed.positions)
+        held = coords if stored is None else coords[:, stored[stored >= 0].unique()]
+        counts.append(binned(held, shape, (pair[0], pair[1]), bins).cpu())
+    most, which = torch.stack(counts).max(0)
+    (one,) = _axes(ax, 1, (5, 4))
+    colors = _colors(len(counts))
+    picture = torch.where(most > 0, which.double(), torch.nan).numpy()
+    extent = (0, shape[pair[1]] if pair[1] < len(shape) else 1, shape[pair[0]], 0)
+    limits = {"vmin": -0.5, "vmax": len(counts) - 0.5}
+    one.imshow(picture, cmap=ListedColormap(colors), aspect="auto", extent=extent, interpolation="nearest", **limits)
+    names = [f"{n}: {p.program.format}, {p.packed.nnz:,} nonzeros" for n, p in enumerate(step.parts)]
+    patches = [Patch(color=c, label=name) for c, name in zip(colors, names, strict=True)]
+    one.legend(handles=patches, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.08))
+    one.set(xlabel=f"mode {pair[1]}", ylabel=f"mode {pair[0]}", title=f"{kernel.equation}: {kernel.plan.name}")
+    return one
+
+
+def plan(kernel: Kernel, *dense: torch.Tensor, ax: Any = None) -> Any:
+    """Draw the parts of a kernel: bytes, the time expected of each, and the floor that its device sets.
+
+    Args:
+        kernel: of one sparse operand.
+        dense: its dense operands, for a bar of the time that a call takes, measured.
+        ax: axes to draw into.
+
+    Raises:
+        PlanError: a kernel of several steps.
+        ImportError: matplotlib is not installed.
+    """
+    _one_step(kernel)
+    parts = kernel.explain().parts
+    (one,) = _axes(ax, 1, (6, 1.2 + 0.6 * (len(parts) + bool(dense))))
+    names = [f"{p.number}: {p.format}\n{p.nbytes / 1e6:,.1f} MB" for p in parts]
+    one.barh(names, [p.predicted_us for p in parts], color=_colors(2)[0], label="expected")
+    one.barh(names, [p.roofline_us for p in parts], height=0.4, color=_colors(2)[1], label="floor")
+    if dense:
+        one.barh(["measured"], [1e6 * kernel.benchmark(*dense).median], color="grey", label="measured, all parts")
+    one.invert_yaxis()
+    one.set(xlabel="microseconds a call", title=f"{kernel.equation}: {kernel.plan.name}")
+    one.legend(fontsize=8)
+    return one
+
+
+def factors(model: Factored, components: Sequence[int] | None = None, *, ax: Any = None) -> Any:
+    """Draw the columns of a model's factor matrices: a row of axes a component, a column a mode.
+
+    Args:
+        model: of `decomposition`; of CP, `CP.arranged` puts components in order.
+        components: numbers of columns; None is the first 8.
+        ax: array of axes (components, modes) to draw into.
+
+    Raises:
+        ShapeError: no such component.
+        ImportError: matplotlib is not installed.
+    """
+    ranks = [f.shape[1] for f in model.factors]
+    chosen = list(range(min(SHOWN, max(ranks)))) if components is None else list(components)
+    if not chosen or not all(0 <= c < max(ranks) for c in chosen):
+        raise ShapeError(f"components are numbers below {max(ranks)}, found {chosen}")
+    size = (2.6 * len(ranks), 1.4 * len(chosen))
+    drawn = _axes(ax, len(chosen) * len(ranks), size, columns=len(ranks)).reshape(len(chosen), len(ranks))
+    for row, component in zip(drawn, chosen, strict=True):
+        for mode, (one, factor) in enumerate(zip(row, model.factors, strict=True)):
+            if component < factor.shape[1]:
+                column = factor[:, component].detach().cpu().double().numpy()
+                one.bar(range(len(column)), column, width=1.0) if len(column) <= BINS else one.plot(
+                    column, linewidth=0.7
+                )
+            one.set_title(f"mode {mode}, component {component}", fontsize=8)
+            one.tick_params(labelsize=7)
+    return drawn
+
+
+def fit(model: Factored, *, ax: Any = None) -> Any:
+    """Draw how a model came to fit, or its log-likelihood where it has that, iteration by iteration.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    (one,) = _axes(ax, 1, (5, 3))
+    likelihoods = getattr(model, "log_likelihoods", ())
+    numbers = likelihoods or model.fits
+    one.plot(range(1, len(numbers) + 1), numbers, marker="." if len(numbers) < 60 else "")
+    one.set(
+        xlabel="iteration", ylabel="log-likelihood" if likelihoods else "fit", title=f"{model.KIND}, rank {model.rank}"
+    )
+    one.xaxis.get_major_locator().set_params(integer=True)
+    one.grid(alpha=0.3)
+    return one
+
+
+def blocking(curve: BlockingCurve, *, ax: Any = None) -> Any:
+    """Draw density over height of the blocks of a `BlockingCurve`, a point a similarity.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    (one,) = _axes(ax, 1, (6, 4))
+    one.set(xlabel="mean height of blocks", ylabel="density in blocks")
+    one.set_title(f"blockings by similarity τ, strips of {curve.width} columns")
+    shown = [p for p in curve.points if p.blocks]
+    one.plot([p.height for p in shown], [p.density for p in shown], marker="o")
+    for label, p in _labels(shown):
+        one.annotate(f"τ {label}", (p.height, p.density), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    if shown:
+        one.set_xscale("log", base=2)
+    one.set_ylim(0, 1.1 * max((p.density for p in shown), default=1.0))
+    one.grid(alpha=0.3)
+    return one
+
+
+def _one_step(kernel: Kernel) -> Any:
+    """Return the step of a kernel of one sparse operand; `PlanError` of others."""
+    if kernel.explain().step is None:
+        raise PlanError(f'"{kernel.equation}" has several sparse operands, and no parts to draw')
+    return kernel.step
+
+
+def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
+    """Return what stands beside points: the similarity, or the first and last of points that are drawn in one place."""
+    places: list[list[BlockingPoint]] = []
+    for p in points:
+        near = places[-1][0] if places else None
+        if near and isclose(p.height, near.height, rel_tol=0.1) and isclose(p.density, near.density, rel_tol=0.05):
+            places[-1].append(p)
+        else:
+            places.append([p])
+    return [(" … ".join(f"{p.tau:g}" for p in dict.fromkeys((one[0], one[-1]))), one[0]) for one in places]
+
+
+def _axes(ax: Any, count: int, size: tuple[float, float], columns: int | None = None) -> Any:
+    """Return an array of so many axes: those given, or of a new figure, which nothing keeps open."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('a plot needs matplotlib: pip install "sparsetc[plot]"') from error
+    import numpy as np
+
+    if ax is None:
+        columns = columns or count
+        ax = Figure(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)
+        for unused in ax.reshape(-1)[count:]:
+            unused.remove()
+        ax = ax.reshape(-1)[:count]
+    given = np.asarray(ax, dtype=object).reshape(-1)
+    if len(given) != count:
+        raise ShapeError(f"this picture takes {count} axes, found {len(given)}")
+    return given
+
+
+def _colors(count: int) -> list[Any]:
+    """Return colours that are told apart, for so many things."""
+    import matplotlib
+
+    return [matplotlib.colormaps["tab10"](n % 10) for n in range(count)]

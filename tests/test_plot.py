@@ -1,0 +1,132 @@
+"""Pictures: what is drawn agrees with the numbers; and what notebooks show of tensors, kernels and models."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+import torch
+
+import sparsetc as stc
+from sparsetc.decomposition import cp_als, tucker
+from sparsetc.tensor.picture import as_png, binned
+
+pytest.importorskip("matplotlib")
+
+
+def cube() -> stc.SparseTensor:
+    return stc.rand((30, 40, 700), nnz=500, generator=torch.Generator().manual_seed(0))
+
+
+def test_spy_counts_entries() -> None:
+    x = cube()
+    dense = x.to_dense() != 0
+    axes = stc.plot.spy(x)
+    assert [one.get_ylabel() + one.get_xlabel() for one in axes] == ["mode 0mode 1", "mode 0mode 2", "mode 1mode 2"]
+    first = torch.as_tensor(axes[0].images[0].get_array().filled(0)).expm1()
+    torch.testing.assert_close(first, dense.sum(2).float())
+    (image,) = stc.plot.spy(x, (2, 0), at={1: 7}).images
+    cells = torch.as_tensor(image.get_array().filled(0)).expm1()
+    assert cells.shape[0] <= 256
+    assert cells.sum().item() == pytest.approx(int(dense[:, 7].sum()))
+
+
+@pytest.mark.parametrize("shape", [(9,), (0, 4), (1, 1), (3, 2**40)])
+def test_spy_of_any_shape(shape: tuple[int, ...]) -> None:
+    x = stc.SparseTensor(torch.zeros((len(shape), 0), dtype=torch.long), torch.zeros(0), shape)
+    stc.plot.spy(x).figure.canvas.draw()
+    assert "<table>" in x._repr_html_()
+
+
+def test_spy_of_blocks_and_dense_modes() -> None:
+    dense = torch.zeros(6, 6)
+    dense[:2, 2:4], dense[4:, 4:] = 1, 2
+    for x in (
+        stc.SparseTensor.from_torch(dense.to_sparse_bsr((2, 2))),
+        stc.SparseTensor([[0, 4]], torch.ones(2, 6), (6, 6)),
+    ):
+        (image,) = stc.plot.spy(x).images
+        torch.testing.assert_close(torch.as_tensor(image.get_array().filled(0)) > 0, x.to_dense() != 0)
+
+
+def test_millions_of_entries_in_a_second() -> None:
+    coords = torch.randint(0, 10**6, (2, 2_000_000))
+    start = time.perf_counter()
+    binned(coords, (10**6, 10**6), (0, 1), 256)
+    assert time.perf_counter() - start < 1
+
+
+def test_tiles_show_the_part_of_each_region() -> None:
+    dense = torch.zeros(64, 64)
+    dense[:16, :16] = 1
+    dense[40:, 40:] = torch.eye(24)
+    x = stc.SparseTensor.from_dense(dense)
+    kernel = stc.compile("ij,jr->ir", x, torch.rand(64, 4), plan="coo")
+    axes = stc.plot.tiles(kernel)
+    shown = torch.as_tensor(axes.images[0].get_array().filled(-1))
+    torch.testing.assert_close(shown >= 0, dense != 0)
+    hls = stc.compile("ij,jr->ir", x, torch.rand(64, 4), plan="hls")
+    assert len(stc.plot.tiles(hls).get_legend().get_texts()) == len(hls.explain().parts)
+
+
+def test_plan_has_a_bar_a_part() -> None:
+    x, b = cube(), (torch.rand(40, 4), torch.rand(700, 4))
+    kernel = stc.compile("ijk,jr,kr->ir", x, *b)
+    axes = stc.plot.plan(kernel, *b)
+    widths = [patch.get_width() for patch in axes.patches]
+    assert widths[: len(kernel.explain().parts)] == [p.predicted_us for p in kernel.explain().parts]
+    assert len(widths) == 2 * len(kernel.explain().parts) + 1
+    with pytest.raises(stc.PlanError, match="several sparse operands"):
+        stc.plot.plan(stc.compile("ijk,ljk->il", x, cube()))
+
+
+def test_models() -> None:
+    model = cp_als(cube(), 3, n_iter_max=4, random_state=0)
+    axes = stc.plot.factors(model)
+    assert axes.shape == (3, 3)
+    assert axes[1, 2].lines[0].get_ydata().tolist() == model.factors[2][:, 1].double().tolist()
+    assert stc.plot.fit(model).lines[0].get_ydata().tolist() == list(model.fits)
+    assert stc.plot.factors(tucker(cube(), (2, 3, 2), n_iter_max=2), [2]).shape == (1, 3)
+    with pytest.raises(stc.ShapeError, match="numbers below 3"):
+        stc.plot.factors(model, [3])
+    with pytest.raises(stc.ShapeError, match="takes 9 axes"):
+        stc.plot.factors(model, ax=stc.plot.fit(model))
+    assert "after 4 iterations" in model._repr_html_()
+
+
+def test_notebooks() -> None:
+    x = cube()
+    html = x._repr_html_()
+    assert "30 × 40 × 700" in html
+    png = base64.b64decode(re.search(r"base64,([^\"]+)", html)[1])  # type: ignore[index]
+    assert png.startswith(b"\x89PNG")
+    assert "Pattern" in x.pattern._repr_html_()
+    shown = stc.compile("ijk->i", x)._repr_html_()
+    assert shown.count("<tr>") == 1 + len(stc.compile("ijk->i", x).explain().parts)
+    assert "-&gt;" in shown
+
+
+def test_a_png_holds_the_counts() -> None:
+    counts = torch.tensor([[0, 1, 4], [0, 0, 2]])
+    png = as_png(counts)
+    start = png.index(b"IDAT") + 4
+    lines = zlib.decompress(png[start : png.index(b"IEND") - 8])
+    assert list(lines) == [0, 255, 100, 0, 0, 255, 255, 58]
+
+
+def test_nothing_is_shown_and_matplotlib_is_asked_for_where_it_is_needed() -> None:
+    program = (
+        "import sys, torch, sparsetc as stc\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "x = stc.eye(4); x._repr_html_(); assert 'matplotlib' not in sys.modules\n"
+        "stc.plot.spy(x); assert 'matplotlib.pyplot' not in sys.modules\n"
+        "for name in [n for n in sys.modules if n.startswith('matplotlib')]: sys.modules[name] = None\n"
+        "try: stc.plot.spy(x)\nexcept ImportError as error: assert 'sparsetc[plot]' in str(error)\n"
+        "else: raise SystemExit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
