@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import linecache
+import logging
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ from types import CodeType, ModuleType
 from sparsetc.support import files
 from sparsetc.support.files import cache_folder
 from sparsetc.support.lru import Lock
-from sparsetc.support.notices import warn
+from sparsetc.support.notices import log_since, warn
 
 MAX_MODULES = 512
 """Modules kept in memory."""
@@ -54,7 +55,9 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
         path = keep(source, folder, key.name)
         module = _modules.get(key)
         if module is None:
-            module = _modules[key] = _module(source, path)
+            start, module = time.perf_counter(), _module(source, path)
+            _modules[key] = module
+            log_since(start, logging.DEBUG, "loaded %s", path)
         _modules.move_to_end(key)
         while len(_modules) > MAX_MODULES:
             _forget(_modules.popitem(last=False)[1])

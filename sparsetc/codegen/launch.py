@@ -10,6 +10,8 @@ A program over a task list gives blocks of the result, one an item, in the type 
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -34,6 +36,7 @@ from sparsetc.ir.program.operands import tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
+from sparsetc.support.notices import log_since
 from sparsetc.tensor.sums import accumulator
 
 FUSED = {"enable_fp_fusion": True}
@@ -304,9 +307,11 @@ def launch_of(kernel: Any, grid: int, varied: Sequence[int], options: Mapping[st
                 '.to("cuda"), leave the backend to "auto", which runs the torch programs here, or set '
                 "TRITON_INTERPRET=1 before Python starts. What needs no GPU is .source and .ptx()"
             )
+        start = time.perf_counter()
         compiled = kernel[(grid,)](*arguments, **options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             forms[form] = compiled[grid, 1, 1]
+            log_since(start, logging.DEBUG, "Triton made %s ready", getattr(kernel, "__name__", kernel))
 
     return launch
 

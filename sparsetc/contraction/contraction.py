@@ -9,14 +9,18 @@ einsum, of blocks or of entries with dense modes, with how operands and result a
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
 
 import torch
+from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
@@ -33,6 +37,7 @@ from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support.notices import log_since
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, captured, summed_dtype
@@ -161,10 +166,15 @@ class Contraction(Inspectable, ABC):
             DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
                 or a transform of `torch.func` is active.
         """
-        result = self.result(patterns, values, dense, packed)
+        with self._profiled() if torch.autograd._profiler_enabled() else nullcontext():
+            result = self.result(patterns, values, dense, packed)
         if self.sums is not None and not transforming() and not captured(result):
             self.sums.check(self, result, patterns, values, dense)
         return result
+
+    def _profiled(self) -> record_function:
+        """Return a range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`."""
+        return record_function(f'sparsetc "{self.equation}" {self.plan.name}')
 
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
@@ -196,7 +206,7 @@ def contraction(
 ) -> Contraction:
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
-    settings = replace(settings, precision=settings.effective_precision())
+    settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with lasting():
         made = _compiled(bound, operands, settings, form, repeated, choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
@@ -205,6 +215,7 @@ def contraction(
     sparse = (o for o in operands if isinstance(o, SparseTensor))
     made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
     known[made.key] = made
+    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, made.plan.name, made.device)
     return made
 
 

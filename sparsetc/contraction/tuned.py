@@ -6,6 +6,7 @@ lines of the record. When something is compiled, candidates run on random operan
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -36,7 +37,7 @@ from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products.hybrid import estimates
 from sparsetc.support.lru import Lru
-from sparsetc.support.notices import warn_once
+from sparsetc.support.notices import log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.known import DAMAGED, Facts, Known, digest
@@ -161,7 +162,7 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
 
 def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> dict[str, Run]:
     """Time candidates now; those that are close have turns in calls, but not of two operands or where others follow."""
-    mode, seconds = made.settings.effective_tune()
+    start, (mode, seconds) = time.perf_counter(), made.settings.effective_tune()
     few = shortlist(
         candidates, [c for name in known.proposed for c in candidates if f"{name}, ".startswith(f"{c.name}, ")]
     )
@@ -176,6 +177,8 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
         threads = 0 if made.backend == "triton" else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
     known.add(search.trials)
+    about = len(trials), made.equation, trials[0].candidate.name, 1e6 * trials[0].timing.median
+    log_since(start, logging.INFO, 'timed %d plans of "%s", the fastest %s with %.1f us', *about)
     return runs_of(search.trials)
 
 

@@ -7,8 +7,10 @@ they can be captured.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -22,7 +24,7 @@ import torch
 from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
 from sparsetc.errors import DecompositionError
-from sparsetc.support.notices import bar, warn
+from sparsetc.support.notices import bar, log_since, warn
 
 
 def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -162,7 +164,7 @@ def iterate(
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []
     stopped = ""
-    shown = progress and not silent
+    shown, start = progress and not silent, time.perf_counter()
     with _interruptions() as interrupted, bar(n_iter_max, title, shown, "iterations") as at:
         while not stopped and len(rows) + len(unread) < n_iter_max:
             advance()
@@ -176,6 +178,7 @@ def iterate(
                 if together is not None:
                     stopped = together("interrupted" if interrupted() else stopped)
         rows += _read(unread)
+    log_since(start, logging.INFO, "%s: %d iterations, %s", title, len(rows), stopped or "n_iter_max")
     if stopped == "interrupted":
         warn(f"interrupted after {len(rows)} iterations; the result is that of the last, and init= continues from it")
     return rows, stopped or "n_iter_max"

@@ -6,6 +6,8 @@ value came from, so that new values of the same pattern can be packed without so
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +18,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support.lru import Lru, cached_property, given_to
+from sparsetc.support.notices import log_since
 from sparsetc.tensor.coords import INT32_MAX
 
 
@@ -172,7 +175,7 @@ def pack(
         raise FormatError(fault)
     if fault := unknown_parameter(format, storage, coords.shape[0]):
         raise PlanError(fault)
-    pack_part = get_format(format).pack
+    pack_part, start = get_format(format).pack, time.perf_counter()
     packed = pack_part(coords, tuple(shape), storage, **given_to(pack_part, cache))
     packed.view.verify()
     if packed.view.order != coords.shape[0]:
@@ -184,6 +187,7 @@ def pack(
     for level, modes, representative in zip(LEVELS, shared, packed.representatives, strict=False):
         if modes and representative is None:
             raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")
+    log_since(start, logging.DEBUG, "packed %d nonzeros as %s, %d bytes", packed.nnz, format, packed.nbytes)
     return packed
 
 

@@ -5,7 +5,9 @@ In: chunks that were packed, in memory or in a file, and what they are of. Out: 
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -193,8 +195,11 @@ class Stream:
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
         exact = in_order(settings.deterministic and self.compiler.backend == "torch")
         bar = notices.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
+        start = time.perf_counter()
         with without_autocast(self.device), exact, bar as at:
-            return engine.run(self._store, tables, at)
+            rows = engine.run(self._store, tables, at)
+        notices.log_since(start, logging.INFO, 'streamed %d bytes for "%s"', self.nbytes, self.equation)
+        return rows
 
     def _check_open(self) -> None:
         if self._store.closed:

@@ -1,4 +1,4 @@
-"""Words to a user beside results: warnings that point at their line, and a progress bar where someone is looking.
+"""Words to a user beside results: warnings that point at their line, a log, a progress bar where someone is looking.
 
 In: a message. Out: a `UserWarning` located at the innermost frame that is neither the package's, generated, nor
 torch's, so that a reader sees which call of theirs it is about, and warning filters by module work.
@@ -10,7 +10,9 @@ told that rich is missing.
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +39,16 @@ def warn_once(message: str) -> None:
     if message not in _said:
         _said.add(message)
         warn(message)
+
+
+log = logging.getLogger("sparsetc")
+"""What was compiled, tuned and streamed, at INFO; what was packed and generated, at DEBUG; each with its time."""
+
+
+def log_since(start: float, level: int, message: str, *args: object) -> None:
+    """Log a message with the milliseconds since a time of `time.perf_counter`."""
+    if log.isEnabledFor(level):
+        log.log(level, f"{message}, %.1f ms", *args, 1e3 * (time.perf_counter() - start))
 
 
 At: TypeAlias = Callable[..., None]
