@@ -49,3 +49,10 @@ def test_no_rows_are_made() -> None:
         kernel(b, c)
     largest = max(event.self_cpu_memory_usage for event in made.key_averages())
     assert largest < x.nnz * rank * 4 / 2
+
+
+def test_as_many_runs_as_rows_in_another_order() -> None:
+    first, second = torch.tensor([2, 2, 0, 1]), torch.tensor([0, 1, 1, 0])
+    left, right, weights = torch.rand(3, 1, 1 << 14), torch.rand(2, 1, 1 << 14), torch.rand(4)
+    expected = weights * (left[first, 0] * right[second, 0]).sum(1)
+    torch.testing.assert_close(calls.dots(first, left, second, right, weights)[:, 0], expected)

@@ -202,10 +202,10 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
 
 
 def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[str, ...]]]:
-    """The products of rows of two operands that are weighted, and summed where they are stored, a result a nonzero.
+    """Return the products of a row of one operand and a row of another, weighted and summed when they are stored.
 
     Returns:
-        For each, what gathers those rows, first those of the mode that is stored first, and the axes that are kept.
+        For each product, the two gathers, first that of the mode that is stored first, and the axes that are kept.
     """
     gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather) and s.operand.rows}
     stored = {s.source.name: s.axes for s, _ in program.statements if isinstance(s, Add)}

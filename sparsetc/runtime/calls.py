@@ -74,9 +74,9 @@ def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weight
 def dots(
     first: torch.Tensor, left: torch.Tensor, second: torch.Tensor, right: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """(n, k): ``weights[n] * (left[first[n], m] @ right[second[n], m])`` for each n and position m.
+    """Return (n, k): ``weights[n] * (left[first[n], m] @ right[second[n], m])`` for each n and position m.
 
-    On the CPU torch's sampled product of matrices makes no rows, where the left's come in order.
+    On the CPU, where rows of `left` come in few runs, torch's sampled product of matrices gathers no row of `right`.
 
     Args:
         first: (n,) rows of `left`.
@@ -92,7 +92,7 @@ def dots(
         if len(runs) <= rows and width >= WIDE:
             _hush()
             offsets, zeros = F.pad(counts.cumsum(0), (1, 0)).to(other.dtype), left.new_zeros(len(at))
-            size, own = (len(runs), len(right)), left if len(runs) == rows else left.index_select(0, runs)
+            size, own = (len(runs), len(right)), left.index_select(0, runs)
             for m in range(k):
                 pattern = torch.sparse_csr_tensor(
                     offsets, other, zeros, size, device=left.device, check_invariants=False
