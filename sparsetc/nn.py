@@ -182,7 +182,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
 
     Args:
         adjacency: (nodes, nodes), nonnegative.
-        loops: whether 1 is added to each diagonal entry first.
+        loops: whether 1 is added to each diagonal entry first. Otherwise a row whose sum is 0 counts as of sum 1.
 
     Raises:
         ShapeError: a matrix that is not square.
@@ -221,9 +221,12 @@ def collate(samples: Sequence[Any]) -> Any:
         samples = [without_blocks(x) for x in samples]
         if len({(x.sparse_order, x.shape[x.sparse_order :]) for x in samples}) > 1:
             raise ShapeError(f"collate takes SparseTensors of one order, found shapes {[x.shape for x in samples]}")
-        starts = torch.tensor([(0,) * first.order, *(x.shape for x in samples)]).cumsum(0)
+        modes, dense = samples[0].sparse_order, samples[0].shape[samples[0].sparse_order :]
+        starts = torch.tensor([(0,) * modes, *(x.shape[:modes] for x in samples)]).cumsum(0)
         coords = [x.coords + start[:, None].to(x.device) for x, start in zip(samples, starts, strict=False)]
-        return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in samples]), tuple(starts[-1].tolist()))
+        return SparseTensor(
+            torch.cat(coords, 1), torch.cat([x.values for x in samples]), (*starts[-1].tolist(), *dense)
+        )
     tensors = [torch.as_tensor(x) for x in samples]
     return torch.cat(tensors) if tensors[0].ndim else torch.stack(tensors)
 

@@ -220,7 +220,7 @@ def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
         settings: as for `einsum`.
 
     Returns:
-        A `SparseTensor` of a's pattern.
+        A `SparseTensor` of the pattern of a, coalesced.
     """
     sparse = _matrix(a, "sddmm")
     left = _table(left, sparse, (sparse.shape[0], "rank"), "sddmm: left")

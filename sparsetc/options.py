@@ -47,7 +47,7 @@ class Settings(TypedDict, total=False):
     memory_limit: int | str | None
     device: str | torch.device | None
     backend: Literal["auto", "triton", "torch"] | None
-    tune: str | float | None
+    tune: Literal["model", "now", "calls"] | float | None
     gather: bool
 
 
@@ -195,6 +195,8 @@ class options(contextlib.ContextDecorator):
     """
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            with_settings(_DEFAULT, settings)  # refused here, and not where the block is entered
         self._settings = settings
         self._entered: list[Any] = []
 

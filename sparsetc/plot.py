@@ -69,7 +69,7 @@ def spy(
     drawn = _axes(ax, len(pairs), (3.4 * columns, 3.2 * -(-len(pairs) // columns)), columns)
     for one, (rows, columns) in zip(drawn, pairs, strict=True):
         counts = binned(coords, shape, (rows, columns), bins).cpu()
-        extent = (0, shape[columns] if columns < len(shape) else 1, shape[rows], 0)
+        extent = (0, max(1, shape[columns]) if columns < len(shape) else 1, max(1, shape[rows]), 0)
         picture = torch.where(counts > 0, counts.log1p(), torch.nan).numpy()
         one.imshow(picture, cmap="viridis_r", aspect="auto", extent=extent, interpolation="nearest")
         one.set(xlabel=f"mode {columns}", ylabel=f"mode {rows}", title=f"{int(counts.sum()):,} entries")

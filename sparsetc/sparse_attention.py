@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from sparsetc.api import einsum
 from sparsetc.contraction.canonical import as_operand
-from sparsetc.errors import DeviceError, FormatError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern
@@ -59,6 +59,9 @@ def attention(
     Example:
         ``stc.attention(q, k, v, stc.SparseTensor.from_dense(torch.ones(n, n).tril()))`` is causal attention.
     """
+    for one in (q, k, v):
+        if not isinstance(one, torch.Tensor) or one.layout != torch.strided:
+            raise DtypeError(f"attention takes dense tensors as q, k and v, found {type(one).__name__}")
     if (
         min(q.ndim, k.ndim, v.ndim) < 2
         or k.shape != (*q.shape[:-2], *k.shape[-2:-1], q.shape[-1])
@@ -82,8 +85,8 @@ def attention(
 
 def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:
     """(nnz, heads or 1) of a bias."""
-    if bias.shape not in ((nnz,), (*heads, nnz)):
-        raise ShapeError(f"attention: bias must be {(nnz,)} or {(*heads, nnz)}, found {tuple(bias.shape)}")
+    if not isinstance(bias, torch.Tensor) or bias.shape not in ((nnz,), (*heads, nnz)):
+        raise ShapeError(f"attention: bias must be {(nnz,)} or {(*heads, nnz)}, found {bias!r:.80}")
     return bias.reshape(prod(bias.shape[:-1]), nnz).T
 
 
@@ -109,7 +112,11 @@ def pattern_of(given: Any, shape: tuple[int, int], device: torch.device) -> Patt
 def _of_rows(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> SparseTensor:
     """Of rows, compressed: those of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` are row i's columns."""
     ones = torch.ones(indices.shape, device=indices.device)
-    return SparseTensor.from_torch(torch.sparse_csr_tensor(indptr, indices, ones, shape, check_invariants=True))
+    try:
+        rows = torch.sparse_csr_tensor(indptr, indices, ones, shape, check_invariants=True)
+    except RuntimeError as error:
+        raise FormatError(f"attention: (indptr, indices) are no compressed rows of {shape}: {error}") from None
+    return SparseTensor.from_torch(rows)
 
 
 def _of_block_mask(mask: Any) -> SparseTensor:

@@ -313,6 +313,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "3 % x": (lambda x: 3 % x, stc.DtypeError, "int / sparse, // or %"),
     "clip()": (lambda x: x.clip(), stc.DtypeError, "min=, max= or both"),
     "x < 1j": (lambda x: x < 1j, stc.DtypeError, "no order"),
+    "x[::0]": (lambda x: x[::0], stc.ShapeError, "a step that is not 0"),
+    "x['a':]": (lambda x: x["a":], stc.ShapeError, "a slice is of integers"),  # type: ignore[misc]
+    "cat(None)": (lambda x: stc.cat(None), stc.ShapeError, "takes a list"),  # type: ignore[arg-type]
+    "relu of complex": (lambda x: torch.relu(x * 1j), stc.DtypeError, "relu takes no torch.complex128"),
+    "ragged": (
+        lambda x: stc.SparseTensor((torch.tensor([0, 1]), torch.tensor([5])), torch.ones(2)),
+        stc.FormatError,
+        "rectangle",
+    ),
     "softmax of a mode": (lambda x: stc.softmax(x, "a"), stc.ShapeError, "no mode 'a'"),  # type: ignore[arg-type]
     "cat of a mode": (lambda x: stc.cat([x], 2), stc.ShapeError, "cat: a tensor of 2 modes"),
     "a mask": (lambda x: x[torch.tensor([True, False])], stc.ShapeError, "2 elements is not one of mode 0, of size 5"),
@@ -347,6 +356,13 @@ def test_arguments_by_torchs_names() -> None:
         "pow": (torch.pow(sparse(x), exponent=2), x**2),
         "mm": (torch.mm(sparse(x), mat2=y.T), x @ y.T),
         "lt": (torch.gt(sparse(x), other=2), (x > 2).to(torch.int8)),
+        "where": (torch.where(condition=sparse(x) > 2, input=sparse(x), other=sparse(y)), torch.where(x > 2, x, y)),
+        "reshape": (torch.reshape(sparse(x), shape=(-1,)), x.reshape(-1)),
+        "permute": (torch.permute(sparse(x), dims=(1, 0)), x.T),
+        "mv": (torch.mv(sparse(x), vec=y[0]), x @ y[0]),
+        "axis": (torch.cat([sparse(x), sparse(y)], axis=1), torch.cat([x, y], 1)),  # type: ignore[call-overload]
+        "rint": (np.rint(sparse(x)), x),
+        "np.remainder": (np.remainder(sparse(x), 2), x % 2),
         "cat": (torch.cat(tensors=[sparse(x), sparse(y)], dim=1), torch.cat([x, y], 1)),
         "floor_divide": (torch.floor_divide(sparse(x), 2), x // 2),
         "remainder": (torch.remainder(sparse(x), other=2), x % 2),

@@ -157,3 +157,15 @@ def test_both_products_compile_for_a_gpu() -> None:
     weights = stc.SparseTensor(ones.coords, torch.rand(ones.nnz, 4), (10, 12, 4))
     means = stc.compile("ijh,hjd->hid", weights, b, output="dense", backend="triton")
     assert all(".visible .entry" in kernel.ptx("sm_90") for kernel in (scores, means))
+
+
+def test_arguments_of_other_kinds_are_refused() -> None:
+    q, x = torch.rand(3, 2), stc.eye(3)
+    for call, kind in (
+        (lambda: stc.attention(q, None, q, x), stc.DtypeError),
+        (lambda: stc.attention(q, q, torch.eye(3).to_sparse(), x), stc.DtypeError),
+        (lambda: stc.attention(q, q, q, x, bias=1.0), stc.ShapeError),
+        (lambda: stc.attention(q, q, q, (torch.tensor([0, 1]), torch.tensor([5]))), stc.FormatError),
+    ):
+        with pytest.raises(kind, match="attention"):
+            call()

@@ -93,3 +93,15 @@ def test_ranges_outside_of_the_items_are_refused(items: tuple[int, int]) -> None
     m = made("coo", "torch")
     with pytest.raises(stc.PlanError, match=rf"has {m.arrays.parts[0].items} items, found the range {items[0]}"):
         m.run(items=[items])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("n", [5000, 20_000, 65_536, 65_537])
+@pytest.mark.parametrize("equation", ["ij,r->r", "ij,rs->rs", "ij,ir,jr->r"])
+def test_chunks_of_one_item_are_added_up(equation: str, n: int, deterministic: bool) -> None:
+    x = stc.SparseTensor(torch.stack([torch.arange(n) // 256, torch.arange(n) % 256]), torch.ones(n), (400, 256))
+    sizes = {"i": 400, "j": 256, "r": 64, "s": 2}
+    dense = [torch.ones([sizes[c] for c in term]) for term in equation.split("->")[0].split(",")[1:]]
+    for plan in ("auto", "coo"):
+        found = stc.einsum(equation, x, *dense, plan=plan, deterministic=deterministic, backend="torch")
+        assert found.unique().tolist() == [n]

@@ -200,3 +200,15 @@ def test_a_permuted_pattern_is_made_once(coalesce: bool) -> None:
     semi = stc.SparseTensor([[2, 0]], random_values((2, 5, 4), torch.float64, 1), (3, 5, 4), coalesce=coalesce)
     assert semi.permute(0, 2, 1).pattern is semi.pattern
     torch.testing.assert_close(semi.permute(0, 2, 1).to_dense(), semi.to_dense().permute(0, 2, 1))
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_tensors_are_made_under_transforms(coalesce: bool) -> None:
+    coords = torch.tensor([[0, 1, 2], [0, 1, 0]])
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        return stc.SparseTensor(coords, values, (3, 3), coalesce=coalesce).to_dense().square().sum()
+
+    values = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(torch.func.grad(total)(values), 2 * values)
+    torch.testing.assert_close(torch.func.vmap(total)(torch.stack([values, 2 * values])), torch.tensor([14.0, 56.0]))

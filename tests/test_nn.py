@@ -116,5 +116,7 @@ def test_graphs_in_blocks() -> None:
     torch.testing.assert_close(stc.nn.collate([blocks, single]).to_dense(), torch.block_diag(given, given))
     layer, x = stc.nn.GATConv(3, 2, heads=2).double(), torch.rand(6, 3, dtype=torch.float64)
     torch.testing.assert_close(layer(blocks, x), layer(single, x))
+    modes = stc.SparseTensor([[0], [1]], torch.ones(1, 3), (2, 2, 3))
+    assert stc.nn.collate([modes, modes]).shape == (4, 4, 3)
     with pytest.raises(stc.ShapeError, match="one order"):
         stc.nn.collate([single, stc.rand((2, 2, 2), dtype=torch.float64)])

@@ -156,3 +156,20 @@ def test_infinite_products_norms_of_integers_and_names_of_both() -> None:
         x.sign().long().norm()
     with pytest.raises(stc.KeywordError, match="other names"):
         x.sum(axis=0, dim=1)
+
+
+def test_products_of_integers_that_do_not_fit_are_refused() -> None:
+    x = stc.SparseTensor([[0] * 21, [*range(21)]], torch.full((21,), 3, dtype=torch.int32), (1, 21))
+    assert x.prod(1).tolist() == [3**21]
+    with pytest.raises(stc.DtypeError, match=str(3**21)):
+        stc.einsum("ij->i", x, reduce="prod")
+    assert stc.einsum("ij->i", x.long(), reduce="prod").tolist() == [3**21]
+    many = stc.SparseTensor([[0] * 50, [*range(50)]], torch.full((50,), 3), (1, 50))
+    of_dense_modes = stc.SparseTensor([[0]], torch.full((1, 50), 3), (1, 50))
+    for call in (
+        lambda: many.prod(1),
+        lambda: stc.einsum("ij->i", many, reduce="prod"),
+        lambda: of_dense_modes.prod(1),
+    ):
+        with pytest.raises(stc.DtypeError, match="past 64 bits"):
+            call()

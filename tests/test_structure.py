@@ -107,6 +107,11 @@ def test_elements_masks_and_matrices() -> None:
     torch.testing.assert_close(matrix.t().to_dense(), given[0].T)
 
 
+def test_a_mask_in_uint8_as_torch_has_it() -> None:
+    x = dense(0, (3, 6))
+    torch.testing.assert_close(sparse(x)[torch.tensor([1, 0, 1], dtype=torch.uint8)].to_dense(), x[[0, 2]])
+
+
 def test_torchs_names() -> None:
     x = sparse(dense(0, (4, 6)))
     assert (x.size(), x.size(-1), x.ndim, x.dim(), x.numel(), len(x)) == (torch.Size([4, 6]), 6, 2, 2, 24, 4)

@@ -17,6 +17,7 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import fitted, summed_dtype
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
@@ -52,8 +53,10 @@ def reduced(
     if reduce == "mean":  # a sum of entries that are divided by how many of them go to one place
         operands = [_shared(o, kept) if isinstance(o, SparseTensor) else o for o in operands]
         return einsum(text, *operands, output=output)  # type: ignore[no-any-return]
+    if reduce == "prod":
+        operands = [o.to(summed_dtype(x.dtype)) for o in operands]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
-    found = reduced_groups(entries.values, entries.pattern, tuple(kept), reduce)
+    found = fitted(reduced_groups(entries.values, entries.pattern, tuple(kept), reduce), x.dtype, "a product")
     pattern, _, count = groups_of(entries.pattern, tuple(kept))
     written = SparseTensor._make(pattern, found) if kept else None
     letters = [*(own[m] for m in kept), *free]

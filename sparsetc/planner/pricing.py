@@ -48,7 +48,9 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         if not kept <= shared:
             continue
         if level == ITEM:
-            chunks = view.items.counts and not view.levels[0] and how.items > 1
+            # torch programs cut even one item of all nonzeros into chunks
+            several = how.items > 1 or problem.backend == "torch"
+            chunks = view.items.counts and not view.levels[0] and several
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
     return False

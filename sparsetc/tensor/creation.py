@@ -59,6 +59,8 @@ def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
 
 def _alike(tensors: Sequence[Any], name: str) -> list[SparseTensor]:
     """The tensors of single nonzeros, on one device and with the same dense modes."""
+    if not isinstance(tensors, list | tuple):
+        raise ShapeError(f"{name} takes a list of sparse tensors, found {type(tensors).__name__}")
     found = [SparseTensor.coerce(x) for x in tensors]
     if not found or None in found:
         raise ShapeError(

@@ -20,7 +20,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.tensor.arithmetic import Arithmetic, is_sparse, matmul
 from sparsetc.tensor.inputs import as_dense
 
-POSITIONAL = ("input", "tensors", "other", "mat1", "mat2", "exponent")
+POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "exponent", "shape", "dims")
 """Arguments of torch's functions that are as often named, in order."""
 
 
@@ -37,6 +37,8 @@ class Functions:
         kwargs.pop("_stacklevel", None)
         args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
         name = getattr(function, "__name__", str(function))
+        if "axis" in kwargs and name not in METHODS:
+            kwargs["dim"] = kwargs.pop("axis")
         known = FUNCTIONS.get(name)
         if known is None:
             raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
@@ -91,7 +93,14 @@ def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
 
 def _mapped(name: str) -> Callable[..., Any]:
     """A function of torch that is 0 of 0, of the entries."""
-    return lambda x, *args, **kwargs: x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
+
+    def called(x: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
+        except NotImplementedError:
+            raise DtypeError(f"torch's {name} takes no {x.dtype}") from None
+
+    return called
 
 
 def _elsewhere(module: str, name: str) -> Callable[..., Any]:
@@ -179,9 +188,16 @@ UFUNCS: dict[str, Callable[..., Any]] = {
         name: FUNCTIONS[name]
         for name in (
             *("add", "multiply", "subtract", "divide", "true_divide", "matmul", "power", "sqrt", "sign", "absolute"),
-            *("negative", *COMPARISONS.values(), *(name for name in MAPS if hasattr(np, name))),
+            *(
+                "floor_divide",
+                "remainder",
+                "negative",
+                *COMPARISONS.values(),
+                *(name for name in MAPS if hasattr(np, name)),
+            ),
         )
     },
+    "rint": FUNCTIONS["round"],
     **{f"arc{name[1:]}": FUNCTIONS[name] for name in MAPS if name[0] == "a"},
 }
 """What numpy's functions do with one, likewise."""

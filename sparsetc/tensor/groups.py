@@ -7,6 +7,7 @@ give, until one is left: so no group, however large, is one thread's work, and n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern, transforming
+from sparsetc.tensor.sums import refuse_wrapped
 
 PIECE = 256
 """Entries of a piece of a group, at most."""
@@ -75,7 +77,9 @@ def reduced_groups(
     each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
         return added(values, rows, count) / (float(positions) or each.to(values.dtype))
-    if values.numel() and _has_pieces(values):
+    if kind == "prod" and values.dtype == torch.int64:
+        out = products(values, lambda factors: _scattered(factors, rows, count, kind))
+    elif values.numel() and _has_pieces(values):
         out = _by_pieces(values, pattern, kept, kind)
     else:
         out = _scattered(values, rows, count, kind)
@@ -83,6 +87,14 @@ def reduced_groups(
         return out
     with_zero = out * 0 if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
     return torch.where(each < positions, with_zero, out)
+
+
+def products(values: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return products of int64 values, or raise `DtypeError` where one does not fit in 64 bits."""
+    out = multiply(values)
+    if not transforming():
+        refuse_wrapped(out, multiply(values.double()), "a product of integers")
+    return out
 
 
 def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:

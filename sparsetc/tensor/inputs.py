@@ -152,6 +152,8 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
 
 def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
     """Whether a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
+    if transforming():  # whose tensors do not say where they are
+        return True
     if isinstance(data, torch.Tensor):
         return tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
     if isinstance(data, np.ndarray):
@@ -162,7 +164,10 @@ def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
 def _from_sequences(coords: ArrayLike) -> ArrayLike:
     """Nested sequences as an ndarray; empty ones, which numpy would call float, as integers."""
     if isinstance(coords, list | tuple) and any(isinstance(row, torch.Tensor) for row in coords):
-        return torch.stack([row if isinstance(row, torch.Tensor) else torch.as_tensor(row) for row in coords])
+        coords = [row if isinstance(row, torch.Tensor) else torch.as_tensor(row) for row in coords]
+        if len({row.shape for row in coords}) > 1:
+            raise FormatError(f"coords must be a rectangle of integers, found rows of {[*map(len, coords)]!s:.80}")
+        return torch.stack(coords)
     try:
         array = np.asarray(coords)
     except ValueError as error:

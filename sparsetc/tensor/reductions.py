@@ -6,16 +6,17 @@ agree in these are reduced together; absent ones count as the zeros that they ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
+from sparsetc.tensor.groups import check_reduction, groups_of, products, reduced_groups
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator, summed_dtype
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Dims = int | Sequence[int] | None
-"""Modes, negative ones counted from the end; None for all."""
-OUTPUTS = ("auto", "dense", "sparse")
+"""Modes, negative ones counted from the end; None for all, and () for none, as numpy has it."""
+Output = Literal["auto", "dense", "sparse"]
+OUTPUTS = get_args(Output)
 
 
 class Reductions:
@@ -38,7 +40,7 @@ class Reductions:
 
     __slots__ = ()
 
-    def sum(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
+    def sum(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """The sum over modes; of integers, as their product, in int64.
 
         Example:
@@ -47,31 +49,31 @@ class Reductions:
         return _reduced(self, "sum", *_named(dim, keepdim, numpys), output)
 
     def mean(
-        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+        self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
         """The mean over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
         return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries)
 
     def amax(
-        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+        self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
         """The largest over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
         return _reduced(self, "amax", *_named(dim, keepdim, numpys), output, entries)
 
     def amin(
-        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+        self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
         """The least value over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 for none."""
         return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
 
     def prod(
-        self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", entries: bool = False, **numpys: Any
+        self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
         """The product over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
         return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries)
 
     def norm(
-        self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any
+        self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any
     ) -> Any:
         """The p-norm over modes: the root of the sum of powers of magnitudes; for infinity the largest of these."""
         x: Any = self
@@ -92,13 +94,13 @@ class Reductions:
 
         return root(found) if isinstance(found, torch.Tensor) else found.map(root)
 
-    def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: str = "auto", **numpys: Any) -> Any:
+    def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """How many values are not 0, over modes, int64; explicit zeros do not count."""
         x: Any = self
         return x.map(lambda values: (values != 0).to(torch.int64)).sum(dim, keepdim, output=output, **numpys)
 
 
-def _named(dim: Dims, keepdim: bool, numpys: dict[str, Any]) -> tuple[Dims, bool]:
+def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, bool]:
     """Modes and whether they stay, by numpy's names where these are given; `KeywordError` for others."""
     given = {name: value for name, value in numpys.items() if value is not None}
     if unknown := sorted(given.keys() - {"axis", "keepdims"}):
@@ -122,7 +124,8 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
     dense = [m - order + 1 for m in gone if m >= order]
     for at in reversed(dense):
-        values = getattr(torch, kind)(values, at)
+        once = partial(getattr(torch, kind), dim=at)
+        values = products(values, once) if kind == "prod" and values.dtype == torch.int64 else once(values)
     kept = tuple(m for m in range(order) if m not in gone)
     if len(kept) < order:
         positions = prod(x._pattern.shape[m] for m in range(order) if m in gone)

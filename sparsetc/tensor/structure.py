@@ -392,7 +392,11 @@ def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
 
 def _index(key: Any, x: Any) -> Any:
     """An index as an int, a slice, None, Ellipsis, an int64 tensor, or a mask."""
-    if key is None or key is Ellipsis or isinstance(key, slice):
+    if isinstance(key, slice):
+        if key.step == 0 or not all(n is None or hasattr(n, "__index__") for n in (key.start, key.stop, key.step)):
+            raise ShapeError(f"a slice is of integers, with a step that is not 0, found {key}")
+        return key
+    if key is None or key is Ellipsis:
         return key
     if isinstance(key, list | tuple | np.ndarray):
         key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
@@ -401,7 +405,7 @@ def _index(key: Any, x: Any) -> Any:
             raise ShapeError(
                 f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
             )
-        return (key if key.dtype == torch.bool else key.long()).to(x.device)
+        return (key.bool() if key.dtype in (torch.bool, torch.uint8) else key.long()).to(x.device)
     try:
         if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
             raise TypeError
