@@ -21,15 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import synthetic
 import torch
-from common import DEVICE, SYNTHETIC, device_microseconds, microseconds, mttkrp_equation, record, tensor
+from common import DEVICE, device_microseconds, microseconds, mttkrp_equation, record, tensor
 
 import sparsetc as stc
 
 GPU = DEVICE == "cuda"
-SYNTHETIC["half full"] = lambda: synthetic.block_matrix(2048, 64, 1.0, 0.5, device=DEVICE)
-SYNTHETIC["small clustered"] = lambda: synthetic.clustered((96, 112, 80), 40_000, device=DEVICE)
 TENSORS = ("uber_amj_4d", "guanine_TEvv_3d", "guanine_TEov_3d", "nell-2 x0.05", "flickr x0.05", "clustered")
 MATRICES = ("R-MAT 14 x8", "R-MAT 14 x32", "pubmed_mat", "c2000_5_mat", "pruned 2048x512", "block .1 .1")
 PAIRS = (

@@ -29,11 +29,16 @@ RESULTS = Path(__file__).parent / "results"
 
 SYNTHETIC: dict[str, Callable[[], Any]] = {
     "clustered": lambda: synthetic.clustered(device=DEVICE),
+    "clustered 600": lambda: synthetic.clustered(per_tile=600, device=DEVICE),
+    "clustered 2000": lambda: synthetic.clustered(per_tile=2000, device=DEVICE),
+    "small clustered": lambda: synthetic.clustered((96, 112, 80), 40_000, device=DEVICE),
+    "tiny graph": lambda: synthetic.rmat(8, 4, device=DEVICE),
     "R-MAT 14 x8": lambda: synthetic.rmat(14, 8, device=DEVICE),
     "R-MAT 14 x32": lambda: synthetic.rmat(14, 32, device=DEVICE),
     "R-MAT 14 x128": lambda: synthetic.rmat(14, 128, device=DEVICE),
     "R-MAT 16 x16": lambda: synthetic.rmat(16, 16, device=DEVICE),
     "block .1 .1": lambda: synthetic.block_matrix(8192, 64, 0.1, 0.1, device=DEVICE),
+    "half full": lambda: synthetic.block_matrix(2048, 64, 1.0, 0.5, device=DEVICE),
     "block .01 .1": lambda: synthetic.block_matrix(8192, 64, 0.01, 0.1, device=DEVICE),
     "pruned 2048x2048": lambda: synthetic.pruned_weights(2048, 2048, 0.7, device=DEVICE),
     "pruned 2048x512": lambda: synthetic.pruned_weights(2048, 512, 0.9, device=DEVICE),

@@ -15,27 +15,14 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import synthetic
 import torch
-from common import (
-    DEVICE,
-    SYNTHETIC,
-    factors,
-    kernel_microseconds,
-    mttkrp_equation,
-    mttkrp_reference,
-    record,
-    relative_error,
-    tensor,
-)
+from common import factors, kernel_microseconds, mttkrp_equation, mttkrp_reference, record, relative_error, tensor
 
 import sparsetc as stc
 from sparsetc.packing.base import pack
 from sparsetc.packing.deal import deal
 from sparsetc.packing.tiles import sides_of, tile_populations
 
-SYNTHETIC["clustered 600"] = lambda: synthetic.clustered(per_tile=600, device=DEVICE)
-SYNTHETIC["clustered 2000"] = lambda: synthetic.clustered(per_tile=2000, device=DEVICE)
 TENSORS = (
     "clustered 600",
     "clustered 2000",

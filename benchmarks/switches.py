@@ -23,9 +23,8 @@ from math import isqrt, prod
 from typing import Any
 from unittest import mock
 
-import synthetic
 import torch
-from common import DEVICE, SYNTHETIC, factors, kernel_microseconds, microseconds, record, relative_error, tensor
+from common import DEVICE, factors, kernel_microseconds, microseconds, record, relative_error, tensor
 from pair import entry_values, pair_of, reference
 from ttmc import reference as ttmc_reference
 
@@ -36,7 +35,6 @@ from sparsetc.products.blocks import BlockPath
 from sparsetc.support.entry import matmul_precision
 
 GPU = DEVICE == "cuda"
-SYNTHETIC["tiny graph"] = lambda: synthetic.rmat(8, 4, device=DEVICE)
 TINY = (("tiny graph", "tiny graph", "ij,jk->ik"),)
 SUMS = (1 << 12, 1 << 14, 1 << 16) if GPU else (1 << 6, 1 << 8)
 TASKS = (1 << 6, 1 << 8, 1 << 10) if GPU else (1 << 4, 1 << 6)
