@@ -91,6 +91,12 @@ def einsum(
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
         DtypeError: a sum of integers does not fit in 64 bits, or in the result's dtype.
+
+    Example:
+        >>> x = stc.SparseTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3))
+        >>> stc.einsum("ij,jr->ir", x, torch.ones(3, 2))
+        tensor([[1., 1.],
+                [5., 5.]])
     """
     if reduce != "sum":
         from sparsetc.contraction.reduced import reduced
@@ -133,6 +139,11 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
 
     A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices. Of a
     `distributed.Sharded` operand it is a `distributed.DistributedKernel`.
+
+    Example:
+        >>> k = stc.compile("ij,jr->ir", stc.eye(3), torch.ones(3, 2))
+        >>> k(torch.full((3, 2), 5.0))[0]
+        tensor([5., 5.])
     """
     if (sharded := _sharded(args)) is not None:
         return sharded._compile(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
@@ -159,8 +170,6 @@ def compile_many(
     copies fit, and ``"mm-csf"`` for the others. Each kernel's `explain` says what was taken and what is stored. Values
     too are packed once for all kernels that read them in one order.
 
-    ``stc.compile_many(["ijk,jr,kr->ir", "ijk,ir,kr->jr"], x, [(b, c), (a, c)])``
-
     Args:
         equations: as `einsum` takes them; the first term of each is that of x.
         x: the sparse operand.
@@ -176,6 +185,12 @@ def compile_many(
     Raises:
         EquationError: no equations, another number of operands than equations, or a second sparse operand; and whatever
             `compile` raises.
+
+    Example:
+        >>> x, a = stc.eye(3), torch.ones(3, 2)
+        >>> rows, columns = stc.compile_many(["ij,jr->ir", "ij,ir->jr"], x, [a, a])
+        >>> rows(a).shape, columns(a).shape
+        (torch.Size([3, 2]), torch.Size([3, 2]))
     """
     workload = _workload(equations, x, operands)
     made = compiled_together(workload, of_call(settings), output)
@@ -233,6 +248,12 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
     """Return how `einsum` would run: parts, formats, costs, why this plan; or its cost as formulas, where `symbolic`.
 
     Arguments as for `einsum`.
+
+    Example:
+        >>> print(stc.explain("ij,jr->ir", stc.eye(8), torch.ones(8, 4), plan="coo"))
+        "ij,jr->ir"
+          plan     coo, asked for by name
+        ...
     """
     return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
@@ -275,6 +296,13 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
 
     Raises:
         PlanError: the function's name is no identifier (a lambda has none), or is taken by the package.
+
+    Example:
+        >>> @stc.register_op
+        ... def row_sums(x):
+        ...     return stc.einsum("ij->i", x)
+        >>> stc.OPERATIONS["row_sums"](stc.eye(2))
+        tensor([1., 1.])
     """
     if function is None:
         return partial(register_op, replace=replace)  # type: ignore[call-overload, no-any-return]
@@ -295,6 +323,11 @@ class CacheInfo:
         nbytes: bytes of packed index arrays, on all devices.
         foreign: coordinates, and tensors of torch.sparse and scipy, whose pattern is remembered.
         modules: generated programs in memory.
+
+    Example:
+        >>> stc.clear_cache()
+        >>> stc.cache_info()
+        CacheInfo(patterns=0, kernels=0, storages=0, nbytes=0, foreign=0, modules=0)
     """
 
     patterns: int
@@ -306,7 +339,15 @@ class CacheInfo:
 
 
 def cache_info() -> CacheInfo:
-    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it."""
+    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it.
+
+    Example:
+        >>> stc.clear_cache()
+        >>> x = stc.eye(3)
+        >>> y = x @ torch.ones(3, 2)
+        >>> stc.cache_info().kernels
+        1
+    """
     kept = [value for pattern in list(used) for value in pattern.cache.values()]
     stored = [value for value in kept if isinstance(value, Packed)]
     return CacheInfo(
@@ -323,6 +364,11 @@ def clear_cache() -> None:
     """Forget all that is kept in memory for patterns: counts, packed storages, kernels, and generated programs.
 
     Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
+
+    Example:
+        >>> stc.clear_cache()
+        >>> stc.cache_info().nbytes
+        0
     """
     clear_patterns()
     inputs.readings.clear()

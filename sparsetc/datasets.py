@@ -27,6 +27,10 @@ def uber(*, dtype: torch.dtype | None = None) -> SparseTensor:
         FiveThirtyEight, which published them without naming a licence:
         <https://github.com/fivethirtyeight/uber-tlc-foil-response>. One count per day, hour, latitude and longitude is
         the form that FROSTT gave them: <http://frostt.io>.
+
+    Example:
+        >>> stc.datasets.uber()
+        SparseTensor(shape=(23, 24, 887, 1410), nnz=303343, density=0.000439, dtype=torch.float32, device=cpu)
     """
     with as_file(files("sparsetc") / "data" / "uber.tns.gz") as path:
         return read(path, dtype=dtype)

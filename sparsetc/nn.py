@@ -44,7 +44,9 @@ class SparseLinear(nn.Module):
         ShapeError: a weight that is no matrix.
 
     Example:
-        ``layer = stc.nn.SparseLinear.from_dense(linear.weight, linear.bias)``
+        >>> linear = torch.nn.Linear(4, 3)
+        >>> stc.nn.SparseLinear.from_dense(linear.weight * torch.eye(3, 4), linear.bias)
+        SparseLinear(in_features=4, out_features=3, nnz=3, bias=True)
     """
 
     coords: torch.Tensor
@@ -129,7 +131,9 @@ class GraphConv(nn.Module):
         settings: of `einsum`.
 
     Example:
-        ``stc.nn.GraphConv(64, 16)(stc.nn.normalized(adjacency), x)``
+        >>> graph = stc.nn.normalized(stc.eye(5))
+        >>> stc.nn.GraphConv(4, 2)(graph, torch.ones(5, 4)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
@@ -154,6 +158,10 @@ class GATConv(nn.Module):
         heads: each of which has weights of its own; their results stand side by side.
         slope: of the leaky ReLU of scores.
         settings: of `einsum`.
+
+    Example:
+        >>> stc.nn.GATConv(4, 2, heads=3)(stc.eye(5), torch.ones(5, 4)).shape
+        torch.Size([5, 6])
     """
 
     def __init__(
@@ -186,6 +194,10 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
 
     Raises:
         ShapeError: a matrix that is not square.
+
+    Example:
+        >>> stc.nn.normalized(stc.full((2, 2), 1.0), loops=False).values
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     adjacency = without_blocks(adjacency)
     nodes, other = adjacency.shape
@@ -213,6 +225,11 @@ def collate(samples: Sequence[Any]) -> Any:
 
     Returns:
         A SparseTensor, a tensor, or a tuple of these. ``batch_of(sizes)`` tells which node is of which sample.
+
+    Example:
+        >>> graphs, labels = stc.nn.collate([(stc.eye(2), 0), (stc.eye(3), 1)])
+        >>> graphs.shape, labels
+        ((5, 5), tensor([0, 1]))
     """
     first = samples[0]
     if isinstance(first, tuple):
@@ -232,5 +249,10 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def batch_of(sizes: Sequence[int]) -> torch.Tensor:
-    """(sum of sizes,) int64: the number of the sample that each row of a joined tensor is of."""
+    """(sum of sizes,) int64: the number of the sample that each row of a joined tensor is of.
+
+    Example:
+        >>> stc.nn.batch_of([2, 3])
+        tensor([0, 0, 1, 1, 1])
+    """
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))

@@ -67,6 +67,12 @@ def mttkrp(
     Returns:
         (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise, or another operand than x
         is sparse: then a `SparseTensor`, by `einsum`'s rule); a tuple of these, one a mode, where `mode` is None.
+
+    Example:
+        >>> x = stc.full((2, 3, 4), 1.0)
+        >>> stc.mttkrp(x, [None, torch.ones(3, 2), torch.ones(4, 2)], 0)
+        tensor([[12., 12.],
+                [12., 12.]])
     """
     sparse = _sparse(x, "mttkrp")
     if mode is not None:
@@ -112,6 +118,11 @@ def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) 
 
     Returns:
         (size of `mode`, then the rank of every other mode, in the modes' order), dense.
+
+    Example:
+        >>> x = stc.full((2, 3, 4), 1.0)
+        >>> stc.ttmc(x, [None, torch.ones(3, 5), torch.ones(4, 6)], 0).shape
+        torch.Size([2, 5, 6])
     """
     sparse = _sparse(x, "ttmc")
     mode = _mode(sparse, mode, "ttmc")
@@ -142,6 +153,10 @@ def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
         of `rank` values wherever x has a nonzero fiber along `mode`. That fiber is a dense mode of the result
         (`dense_order` 1) when `mode` is the last one, and is spelled out in coordinates otherwise, since dense modes
         of a SparseTensor come last.
+
+    Example:
+        >>> stc.ttm(stc.full((2, 3, 4), 1.0), torch.ones(3, 5), 1).shape
+        (2, 5, 4)
     """
     return _of_one_mode(x, matrix, mode, "ttm", "matrix", ("rank",), settings)
 
@@ -164,6 +179,10 @@ def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
 
     Returns:
         Of order one less, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense.
+
+    Example:
+        >>> stc.ttv(stc.full((2, 3, 4), 1.0), torch.ones(3), 1)
+        SparseTensor(shape=(2, 4), nnz=8, density=1, dtype=torch.float32, device=cpu)
     """
     return _of_one_mode(x, vector, mode, "ttv", "vector", (), settings)
 
@@ -195,6 +214,10 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
 
     Returns:
         (rows, width) or (rows,), dense.
+
+    Example:
+        >>> stc.spmm(stc.eye(2, 3), torch.ones(3, 4)).shape
+        torch.Size([2, 4])
     """
     sparse = _matrix(a, "spmm")
     b = as_dense(b, "spmm: b")
@@ -221,6 +244,10 @@ def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
 
     Returns:
         A `SparseTensor` of the pattern of a, coalesced.
+
+    Example:
+        >>> stc.sddmm(stc.eye(3), torch.ones(3, 2), torch.ones(3, 2)).values
+        tensor([2., 2., 2.])
     """
     sparse = _matrix(a, "sddmm")
     left = _table(left, sparse, (sparse.shape[0], "rank"), "sddmm: left")
@@ -257,6 +284,10 @@ def contract(
         or more of x's modes are left, y's modes being dense modes of it; else dense. Of a sparse y: a `SparseTensor`
         when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
         if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not fit.
+
+    Example:
+        >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape
+        torch.Size([4, 2])
     """
     sparse = _sparse(x, "contract")
     second = as_operand(y, "contract: y")

@@ -192,6 +192,11 @@ class options(contextlib.ContextDecorator):
             second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was
             timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
             nothing is timed.
+
+    Example:
+        >>> with stc.options(plan="coo", precision="high"):
+        ...     stc.compile("ij,j->i", stc.eye(3), torch.ones(3)).plan.name
+        'coo'
     """
 
     def __init__(self, **settings: Unpack[Settings]) -> None:

@@ -57,7 +57,11 @@ def attention(
         DeviceError: a pattern that is elsewhere than q.
 
     Example:
-        ``stc.attention(q, k, v, stc.SparseTensor.from_dense(torch.ones(n, n).tril()))`` is causal attention.
+        >>> q, k, v = torch.zeros(3, 2), torch.zeros(3, 2), torch.eye(3)
+        >>> stc.attention(q, k, v, stc.SparseTensor.from_dense(torch.ones(3, 3).tril()))  # causal
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
     """
     for one in (q, k, v):
         if not isinstance(one, torch.Tensor) or one.layout != torch.strided:

@@ -50,6 +50,12 @@ class Kernel(Inspectable):
     It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs; with `drop_zeros`
     a graph breaks at the call. It pickles as its equation, operands and settings, and is compiled again where it is
     loaded.
+
+    Example:
+        >>> b = torch.ones(3, 2)
+        >>> k = stc.compile("ij,jr->ir", stc.eye(3), b)
+        >>> k(b).shape, k.with_values(torch.tensor([1.0, 2.0, 3.0]))(b)[:, 0]
+        (torch.Size([3, 2]), tensor([1., 2., 3.]))
     """
 
     def __init__(
@@ -134,7 +140,9 @@ class Kernel(Inspectable):
             ImportError: scipy is not installed.
 
         Example:
-            ``scipy.sparse.linalg.svds(stc.compile("ij,j->i", x, v).as_linear_operator())``
+            >>> k = stc.compile("ij,j->i", stc.full((2, 2), 3.0), torch.zeros(2))
+            >>> k.as_linear_operator() @ np.ones(2, np.float32)
+            array([6., 6.], dtype=float32)
         """
         try:
             from scipy.sparse.linalg import LinearOperator
@@ -253,7 +261,9 @@ class Kernel(Inspectable):
         """What a call costs as sympy expressions of nonzeros, sizes and the rates of the device.
 
         Example:
-            ``k.cost["seconds"]``, and ``k.cost.at(nonzeros=10**9, r=128)`` for the numbers with other sizes.
+            >>> cost = stc.compile("ij,jr->ir", stc.eye(8), torch.ones(8, 4)).cost
+            >>> cost["products"], cost.at(nonzeros=1000, r=128)["products"]
+            (2*nonzeros*r, 256000.0)
 
         Raises:
             PlanError: there are several steps, or the one step is of two sparse operands.
@@ -274,7 +284,9 @@ class Kernel(Inspectable):
             seconds: that calls are timed for; three are made at least.
 
         Example:
-            ``print(k.benchmark(b, c))``
+            >>> k = stc.compile("ij,j->i", stc.eye(3), torch.ones(3))
+            >>> k.benchmark(torch.ones(3), seconds=0.01).calls >= 3
+            True
 
         Raises:
             As a call.

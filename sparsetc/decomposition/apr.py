@@ -69,6 +69,11 @@ def cp_apr(
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any iteration.
+
+    Example:
+        >>> model = stc.decomposition.cp_apr(stc.full((3, 4, 5), 2.0), 1, random_state=0)
+        >>> model.weights
+        tensor([120.0000])
     """
     sparse = checks.tensor(x, NAME, single=True)
     if bool((sparse.values < 0).any()):

@@ -80,6 +80,11 @@ def cp_als(
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep.
+
+    Example:
+        >>> model = stc.decomposition.cp_als(stc.full((3, 4, 5), 2.0), 1, random_state=0)
+        >>> model.shape, round(model.fit, 3)
+        ((3, 4, 5), 1.0)
     """
     wanted = Wanted(
         *(rank, n_iter_max, tol, init, normalize_factors, nonnegative, fixed_modes, mask, l2_reg),

@@ -66,6 +66,11 @@ def tucker(
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep, or,
             of a chain that would not fit in memory, in the first.
+
+    Example:
+        >>> model = stc.decomposition.tucker(stc.full((3, 4, 5), 2.0), 1)
+        >>> model.core.shape, round(model.fit, 3)
+        (torch.Size([1, 1, 1]), 1.0)
     """
     sparse = checks.tensor(x, NAME)
     sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order, NAME)

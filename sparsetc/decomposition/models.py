@@ -34,6 +34,11 @@ class CP(Factored):
             ``"diverged"`` (values overflowed).
         log_likelihoods: the sum of ``x log m - m`` after each iteration of `cp_apr`, without the terms that no model
             changes.
+
+    Example:
+        >>> model = stc.decomposition.CP(torch.ones(1), [torch.ones(2, 1), torch.ones(3, 1)])
+        >>> model.rank, model.shape, model.to_dense().sum()
+        (1, (2, 3), tensor(6.))
     """
 
     KIND, HEAD, NUMBERS = "CP", "weights", ("fits", "log_likelihoods")
@@ -112,6 +117,11 @@ class Tucker(Factored):
         factors: (size, rank of the mode) a mode, of orthonormal columns if `tucker` made it; a list will do.
         fits: ``1 - |X - M| / |X|`` after each iteration of the run that made it.
         stopped: why that run ended, as in `CP`.
+
+    Example:
+        >>> model = stc.decomposition.Tucker(torch.ones(1, 1), [torch.ones(2, 1), torch.ones(3, 1)])
+        >>> model.rank, model.shape, model.to_dense().sum()
+        ((1, 1), (2, 3), tensor(6.))
     """
 
     KIND, HEAD, NUMBERS = "Tucker", "core", ("fits",)

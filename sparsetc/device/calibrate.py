@@ -263,6 +263,9 @@ def calibrate() -> DeviceProfile:
         DeviceError: there is no GPU, it is too busy to be measured, or Triton interprets (``TRITON_INTERPRET``).
         OutOfMemoryError: the device has too little memory free.
         OSError: the record cannot be written.
+
+    Example:
+        >>> stc.calibrate().measured[:2]  # doctest: +SKIP
     """
     measured = measure()
     keep(measured)

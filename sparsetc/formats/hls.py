@@ -275,6 +275,10 @@ def plan_hls(threshold: int | None = None) -> Plan:
     """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
 
     0 or 1 makes every tile dense, a threshold above a tile's volume none.
+
+    Example:
+        >>> stc.plan_hls(threshold=64)
+        Plan('hls', threshold=64)
     """
     check_threshold(threshold, 0)
     return Plan("hls", options=() if threshold is None else (("threshold", threshold),))

@@ -415,6 +415,10 @@ def plan_window(
         threshold: nonzeros a tile, on average over a window, from which its rows are not left to runs; 0 leaves none.
         halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where the cost model
             expects that to be faster and a call's operands allow it.
+
+    Example:
+        >>> stc.plan_window(height=16, width=8)
+        Plan('window', height=16, width=8)
     """
     return _request("window", height=height, width=width, threshold=threshold, halves=halves)
 
@@ -436,6 +440,10 @@ def plan_1sa(
         width: columns of a tile.
         threshold: nonzeros a tile, from which rows are not left to runs.
         halves: whether float32 may be multiplied in halves of 16 bits.
+
+    Example:
+        >>> stc.plan_1sa(tau=50, height=16)
+        Plan('1-sa', tau=50, height=16)
     """
     return _request("1-sa", tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=halves)
 

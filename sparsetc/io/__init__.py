@@ -54,6 +54,11 @@ def read(
         OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
         FileNotFoundError: no such file.
         ImportError: the library that reads such a file is not installed.
+
+    Example:
+        >>> stc.write("x.tns", stc.eye(4))
+        >>> stc.read("x.tns")
+        SparseTensor(shape=(4, 4), nnz=4, density=0.25, dtype=torch.float32, device=cpu)
     """
     path = memory.text_of(path)
     suffix = _suffix(path)
@@ -86,6 +91,11 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         DtypeError: complex values for ``.tns``, float16 and bfloat16 for Binsparse.
         OSError: the folder that is named cannot be written to.
         ImportError: the library that writes such a file is not installed.
+
+    Example:
+        >>> stc.write("x.npz", stc.eye(3))
+        >>> stc.read("x.npz").shape
+        (3, 3)
     """
     path = memory.text_of(path)
     suffix = _suffix(path)

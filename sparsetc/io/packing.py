@@ -91,6 +91,12 @@ def pack(
         FileNotFoundError: no such file or folder.
         OSError: the folder cannot be written to, or the disk is full.
         ImportError: pyarrow or DuckDB is not installed.
+
+    Example:
+        >>> stc.write("x.tns", stc.eye(4))
+        >>> stc.pack("x.tns", "x.parquet")
+        >>> stc.read("x.parquet").nnz
+        4
     """
     name, path = memory.text_of(source), memory.text_of(path)
     if not path.lower().endswith(".parquet"):

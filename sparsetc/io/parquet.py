@@ -168,6 +168,13 @@ class PackedFile(Table):
     Attributes:
         shape: sizes of all modes.
         dtype: of the values.
+
+    Example:
+        >>> stc.write("x.parquet", stc.eye(4))
+        >>> with stc.open_packed("x.parquet") as file:
+        ...     file.rows(1, 3)[0]
+        tensor([[1, 2],
+                [1, 2]])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -290,6 +297,12 @@ def open_packed(path: str | os.PathLike[str]) -> PackedFile:
         IOFormatError: not a packed file, or a truncated or altered one.
         FileNotFoundError: no such file.
         ImportError: pyarrow is not installed.
+
+    Example:
+        >>> stc.write("x.parquet", stc.eye(4))
+        >>> with stc.open_packed("x.parquet") as file:
+        ...     file.shape, file.nnz
+        ((4, 4), 4)
     """
     return PackedFile(path)
 

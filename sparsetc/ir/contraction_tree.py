@@ -100,7 +100,12 @@ def total(tree: Tree, over: Iterable[str]) -> Tree:
 
 
 def parse_tree(text: str) -> Tree:
-    """The tree that a text stands for; `PlanError` where it stands for none."""
+    """The tree that a text stands for; `PlanError` where it stands for none.
+
+    Example:
+        >>> stc.parse_tree("sum[j k](X * B * C)").factors
+        ('X', 'B', 'C')
+    """
     if not isinstance(text, str):
         raise PlanError(f"a tree is parsed from text, found {type(text).__name__}")
     parser = _Parser(text)

@@ -66,6 +66,10 @@ class Storage(Record):
         contracted: how many modes at the end of `sequence` a column of a dot contracts; 0 where the order serves no
             dot.
         params: numbers only the format itself knows: the offsets of a band, the side of a tile.
+
+    Example:
+        >>> stc.Storage(item=(0,), leaf=(1, 2)).levels
+        ((0,), (), (1, 2))
     """
 
     item: tuple[int, ...] = ()
@@ -149,6 +153,10 @@ class Schedule(Record):
             letters.
         turns: letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid.
         ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
+
+    Example:
+        >>> stc.Schedule(warps=4, blocks=(("r", 32),)).block("r")
+        32
     """
 
     warps: int = bounded(1, "the number of warps", most=MOST_WARPS, power=True)
@@ -197,6 +205,10 @@ class Part(Record):
         label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
         operand: which of two sparse operands the part stores, of which the path says how it runs; None where there is
             one.
+
+    Example:
+        >>> print(stc.Part("coo", stc.Storage(item=(0,), leaf=(1, 2)), nnz=100))
+        coo[0 | - | 1,2]: 100 nonzeros, 1 lanes, 1 warps
     """
 
     format: str
@@ -243,6 +255,11 @@ class Plan(Record):
         options: arguments of that rule; of a request, what is not to be chosen.
         shares: which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all.
         steps: the plan of each contraction, in order, where there are several; None of one of two dense operands.
+
+    Example:
+        >>> plan = stc.Plan("mine", (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),))
+        >>> stc.einsum("ij,j->i", stc.eye(2), torch.ones(2), plan=plan)
+        tensor([1., 1.])
     """
 
     name: str

@@ -61,6 +61,12 @@ def register_partition(
 
     Raises:
         PlanError: a name that cannot be one, or is taken by the package.
+
+    Example:
+        >>> halve = stc.register_partition("halves")(lambda coords, shape: torch.arange(len(coords.T)).tensor_split(2))
+        >>> plan = stc.Plan("two", 2 * (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),), partition="halves")
+        >>> stc.compile("ij,j->i", stc.eye(4), torch.ones(4), plan=plan).plan
+        Plan('two', coo of 2 + coo of 2)
     """
     check_label(name, "a partition", PlanError)
 

@@ -25,7 +25,15 @@ BITS = 1 << 16
 
 
 def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included."""
+    """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included.
+
+    Example:
+        >>> coords = stc.testing.pattern("corners", (4, 5))
+        >>> packed = stc.testing.check_format("coo", coords, (4, 5), stc.Storage(item=(0,), leaf=(1,)))
+        >>> stc.testing.read(packed.view, packed.arrays, packed.items, packed.stored)[0]
+        tensor([[0, 3],
+                [0, 4]])
+    """
     at = positions(view, arrays, items, stored)
     coords: dict[int, torch.Tensor] = {}
     reader = Reader(
@@ -75,7 +83,16 @@ def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> t
 
 # -- what kernels rely on ---------------------------------------------------------------------------------------------
 def check_arrays(packed: Packed) -> None:
-    """Raise `FormatError` unless every array that the view names is there, of its length, and pointers are in order."""
+    """Raise `FormatError` unless every array that the view names is there, of its length, and pointers are in order.
+
+    Example:
+        >>> coords, storage = stc.testing.pattern("random", (4, 5)), stc.Storage(item=(0,), leaf=(1,))
+        >>> packed = stc.testing.check_format("coo", coords, (4, 5), storage)
+        >>> packed.arrays.clear()
+        >>> stc.testing.check_arrays(packed)
+        Traceback (most recent call last):
+        sparsetc.errors.FormatError: the view reads item_ptr, item_word, word, which is missing
+    """
     view, arrays = packed.view, packed.arrays
     missing = set(view.arrays) - set(arrays) - {"values"}
     require(not missing, f"the view reads {', '.join(sorted(missing))}, which is missing")

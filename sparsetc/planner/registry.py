@@ -121,6 +121,12 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
 
     Raises:
         PlanError: a name that cannot be one, or is taken by the package.
+
+    Example:
+        >>> never = stc.register_plan("never")(lambda problem, counts: None)
+        >>> stc.spmm(stc.eye(2), torch.ones(2), plan="never")
+        Traceback (most recent call last):
+        sparsetc.errors.PlanError: plan 'never' does not apply to "ij,j->i" on this tensor: ...
     """
     check_label(name, "a plan", PlanError)
 
@@ -146,6 +152,13 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
 
     Raises:
         FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
+
+    Example:
+        >>> from sparsetc.formats.coo import Coo
+        >>> named = stc.register_format(type("Named", (Coo,), {"name": "named"}))
+        >>> part = stc.Part("named", stc.Storage(item=(0,), leaf=(1,)))
+        >>> stc.spmm(stc.eye(2), torch.ones(2), plan=stc.Plan("by hand", (part,)))
+        tensor([1., 1.])
     """
     if cls is None:
         return partial(register_format, replace=replace)  # type: ignore[call-overload, no-any-return]

@@ -64,6 +64,11 @@ def plan_bcb(
         formats: ``"bcb"`` or ``"coo"`` for each of the two operands, in the equation's order. A nonzero in ``coo``
             meets blocks that have side 1 along the letters that both operands have, and scales them.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
+
+    Example:
+        >>> x = stc.full((8, 8), 1.0)
+        >>> stc.compile("ij,jk->ik", x, x, plan=stc.plan_bcb(i=2, j=4)).plan.parts[0].sides
+        {'i': 2, 'j': 4}
     """
     storages = (storage, storage) if isinstance(storage, str) else storage
     named = {"storage": storages, "threshold": threshold, "formats": formats}

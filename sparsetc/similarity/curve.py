@@ -54,6 +54,11 @@ class BlockingCurve:
     Attributes:
         mode: the mode whose slices are rows.
         points: in the order of the similarities asked for.
+
+    Example:
+        >>> curve = stc.blocking_curve(stc.eye(8), width=4, taus=(1.0,))
+        >>> curve.points[0].groups, curve.points[0].blocks, curve.points[0].density
+        (2, 2, 0.25)
     """
 
     shape: tuple[int, ...]
@@ -94,6 +99,11 @@ def blocking_curve(
     Raises:
         DtypeError: the operand is not sparse.
         PlanError: a width, a similarity or a mode out of range.
+
+    Example:
+        >>> curve = stc.blocking_curve(stc.eye(8), width=4, taus=(0.5, 1.0))
+        >>> [point.groups for point in curve.points]
+        [2, 2]
     """
     x = SparseTensor.coerce(matrix)
     if x is None:

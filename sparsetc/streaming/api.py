@@ -58,6 +58,10 @@ def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, 
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any chunk runs.
+
+    Example:
+        >>> stc.stream("ij,j->i", stc.eye(4), torch.ones(4), chunk_bytes="1MiB")
+        tensor([1., 1., 1., 1.])
     """
     with stream_kernel(equation, x, *dense, **options) as made:
         return made(*dense, out=out)
@@ -89,6 +93,11 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         OutOfMemoryError: dense operands, result and the smallest chunks do not fit; with their sizes.
         EquationError, ShapeError, DtypeError, DeviceError: operands that the equation does not fit.
         IOFormatError: a packed file that is damaged.
+
+    Example:
+        >>> with stc.stream_kernel("ij,j->i", stc.eye(4), torch.ones(4)) as s:
+        ...     s(torch.full((4,), 2.0))
+        tensor([2., 2., 2., 2.])
     """
     chosen, settings = StreamOptions.of_call(options)
     with ExitStack() as held:
@@ -157,6 +166,12 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
         DeviceError: the chunks were packed for another kind of device, or there is no such device.
         OutOfMemoryError: dense operands, a row of the result and the chunks do not fit; with their sizes.
         FileNotFoundError: no file.
+
+    Example:
+        >>> stc.stream_kernel("ij,j->i", stc.eye(4), torch.ones(4), file="chunks").close()
+        >>> with stc.open_stream("chunks") as s:
+        ...     s(torch.ones(4))
+        tensor([1., 1., 1., 1.])
     """
     chosen, settings = StreamOptions.of_call(options)
     if fixed := [name for name, value in options.items() if name not in WHEN_OPENED and value is not None]:

@@ -60,7 +60,8 @@ class Arithmetic:
             ShapeError: the function gives another shape.
 
         Example:
-            ``x.map(torch.exp)`` is exp of each entry, and nothing where there is none.
+            >>> stc.eye(2).map(torch.exp).values
+            tensor([2.7183, 2.7183])
         """
         x = self.coalesce()
         blocks, values = x._pattern._blocks, x._values

@@ -31,7 +31,8 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
         DeviceError: tensors on several devices.
 
     Example:
-        ``stc.cat([x, y], 1)`` of two matrices has the columns of both.
+        >>> stc.cat([stc.eye(2), stc.eye(2)], 1).shape
+        (2, 4)
     """
     given = _alike(tensors, "cat")
     order = given[0].order
@@ -53,7 +54,12 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
 
 @entry_point
 def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
-    """Tensors of one shape side by side along a new mode, which becomes the mode ``dim``; errors as of `cat`."""
+    """Tensors of one shape side by side along a new mode, which becomes the mode ``dim``; errors as of `cat`.
+
+    Example:
+        >>> stc.stack([stc.eye(2), stc.eye(2), stc.eye(2)]).shape
+        (3, 2, 2)
+    """
     return cat([x.unsqueeze(dim) for x in _alike(tensors, "stack")], dim)
 
 
@@ -82,6 +88,11 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
 
     Raises:
         ShapeError: tensors of different orders, or sizes past 2**63 - 1.
+
+    Example:
+        >>> stc.kron(stc.eye(2), stc.full((1, 2), 3.0)).to_dense()
+        tensor([[3., 3., 0., 0.],
+                [0., 0., 3., 3.]])
     """
     x, y = (one.expand_dense().coalesce() for one in _alike((x, y), "kron"))
     shape = crd.checked_shape([n * m for n, m in zip(x.shape, y.shape, strict=True)])
@@ -92,7 +103,13 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
 
 @entry_point
 def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
-    """The matrix (n, m) with ones on its diagonal, square without ``m``."""
+    """The matrix (n, m) with ones on its diagonal, square without ``m``.
+
+    Example:
+        >>> stc.eye(2, 3).to_dense()
+        tensor([[1., 0., 0.],
+                [0., 1., 0.]])
+    """
     shape = crd.checked_shape((n, n if m is None else m))
     at = torch.arange(min(shape), device=device)
     return SparseTensor(at.expand(2, -1), torch.ones(at.numel(), dtype=dtype, device=device), shape, check=False)
@@ -100,7 +117,12 @@ def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, devic
 
 @entry_point
 def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
-    """A tensor of a shape, without entries."""
+    """A tensor of a shape, without entries.
+
+    Example:
+        >>> stc.zeros(2, 3).nnz
+        0
+    """
     sizes = crd.checked_shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
     coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
     return SparseTensor(coords, torch.zeros(0, dtype=dtype, device=device), sizes)
@@ -108,7 +130,12 @@ def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> 
 
 @entry_point
 def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
-    """A tensor with an entry of one value at every position; of a pattern it is ``x.map(torch.ones_like) * value``."""
+    """A tensor with an entry of one value at every position; of a pattern it is ``x.map(torch.ones_like) * value``.
+
+    Example:
+        >>> stc.full((2, 3), 7.0).sum()
+        tensor(42.)
+    """
     sizes = crd.checked_shape(shape)
     values = torch.full((prod(sizes),), value, dtype=dtype, device=device)
     return SparseTensor(_at(torch.arange(values.numel(), device=device), sizes), values, sizes, check=False)
@@ -129,7 +156,9 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
         ShapeError: shapes that differ.
 
     Example:
-        ``stc.where(x > 2, 2, x)`` has 2 for what is above it.
+        >>> x = stc.SparseTensor([[0, 1, 2]], [1, 2, 3])
+        >>> stc.where(x > 2, 9, x).values
+        tensor([1, 2, 9])
     """
     sparse = isinstance(condition, SparseTensor)
     if sparse:
@@ -185,6 +214,10 @@ def rand(
     Raises:
         ShapeError: more entries than positions, or fewer than none; both a density and a number.
         DtypeError: a dtype that is neither.
+
+    Example:
+        >>> stc.rand((100, 100), density=0.02).nnz
+        200
     """
     return _anywhere(torch.rand, shape, density, nnz, generator, dtype, device)
 
@@ -199,7 +232,12 @@ def randn(
     dtype: torch.dtype | None = None,
     device: Any = None,
 ) -> SparseTensor:
-    """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are."""
+    """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are.
+
+    Example:
+        >>> stc.randn((100, 100), nnz=5).nnz
+        5
+    """
     return _anywhere(torch.randn, shape, density, nnz, generator, dtype, device)
 
 

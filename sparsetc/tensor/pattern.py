@@ -54,6 +54,11 @@ class Pattern:
         counts: distinct coordinates and the like, for the planner: a few numbers for each set of modes.
         number: the number that a graph which torch traces knows the pattern by.
         results: patterns of results in traced graphs, by the names of the contractions that give them.
+
+    Example:
+        >>> x = stc.eye(3)
+        >>> x.with_values([1.0, 2.0, 3.0]).pattern is x.pattern
+        True
     """
 
     __slots__ = (

@@ -44,7 +44,8 @@ class Reductions:
         """The sum over modes; of integers, as their product, in int64.
 
         Example:
-            ``x.sum(0)`` of a matrix is dense, (columns,).
+            >>> stc.full((2, 3), 1.0).sum(0)
+            tensor([2., 2., 2.])
         """
         return _reduced(self, "sum", *_named(dim, keepdim, numpys), output)
 

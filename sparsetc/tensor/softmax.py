@@ -36,14 +36,20 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
         ShapeError: no such mode.
 
     Example:
-        ``stc.softmax(scores, 1)`` of (rows, columns) scores makes each row that has entries add up to 1.
+        >>> stc.softmax(stc.full((1, 2), 5.0)).values
+        tensor([0.5000, 0.5000])
     """
     return _normalised(x, dim, log=False)
 
 
 @entry_point
 def log_softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
-    """The logarithm of `softmax`, without the rounding that taking both would add; arguments and errors as there."""
+    """The logarithm of `softmax`, without the rounding that taking both would add; arguments and errors as there.
+
+    Example:
+        >>> stc.log_softmax(stc.full((1, 2), 5.0)).values
+        tensor([-0.6931, -0.6931])
+    """
     return _normalised(x, dim, log=True)
 
 

@@ -69,6 +69,14 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     Attributes:
         _sole: whether nobody else has ever had the values, and could change them unseen.
         _stored: values as storages hold them, each with torch's count of changes of those that they were packed from.
+
+    Example:
+        >>> x = stc.SparseTensor([[0, 1, 1], [2, 0, 0]], [1.0, 2.0, 3.0], (2, 3))
+        >>> x
+        SparseTensor(shape=(2, 3), nnz=2, density=0.333, dtype=torch.float32, device=cpu)
+        >>> x.to_dense()
+        tensor([[0., 0., 1.],
+                [5., 0., 0.]])
     """
 
     __slots__ = ("__weakref__", "_pattern", "_sole", "_stored", "_values")
@@ -279,7 +287,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """(nnz,) int64: which entry of `coalesce` each of these is added to; the same of duplicates.
 
         Example:
-            ``stc.SparseTensor([[1, 0, 1]], values, coalesce=False).unique_map()`` is ``[1, 0, 1]``.
+            >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).unique_map()
+            tensor([1, 0, 1])
         """
         merge = None if self.is_coalesced else self._merged()[1]
         number = torch.arange(self.nnz, device=self.device)

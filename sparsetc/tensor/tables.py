@@ -42,8 +42,8 @@ def from_table(
 
     Example:
         >>> rides = {"day": [0, 0, 1], "hour": [9, 9, 17], "count": [2.0, 1.0, 5.0]}
-        >>> SparseTensor.from_table(rides, ["day", "hour"], "count", shape=(7, 24)).to_dense()[0, 9]
-        tensor(3.)
+        >>> stc.SparseTensor.from_table(rides, ["day", "hour"], "count", shape=(7, 24)).to_dense()[0, 9]
+        tensor(3., dtype=torch.float64)
     """
     coordinates = coordinates if isinstance(coordinates, str) else list(coordinates)
     if isinstance(coordinates, str) or not coordinates:

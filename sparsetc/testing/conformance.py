@@ -53,6 +53,11 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
     Raises:
         FormatError: no pattern has this name.
+
+    Example:
+        >>> stc.testing.pattern("corners", (4, 5))
+        tensor([[0, 3],
+                [0, 4]])
     """
     if name not in PATTERNS:
         raise FormatError(f"no pattern is called {name!r}; known: {', '.join(PATTERNS)}")
@@ -76,6 +81,11 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
 
     Raises:
         FormatError: names the promise that is broken.
+
+    Example:
+        >>> coords = stc.testing.pattern("skewed", (4, 5))
+        >>> stc.testing.check_format("coo", coords, (4, 5), stc.Storage(item=(0,), leaf=(1,))).nnz
+        5
     """
     # A mode of torch makes every call of it slower: entered where it changes something.
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
