@@ -92,7 +92,7 @@ def einsum(
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
         DtypeError: a sum of integers does not fit in 64 bits, or in the result's dtype.
 
-    Example:
+    Examples:
         >>> x = stc.SparseTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3))
         >>> stc.einsum("ij,jr->ir", x, torch.ones(3, 2))
         tensor([[1., 1.],
@@ -140,7 +140,7 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
     A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices. Of a
     `distributed.Sharded` operand it is a `distributed.DistributedKernel`.
 
-    Example:
+    Examples:
         >>> k = stc.compile("ij,jr->ir", stc.eye(3), torch.ones(3, 2))
         >>> k(torch.full((3, 2), 5.0))[0]
         tensor([5., 5.])
@@ -186,7 +186,7 @@ def compile_many(
         EquationError: no equations, another number of operands than equations, or a second sparse operand; and whatever
             `compile` raises.
 
-    Example:
+    Examples:
         >>> x, a = stc.eye(3), torch.ones(3, 2)
         >>> rows, columns = stc.compile_many(["ij,jr->ir", "ij,ir->jr"], x, [a, a])
         >>> rows(a).shape, columns(a).shape
@@ -249,7 +249,7 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
 
     Arguments as for `einsum`.
 
-    Example:
+    Examples:
         >>> print(stc.explain("ij,jr->ir", stc.eye(8), torch.ones(8, 4), plan="coo"))
         "ij,jr->ir"
           plan     coo, asked for by name
@@ -297,7 +297,7 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
     Raises:
         PlanError: the function's name is no identifier (a lambda has none), or is taken by the package.
 
-    Example:
+    Examples:
         >>> @stc.register_op
         ... def row_sums(x):
         ...     return stc.einsum("ij->i", x)
@@ -324,7 +324,7 @@ class CacheInfo:
         foreign: coordinates, and tensors of torch.sparse and scipy, whose pattern is remembered.
         modules: generated programs in memory.
 
-    Example:
+    Examples:
         >>> stc.clear_cache()
         >>> stc.cache_info()
         CacheInfo(patterns=0, kernels=0, storages=0, nbytes=0, foreign=0, modules=0)
@@ -341,7 +341,7 @@ class CacheInfo:
 def cache_info() -> CacheInfo:
     """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it.
 
-    Example:
+    Examples:
         >>> stc.clear_cache()
         >>> x = stc.eye(3)
         >>> y = x @ torch.ones(3, 2)
@@ -365,7 +365,7 @@ def clear_cache() -> None:
 
     Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
 
-    Example:
+    Examples:
         >>> stc.clear_cache()
         >>> stc.cache_info().nbytes
         0

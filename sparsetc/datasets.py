@@ -28,7 +28,7 @@ def uber(*, dtype: torch.dtype | None = None) -> SparseTensor:
         <https://github.com/fivethirtyeight/uber-tlc-foil-response>. One count per day, hour, latitude and longitude is
         the form that FROSTT gave them: <http://frostt.io>.
 
-    Example:
+    Examples:
         >>> stc.datasets.uber()
         SparseTensor(shape=(23, 24, 887, 1410), nnz=303343, density=0.000439, dtype=torch.float32, device=cpu)
     """

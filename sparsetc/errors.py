@@ -8,7 +8,7 @@ goes on working. A message says what was expected, what was found and what to do
 class SparsetcError(Exception):
     """Anything that sparsetc refuses; catch this to catch them all.
 
-    Example:
+    Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(4, 2))
         Traceback (most recent call last):
         sparsetc.errors.ShapeError: spmm: b must have 3 rows, as a has columns, found shape (4, 2)
@@ -18,7 +18,7 @@ class SparsetcError(Exception):
 class EquationError(SparsetcError, ValueError):
     """The equation cannot be read, or does not fit the operands given with it.
 
-    Example:
+    Examples:
         >>> stc.einsum("ij,j->i", stc.eye(3))
         Traceback (most recent call last):
         sparsetc.errors.EquationError: found 1 operands for 2 terms; ...
@@ -28,7 +28,7 @@ class EquationError(SparsetcError, ValueError):
 class KeywordError(SparsetcError, TypeError):
     """A keyword that the function does not take; the message names the nearest that it takes.
 
-    Example:
+    Examples:
         >>> stc.einsum("ij,j->i", stc.eye(3), torch.ones(3), precison="high")
         Traceback (most recent call last):
         sparsetc.errors.KeywordError: einsum takes no precison (did you mean precision?); ...
@@ -38,7 +38,7 @@ class KeywordError(SparsetcError, TypeError):
 class ShapeError(SparsetcError, ValueError):
     """Two sizes that must agree do not.
 
-    Example:
+    Examples:
         >>> stc.ttv(stc.eye(3), torch.ones(4), 1)
         Traceback (most recent call last):
         sparsetc.errors.ShapeError: ttv: the vector of mode 1 must have shape (3,), found shape (4,)
@@ -48,7 +48,7 @@ class ShapeError(SparsetcError, ValueError):
 class DtypeError(SparsetcError, TypeError):
     """A dtype that cannot be computed with, or dtypes that must agree and do not.
 
-    Example:
+    Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3, dtype=torch.float64))
         Traceback (most recent call last):
         sparsetc.errors.DtypeError: spmm: b has dtype torch.float64, the sparse operand has torch.float32; ...
@@ -58,7 +58,7 @@ class DtypeError(SparsetcError, TypeError):
 class DeviceError(SparsetcError, RuntimeError):
     """Operands live on different devices.
 
-    Example:
+    Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3, device="meta"))
         Traceback (most recent call last):
         sparsetc.errors.DeviceError: spmm: b is on meta, the sparse operand is on cpu; move one of them with .to()
@@ -68,7 +68,7 @@ class DeviceError(SparsetcError, RuntimeError):
 class FormatError(SparsetcError, ValueError):
     """A tensor, or its packed form, is not what its format promises.
 
-    Example:
+    Examples:
         >>> stc.SparseTensor([[0, 1], [0, 1]], [1.0, 2.0, 3.0])
         Traceback (most recent call last):
         sparsetc.errors.FormatError: coords have 2 columns but there are 3 values
@@ -78,7 +78,7 @@ class FormatError(SparsetcError, ValueError):
 class CoordinateError(FormatError, IndexError):
     """A coordinate lies outside its mode.
 
-    Example:
+    Examples:
         >>> stc.SparseTensor([[5], [0]], [1.0], (3, 3))
         Traceback (most recent call last):
         sparsetc.errors.CoordinateError: coordinate out of range in mode 0: nonzero 0 has 5, ...
@@ -88,7 +88,7 @@ class CoordinateError(FormatError, IndexError):
 class PlanError(SparsetcError, ValueError):
     """A plan that is not known, or that does not apply to this einsum.
 
-    Example:
+    Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3), plan="fastest")
         Traceback (most recent call last):
         sparsetc.errors.PlanError: plan 'fastest' has no parts, and no plan is called 'fastest'; known: ...
@@ -98,7 +98,7 @@ class PlanError(SparsetcError, ValueError):
 class DecompositionError(SparsetcError, ValueError):
     """A rank, a mode, a start or another argument that no decomposition can begin with.
 
-    Example:
+    Examples:
         >>> stc.decomposition.cp_als(stc.eye(3), 0)
         Traceback (most recent call last):
         sparsetc.errors.DecompositionError: cp_als: the rank must be an integer from 1 on, found 0
@@ -108,7 +108,7 @@ class DecompositionError(SparsetcError, ValueError):
 class OutOfMemoryError(SparsetcError, MemoryError):
     """A result or a packed form would pass the memory limit; refused before it is allocated.
 
-    Example:
+    Examples:
         >>> stc.einsum("ij->ij", stc.eye(1000), output="dense", memory_limit="1MB")
         Traceback (most recent call last):
         sparsetc.errors.OutOfMemoryError: the result of ij->ij  i=1000 j=1000 would take 4,000,000 bytes, ...
@@ -118,7 +118,7 @@ class OutOfMemoryError(SparsetcError, MemoryError):
 class DistributedError(SparsetcError, RuntimeError):
     """Ranks that were given different arguments, of which some failed, or that lost each other; it names them.
 
-    Example:
+    Examples:
         >>> stc.einsum("ij->ij", stc.distributed.shard(stc.eye(3)), drop_zeros=True)
         Traceback (most recent call last):
         sparsetc.errors.DistributedError: drop_zeros=True is for tensors of one process; take it of y.gather()
@@ -128,7 +128,7 @@ class DistributedError(SparsetcError, RuntimeError):
 class TransformError(SparsetcError, NotImplementedError):
     """Gradients in batches, which autograd asks for as if for one, or a traced graph whose kernel is gone.
 
-    Example:
+    Examples:
         >>> stc.stream("ij,j->i", stc.eye(3), torch.ones(3, requires_grad=True))
         Traceback (most recent call last):
         sparsetc.errors.TransformError: "ij,j->i" is streamed, which gives no gradients: ...
@@ -138,7 +138,7 @@ class TransformError(SparsetcError, NotImplementedError):
 class IOFormatError(SparsetcError, ValueError):
     """A file is not what its suffix promises; the message names file, line and text.
 
-    Example:
+    Examples:
         >>> stc.read("tensor.csv")
         Traceback (most recent call last):
         sparsetc.errors.IOFormatError: tensor.csv: unknown suffix; known are ...

@@ -43,7 +43,7 @@ class SparseLinear(nn.Module):
     Raises:
         ShapeError: a weight that is no matrix.
 
-    Example:
+    Examples:
         >>> linear = torch.nn.Linear(4, 3)
         >>> stc.nn.SparseLinear.from_dense(linear.weight * torch.eye(3, 4), linear.bias)
         SparseLinear(in_features=4, out_features=3, nnz=3, bias=True)
@@ -130,7 +130,7 @@ class GraphConv(nn.Module):
         bias: whether one is added.
         settings: of `einsum`.
 
-    Example:
+    Examples:
         >>> graph = stc.nn.normalized(stc.eye(5))
         >>> stc.nn.GraphConv(4, 2)(graph, torch.ones(5, 4)).shape
         torch.Size([5, 2])
@@ -159,7 +159,7 @@ class GATConv(nn.Module):
         slope: of the leaky ReLU of scores.
         settings: of `einsum`.
 
-    Example:
+    Examples:
         >>> stc.nn.GATConv(4, 2, heads=3)(stc.eye(5), torch.ones(5, 4)).shape
         torch.Size([5, 6])
     """
@@ -195,7 +195,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
     Raises:
         ShapeError: a matrix that is not square.
 
-    Example:
+    Examples:
         >>> stc.nn.normalized(stc.full((2, 2), 1.0), loops=False).values
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
@@ -226,7 +226,7 @@ def collate(samples: Sequence[Any]) -> Any:
     Returns:
         A SparseTensor, a tensor, or a tuple of these. ``batch_of(sizes)`` tells which node is of which sample.
 
-    Example:
+    Examples:
         >>> graphs, labels = stc.nn.collate([(stc.eye(2), 0), (stc.eye(3), 1)])
         >>> graphs.shape, labels
         ((5, 5), tensor([0, 1]))
@@ -251,7 +251,7 @@ def collate(samples: Sequence[Any]) -> Any:
 def batch_of(sizes: Sequence[int]) -> torch.Tensor:
     """(sum of sizes,) int64: the number of the sample that each row of a joined tensor is of.
 
-    Example:
+    Examples:
         >>> stc.nn.batch_of([2, 3])
         tensor([0, 0, 1, 1, 1])
     """

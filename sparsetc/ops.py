@@ -68,7 +68,7 @@ def mttkrp(
         (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise, or another operand than x
         is sparse: then a `SparseTensor`, by `einsum`'s rule); a tuple of these, one a mode, where `mode` is None.
 
-    Example:
+    Examples:
         >>> x = stc.full((2, 3, 4), 1.0)
         >>> stc.mttkrp(x, [None, torch.ones(3, 2), torch.ones(4, 2)], 0)
         tensor([[12., 12.],
@@ -119,7 +119,7 @@ def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) 
     Returns:
         (size of `mode`, then the rank of every other mode, in the modes' order), dense.
 
-    Example:
+    Examples:
         >>> x = stc.full((2, 3, 4), 1.0)
         >>> stc.ttmc(x, [None, torch.ones(3, 5), torch.ones(4, 6)], 0).shape
         torch.Size([2, 5, 6])
@@ -154,7 +154,7 @@ def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
         (`dense_order` 1) when `mode` is the last one, and is spelled out in coordinates otherwise, since dense modes
         of a SparseTensor come last.
 
-    Example:
+    Examples:
         >>> stc.ttm(stc.full((2, 3, 4), 1.0), torch.ones(3, 5), 1).shape
         (2, 5, 4)
     """
@@ -180,7 +180,7 @@ def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
     Returns:
         Of order one less, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense.
 
-    Example:
+    Examples:
         >>> stc.ttv(stc.full((2, 3, 4), 1.0), torch.ones(3), 1)
         SparseTensor(shape=(2, 4), nnz=8, density=1, dtype=torch.float32, device=cpu)
     """
@@ -215,7 +215,7 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     Returns:
         (rows, width) or (rows,), dense.
 
-    Example:
+    Examples:
         >>> stc.spmm(stc.eye(2, 3), torch.ones(3, 4)).shape
         torch.Size([2, 4])
     """
@@ -245,7 +245,7 @@ def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
     Returns:
         A `SparseTensor` of the pattern of a, coalesced.
 
-    Example:
+    Examples:
         >>> stc.sddmm(stc.eye(3), torch.ones(3, 2), torch.ones(3, 2)).values
         tensor([2., 2., 2.])
     """
@@ -285,7 +285,7 @@ def contract(
         when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
         if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not fit.
 
-    Example:
+    Examples:
         >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape
         torch.Size([4, 2])
     """

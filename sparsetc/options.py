@@ -193,7 +193,7 @@ class options(contextlib.ContextDecorator):
             timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
             nothing is timed.
 
-    Example:
+    Examples:
         >>> with stc.options(plan="coo", precision="high"):
         ...     stc.compile("ij,j->i", stc.eye(3), torch.ones(3)).plan.name
         'coo'

@@ -54,7 +54,7 @@ def spy(
         DtypeError: what is not sparse.
         ImportError: matplotlib is not installed.
 
-    Example:
+    Examples:
         ``stc.plot.spy(x, (0, 2), at={1: 5}).figure.savefig("slice.png")``
     """
     sparse = SparseTensor.coerce(x)

@@ -56,7 +56,7 @@ def attention(
         FormatError: what is no pattern.
         DeviceError: a pattern that is elsewhere than q.
 
-    Example:
+    Examples:
         >>> q, k, v = torch.zeros(3, 2), torch.zeros(3, 2), torch.eye(3)
         >>> stc.attention(q, k, v, stc.SparseTensor.from_dense(torch.ones(3, 3).tril()))  # causal
         tensor([[1.0000, 0.0000, 0.0000],

@@ -138,7 +138,7 @@ def test_both_say_the_same_of_the_project(built: tuple[Path, Path, Path]) -> Non
     pythons = [c.rpartition(" ")[2] for c in classifiers if re.search(r":: Python :: 3\.\d", c)]
     assert pythons == [f"3.{minor}" for minor in range(10, 15)]
     assert "Typing :: Typed" in classifiers
-    assert set(wheel.get_all("Provides-Extra") or []) == {*EXTRAS, "all", "test"}
+    assert set(wheel.get_all("Provides-Extra") or []) == {*EXTRAS, "all", "docs", "test"}
     everything = next(r for r in wheel.get_all("Requires-Dist") or [] if r.endswith('extra == "all"'))
     assert sorted(re.findall(r"\w+", everything.partition("]")[0])[1:]) == list(EXTRAS)
     assert "sparsetc = sparsetc.__main__:main" in (folder / "entry_points.txt").read_text()

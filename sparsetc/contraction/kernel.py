@@ -51,7 +51,7 @@ class Kernel(Inspectable):
     a graph breaks at the call. It pickles as its equation, operands and settings, and is compiled again where it is
     loaded.
 
-    Example:
+    Examples:
         >>> b = torch.ones(3, 2)
         >>> k = stc.compile("ij,jr->ir", stc.eye(3), b)
         >>> k(b).shape, k.with_values(torch.tensor([1.0, 2.0, 3.0]))(b)[:, 0]
@@ -139,7 +139,7 @@ class Kernel(Inspectable):
             EquationError: a kernel of another number of dense operands than one.
             ImportError: scipy is not installed.
 
-        Example:
+        Examples:
             >>> k = stc.compile("ij,j->i", stc.full((2, 2), 3.0), torch.zeros(2))
             >>> k.as_linear_operator() @ np.ones(2, np.float32)
             array([6., 6.], dtype=float32)
@@ -260,7 +260,7 @@ class Kernel(Inspectable):
     def cost(self) -> SymbolicCost:
         """What a call costs as sympy expressions of nonzeros, sizes and the rates of the device.
 
-        Example:
+        Examples:
             >>> cost = stc.compile("ij,jr->ir", stc.eye(8), torch.ones(8, 4)).cost
             >>> cost["products"], cost.at(nonzeros=1000, r=128)["products"]
             (2*nonzeros*r, 256000.0)
@@ -283,7 +283,7 @@ class Kernel(Inspectable):
             dense: as for a call.
             seconds: that calls are timed for; three are made at least.
 
-        Example:
+        Examples:
             >>> k = stc.compile("ij,j->i", stc.eye(3), torch.ones(3))
             >>> k.benchmark(torch.ones(3), seconds=0.01).calls >= 3
             True

@@ -70,7 +70,7 @@ def cp_apr(
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any iteration.
 
-    Example:
+    Examples:
         >>> model = stc.decomposition.cp_apr(stc.full((3, 4, 5), 2.0), 1, random_state=0)
         >>> model.weights
         tensor([120.0000])

@@ -81,7 +81,7 @@ def cp_als(
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep.
 
-    Example:
+    Examples:
         >>> model = stc.decomposition.cp_als(stc.full((3, 4, 5), 2.0), 1, random_state=0)
         >>> model.shape, round(model.fit, 3)
         ((3, 4, 5), 1.0)

@@ -67,7 +67,7 @@ def tucker(
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep, or,
             of a chain that would not fit in memory, in the first.
 
-    Example:
+    Examples:
         >>> model = stc.decomposition.tucker(stc.full((3, 4, 5), 2.0), 1)
         >>> model.core.shape, round(model.fit, 3)
         (torch.Size([1, 1, 1]), 1.0)

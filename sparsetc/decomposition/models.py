@@ -35,7 +35,7 @@ class CP(Factored):
         log_likelihoods: the sum of ``x log m - m`` after each iteration of `cp_apr`, without the terms that no model
             changes.
 
-    Example:
+    Examples:
         >>> model = stc.decomposition.CP(torch.ones(1), [torch.ones(2, 1), torch.ones(3, 1)])
         >>> model.rank, model.shape, model.to_dense().sum()
         (1, (2, 3), tensor(6.))
@@ -118,7 +118,7 @@ class Tucker(Factored):
         fits: ``1 - |X - M| / |X|`` after each iteration of the run that made it.
         stopped: why that run ended, as in `CP`.
 
-    Example:
+    Examples:
         >>> model = stc.decomposition.Tucker(torch.ones(1, 1), [torch.ones(2, 1), torch.ones(3, 1)])
         >>> model.rank, model.shape, model.to_dense().sum()
         ((1, 1), (2, 3), tensor(6.))

@@ -264,7 +264,7 @@ def calibrate() -> DeviceProfile:
         OutOfMemoryError: the device has too little memory free.
         OSError: the record cannot be written.
 
-    Example:
+    Examples:
         >>> stc.calibrate().measured[:2]  # doctest: +SKIP
     """
     measured = measure()

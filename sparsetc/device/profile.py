@@ -85,7 +85,7 @@ class DeviceProfile:
         rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
 
-    Example:
+    Examples:
         >>> from sparsetc.device.profile import default_gpu
         >>> default_gpu().name, len(default_gpu().measured)
         ('NVIDIA H200', 108)

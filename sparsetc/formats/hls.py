@@ -276,7 +276,7 @@ def plan_hls(threshold: int | None = None) -> Plan:
 
     0 or 1 makes every tile dense, a threshold above a tile's volume none.
 
-    Example:
+    Examples:
         >>> stc.plan_hls(threshold=64)
         Plan('hls', threshold=64)
     """

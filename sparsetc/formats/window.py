@@ -416,7 +416,7 @@ def plan_window(
         halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where the cost model
             expects that to be faster and a call's operands allow it.
 
-    Example:
+    Examples:
         >>> stc.plan_window(height=16, width=8)
         Plan('window', height=16, width=8)
     """
@@ -441,7 +441,7 @@ def plan_1sa(
         threshold: nonzeros a tile, from which rows are not left to runs.
         halves: whether float32 may be multiplied in halves of 16 bits.
 
-    Example:
+    Examples:
         >>> stc.plan_1sa(tau=50, height=16)
         Plan('1-sa', tau=50, height=16)
     """

@@ -55,7 +55,7 @@ def read(
         FileNotFoundError: no such file.
         ImportError: the library that reads such a file is not installed.
 
-    Example:
+    Examples:
         >>> stc.write("x.tns", stc.eye(4))
         >>> stc.read("x.tns")
         SparseTensor(shape=(4, 4), nnz=4, density=0.25, dtype=torch.float32, device=cpu)
@@ -92,7 +92,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         OSError: the folder that is named cannot be written to.
         ImportError: the library that writes such a file is not installed.
 
-    Example:
+    Examples:
         >>> stc.write("x.npz", stc.eye(3))
         >>> stc.read("x.npz").shape
         (3, 3)

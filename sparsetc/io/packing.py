@@ -92,7 +92,7 @@ def pack(
         OSError: the folder cannot be written to, or the disk is full.
         ImportError: pyarrow or DuckDB is not installed.
 
-    Example:
+    Examples:
         >>> stc.write("x.tns", stc.eye(4))
         >>> stc.pack("x.tns", "x.parquet")
         >>> stc.read("x.parquet").nnz

@@ -169,7 +169,7 @@ class PackedFile(Table):
         shape: sizes of all modes.
         dtype: of the values.
 
-    Example:
+    Examples:
         >>> stc.write("x.parquet", stc.eye(4))
         >>> with stc.open_packed("x.parquet") as file:
         ...     file.rows(1, 3)[0]
@@ -298,7 +298,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedFile:
         FileNotFoundError: no such file.
         ImportError: pyarrow is not installed.
 
-    Example:
+    Examples:
         >>> stc.write("x.parquet", stc.eye(4))
         >>> with stc.open_packed("x.parquet") as file:
         ...     file.shape, file.nnz

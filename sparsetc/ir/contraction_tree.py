@@ -102,7 +102,7 @@ def total(tree: Tree, over: Iterable[str]) -> Tree:
 def parse_tree(text: str) -> Tree:
     """The tree that a text stands for; `PlanError` where it stands for none.
 
-    Example:
+    Examples:
         >>> stc.parse_tree("sum[j k](X * B * C)").factors
         ('X', 'B', 'C')
     """

@@ -67,7 +67,7 @@ class Storage(Record):
             dot.
         params: numbers only the format itself knows: the offsets of a band, the side of a tile.
 
-    Example:
+    Examples:
         >>> stc.Storage(item=(0,), leaf=(1, 2)).levels
         ((0,), (), (1, 2))
     """
@@ -154,7 +154,7 @@ class Schedule(Record):
         turns: letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid.
         ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
 
-    Example:
+    Examples:
         >>> stc.Schedule(warps=4, blocks=(("r", 32),)).block("r")
         32
     """
@@ -206,7 +206,7 @@ class Part(Record):
         operand: which of two sparse operands the part stores, of which the path says how it runs; None where there is
             one.
 
-    Example:
+    Examples:
         >>> print(stc.Part("coo", stc.Storage(item=(0,), leaf=(1, 2)), nnz=100))
         coo[0 | - | 1,2]: 100 nonzeros, 1 lanes, 1 warps
     """
@@ -256,7 +256,7 @@ class Plan(Record):
         shares: which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all.
         steps: the plan of each contraction, in order, where there are several; None of one of two dense operands.
 
-    Example:
+    Examples:
         >>> plan = stc.Plan("mine", (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),))
         >>> stc.einsum("ij,j->i", stc.eye(2), torch.ones(2), plan=plan)
         tensor([1., 1.])

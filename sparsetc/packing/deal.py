@@ -62,7 +62,7 @@ def register_partition(
     Raises:
         PlanError: a name that cannot be one, or is taken by the package.
 
-    Example:
+    Examples:
         >>> halve = stc.register_partition("halves")(lambda coords, shape: torch.arange(len(coords.T)).tensor_split(2))
         >>> plan = stc.Plan("two", 2 * (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),), partition="halves")
         >>> stc.compile("ij,j->i", stc.eye(4), torch.ones(4), plan=plan).plan

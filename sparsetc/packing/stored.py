@@ -27,7 +27,7 @@ BITS = 1 << 16
 def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included.
 
-    Example:
+    Examples:
         >>> coords = stc.testing.pattern("corners", (4, 5))
         >>> packed = stc.testing.check_format("coo", coords, (4, 5), stc.Storage(item=(0,), leaf=(1,)))
         >>> stc.testing.read(packed.view, packed.arrays, packed.items, packed.stored)[0]
@@ -85,7 +85,7 @@ def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> t
 def check_arrays(packed: Packed) -> None:
     """Raise `FormatError` unless every array that the view names is there, of its length, and pointers are in order.
 
-    Example:
+    Examples:
         >>> coords, storage = stc.testing.pattern("random", (4, 5)), stc.Storage(item=(0,), leaf=(1,))
         >>> packed = stc.testing.check_format("coo", coords, (4, 5), storage)
         >>> packed.arrays.clear()

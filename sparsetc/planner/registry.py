@@ -122,7 +122,7 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
     Raises:
         PlanError: a name that cannot be one, or is taken by the package.
 
-    Example:
+    Examples:
         >>> never = stc.register_plan("never")(lambda problem, counts: None)
         >>> stc.spmm(stc.eye(2), torch.ones(2), plan="never")
         Traceback (most recent call last):
@@ -153,7 +153,7 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
     Raises:
         FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
 
-    Example:
+    Examples:
         >>> from sparsetc.formats.coo import Coo
         >>> named = stc.register_format(type("Named", (Coo,), {"name": "named"}))
         >>> part = stc.Part("named", stc.Storage(item=(0,), leaf=(1,)))

@@ -65,7 +65,7 @@ def plan_bcb(
             meets blocks that have side 1 along the letters that both operands have, and scales them.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.
 
-    Example:
+    Examples:
         >>> x = stc.full((8, 8), 1.0)
         >>> stc.compile("ij,jk->ik", x, x, plan=stc.plan_bcb(i=2, j=4)).plan.parts[0].sides
         {'i': 2, 'j': 4}

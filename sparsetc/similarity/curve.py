@@ -55,7 +55,7 @@ class BlockingCurve:
         mode: the mode whose slices are rows.
         points: in the order of the similarities asked for.
 
-    Example:
+    Examples:
         >>> curve = stc.blocking_curve(stc.eye(8), width=4, taus=(1.0,))
         >>> curve.points[0].groups, curve.points[0].blocks, curve.points[0].density
         (2, 2, 0.25)
@@ -100,7 +100,7 @@ def blocking_curve(
         DtypeError: the operand is not sparse.
         PlanError: a width, a similarity or a mode out of range.
 
-    Example:
+    Examples:
         >>> curve = stc.blocking_curve(stc.eye(8), width=4, taus=(0.5, 1.0))
         >>> [point.groups for point in curve.points]
         [2, 2]

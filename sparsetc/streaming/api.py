@@ -59,7 +59,7 @@ def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any chunk runs.
 
-    Example:
+    Examples:
         >>> stc.stream("ij,j->i", stc.eye(4), torch.ones(4), chunk_bytes="1MiB")
         tensor([1., 1., 1., 1.])
     """
@@ -94,7 +94,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         EquationError, ShapeError, DtypeError, DeviceError: operands that the equation does not fit.
         IOFormatError: a packed file that is damaged.
 
-    Example:
+    Examples:
         >>> with stc.stream_kernel("ij,j->i", stc.eye(4), torch.ones(4)) as s:
         ...     s(torch.full((4,), 2.0))
         tensor([2., 2., 2., 2.])
@@ -167,7 +167,7 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
         OutOfMemoryError: dense operands, a row of the result and the chunks do not fit; with their sizes.
         FileNotFoundError: no file.
 
-    Example:
+    Examples:
         >>> stc.stream_kernel("ij,j->i", stc.eye(4), torch.ones(4), file="chunks").close()
         >>> with stc.open_stream("chunks") as s:
         ...     s(torch.ones(4))

@@ -48,7 +48,7 @@ class Stream:
         order: the chunks by number, as they are run.
         resident: whether the result is kept on the device; else it is copied back in pieces, and returned on the CPU.
 
-    Example:
+    Examples:
         >>> with stc.stream_kernel("ij,j->i", stc.eye(4), torch.ones(4)) as s:
         ...     s.chunks, s(torch.ones(4))
         (1, tensor([1., 1., 1., 1.]))

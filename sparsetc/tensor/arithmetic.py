@@ -59,7 +59,7 @@ class Arithmetic:
         Raises:
             ShapeError: the function gives another shape.
 
-        Example:
+        Examples:
             >>> stc.eye(2).map(torch.exp).values
             tensor([2.7183, 2.7183])
         """

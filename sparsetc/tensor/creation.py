@@ -30,7 +30,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
         ShapeError: no tensors, or shapes that do not agree.
         DeviceError: tensors on several devices.
 
-    Example:
+    Examples:
         >>> stc.cat([stc.eye(2), stc.eye(2)], 1).shape
         (2, 4)
     """
@@ -56,7 +56,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
 def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
     """Tensors of one shape side by side along a new mode, which becomes the mode ``dim``; errors as of `cat`.
 
-    Example:
+    Examples:
         >>> stc.stack([stc.eye(2), stc.eye(2), stc.eye(2)]).shape
         (3, 2, 2)
     """
@@ -89,7 +89,7 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     Raises:
         ShapeError: tensors of different orders, or sizes past 2**63 - 1.
 
-    Example:
+    Examples:
         >>> stc.kron(stc.eye(2), stc.full((1, 2), 3.0)).to_dense()
         tensor([[3., 3., 0., 0.],
                 [0., 0., 3., 3.]])
@@ -105,7 +105,7 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
 def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
     """The matrix (n, m) with ones on its diagonal, square without ``m``.
 
-    Example:
+    Examples:
         >>> stc.eye(2, 3).to_dense()
         tensor([[1., 0., 0.],
                 [0., 1., 0.]])
@@ -119,7 +119,7 @@ def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, devic
 def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
     """A tensor of a shape, without entries.
 
-    Example:
+    Examples:
         >>> stc.zeros(2, 3).nnz
         0
     """
@@ -132,7 +132,7 @@ def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> 
 def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
     """A tensor with an entry of one value at every position; of a pattern it is ``x.map(torch.ones_like) * value``.
 
-    Example:
+    Examples:
         >>> stc.full((2, 3), 7.0).sum()
         tensor(42.)
     """
@@ -155,7 +155,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
         DtypeError: a result that would not be 0 where there is no entry.
         ShapeError: shapes that differ.
 
-    Example:
+    Examples:
         >>> x = stc.SparseTensor([[0, 1, 2]], [1, 2, 3])
         >>> stc.where(x > 2, 9, x).values
         tensor([1, 2, 9])
@@ -215,7 +215,7 @@ def rand(
         ShapeError: more entries than positions, or fewer than none; both a density and a number.
         DtypeError: a dtype that is neither.
 
-    Example:
+    Examples:
         >>> stc.rand((100, 100), density=0.02).nnz
         200
     """
@@ -234,7 +234,7 @@ def randn(
 ) -> SparseTensor:
     """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are.
 
-    Example:
+    Examples:
         >>> stc.randn((100, 100), nnz=5).nnz
         5
     """

@@ -55,7 +55,7 @@ class Pattern:
         number: the number that a graph which torch traces knows the pattern by.
         results: patterns of results in traced graphs, by the names of the contractions that give them.
 
-    Example:
+    Examples:
         >>> x = stc.eye(3)
         >>> x.with_values([1.0, 2.0, 3.0]).pattern is x.pattern
         True

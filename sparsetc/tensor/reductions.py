@@ -43,7 +43,7 @@ class Reductions:
     def sum(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """The sum over modes; of integers, as their product, in int64.
 
-        Example:
+        Examples:
             >>> stc.full((2, 3), 1.0).sum(0)
             tensor([2., 2., 2.])
         """

@@ -35,7 +35,7 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
         DtypeError: values that are not floating point.
         ShapeError: no such mode.
 
-    Example:
+    Examples:
         >>> stc.softmax(stc.full((1, 2), 5.0)).values
         tensor([0.5000, 0.5000])
     """
@@ -46,7 +46,7 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
 def log_softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
     """The logarithm of `softmax`, without the rounding that taking both would add; arguments and errors as there.
 
-    Example:
+    Examples:
         >>> stc.log_softmax(stc.full((1, 2), 5.0)).values
         tensor([-0.6931, -0.6931])
     """

@@ -70,7 +70,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         _sole: whether nobody else has ever had the values, and could change them unseen.
         _stored: values as storages hold them, each with torch's count of changes of those that they were packed from.
 
-    Example:
+    Examples:
         >>> x = stc.SparseTensor([[0, 1, 1], [2, 0, 0]], [1.0, 2.0, 3.0], (2, 3))
         >>> x
         SparseTensor(shape=(2, 3), nnz=2, density=0.333, dtype=torch.float32, device=cpu)
@@ -286,7 +286,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def unique_map(self) -> torch.Tensor:
         """(nnz,) int64: which entry of `coalesce` each of these is added to; the same of duplicates.
 
-        Example:
+        Examples:
             >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).unique_map()
             tensor([1, 0, 1])
         """

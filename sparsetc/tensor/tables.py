@@ -40,7 +40,7 @@ def from_table(
         ShapeError: a shape that is none, or no rows and no shape.
         DtypeError: values of another dtype, or integers whose sum does not fit.
 
-    Example:
+    Examples:
         >>> rides = {"day": [0, 0, 1], "hour": [9, 9, 17], "count": [2.0, 1.0, 5.0]}
         >>> stc.SparseTensor.from_table(rides, ["day", "hour"], "count", shape=(7, 24)).to_dense()[0, 9]
         tensor(3., dtype=torch.float64)

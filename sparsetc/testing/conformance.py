@@ -54,7 +54,7 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     Raises:
         FormatError: no pattern has this name.
 
-    Example:
+    Examples:
         >>> stc.testing.pattern("corners", (4, 5))
         tensor([[0, 3],
                 [0, 4]])
@@ -82,7 +82,7 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
     Raises:
         FormatError: names the promise that is broken.
 
-    Example:
+    Examples:
         >>> coords = stc.testing.pattern("skewed", (4, 5))
         >>> stc.testing.check_format("coo", coords, (4, 5), stc.Storage(item=(0,), leaf=(1,))).nnz
         5

@@ -1,0 +1,45 @@
+"""The documentation site: it builds, every public name is in the reference once, the first page's code runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sparsetc as stc
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = ("datasets", "decomposition", "distributed", "nn", "plot", "testing")
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md"))]
+    found = sorted(name for page in pages for name in re.findall(r"^::: sparsetc\.([\w.]+)$", page, re.M))
+    public = {name for name in stc.__all__ if name not in MODULES}
+    for module in MODULES:
+        names = getattr(importlib.import_module(f"sparsetc.{module}"), "__all__", ())
+        public |= {f"{module}.{name}" for name in names}
+    assert public <= set(found)
+    assert len(found) == len(set(found))
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "reference" / "einsums" / "index.html").exists()
+
+
+def test_the_first_page_runs() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    space: dict[str, Any] = {}
+    torch.manual_seed(0)
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        exec(compile(block, "index.md", "exec"), space)
