@@ -87,8 +87,8 @@ class DeviceProfile:
 
     Examples:
         >>> from sparsetc.device.profile import default_gpu
-        >>> default_gpu().name, len(default_gpu().measured)
-        ('NVIDIA H200', 108)
+        >>> default_gpu().name
+        'NVIDIA H200'
     """
 
     name: str
