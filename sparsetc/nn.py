@@ -23,6 +23,8 @@ from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+__all__ = ["GATConv", "GraphConv", "SparseLinear", "batch_of", "collate", "normalized"]
+
 
 class SparseLinear(nn.Module):
     """A linear layer whose weight has nonzeros at fixed places: ``x @ W.T + bias`` for (*, inputs) activations.

@@ -35,7 +35,7 @@ Reduction: TypeAlias = Literal["sum", "mean", "amax", "amin", "prod"]
 
 
 class Settings(TypedDict, total=False):
-    """What ``**settings`` of public functions may be, with the meanings that `options` gives; None sets nothing.
+    """Type the ``**settings`` of public functions, which mean what `options` says; None sets nothing.
 
     `device` is of `options` alone, and `gather` of einsums of a `distributed.Sharded` operand; the others refuse it.
     """

@@ -15,6 +15,7 @@ import torch
 
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import DtypeError, PlanError, ShapeError
+from sparsetc.explain import Explanation
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.picture import binned
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
     from sparsetc.decomposition.factored import Factored
     from sparsetc.similarity.curve import BlockingCurve, BlockingPoint
 
+__all__ = ["blocking", "factors", "fit", "plan", "spy", "tiles"]
+
 BINS = 256
 """Rows and columns of a picture of entries, at most."""
 SHOWN = 8
 """Components that `factors` draws, at most."""
+BARS = 256
+"""Rows of a factor up to which its columns are drawn as bars, and as lines from there on."""
 
 
 def spy(
@@ -64,15 +69,17 @@ def spy(
     coords, shape, order = x.coords, x.shape, max(2, x.order)
     for mode, index in (at or {}).items():
         coords = coords[:, coords[mode_of(x.order, mode, "spy")] == index]
-    pairs = [*combinations(range(order), 2)] if modes is None else [tuple(mode_of(order, m, "spy") for m in modes)]
-    columns = min(3, len(pairs))
-    drawn = _axes(ax, len(pairs), (3.4 * columns, 3.2 * -(-len(pairs) // columns)), columns)
+    pairs = (
+        [*combinations(range(order), 2)]
+        if modes is None
+        else [(mode_of(order, modes[0], "spy"), mode_of(order, modes[1], "spy"))]
+    )
+    across = min(3, len(pairs))
+    drawn = _axes(ax, len(pairs), (3.4 * across, 3.2 * -(-len(pairs) // across)), across)
     for one, (rows, columns) in zip(drawn, pairs, strict=True):
         counts = binned(coords, shape, (rows, columns), bins).cpu()
-        extent = (0, max(1, shape[columns]) if columns < len(shape) else 1, max(1, shape[rows]), 0)
-        picture = torch.where(counts > 0, counts.log1p(), torch.nan).numpy()
-        one.imshow(picture, cmap="viridis_r", aspect="auto", extent=extent, interpolation="nearest")
-        one.set(xlabel=f"mode {columns}", ylabel=f"mode {rows}", title=f"{int(counts.sum()):,} entries")
+        _image(one, torch.where(counts > 0, counts.log1p(), torch.nan), shape, (rows, columns), cmap="viridis_r")
+        one.set_title(f"{int(counts.sum()):,} entries")
     return drawn if modes is None and len(pairs) > 1 else drawn[0]
 
 
@@ -89,28 +96,27 @@ def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, 
         PlanError: a kernel of several steps.
         ImportError: matplotlib is not installed.
     """
+    _explained(kernel)
+    (one,) = _axes(ax, 1, (5, 4))
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    step = _one_step(kernel)
+    step = kernel.step
     coords, shape = step.canonical.coords, step.canonical.shape
-    pair = tuple(mode_of(max(2, len(shape)), mode, "tiles") for mode in modes)
+    rows, columns = (mode_of(max(2, len(shape)), mode, "tiles") for mode in modes)
     counts = []
     for part in step.parts:
         stored = part.packed.in_whole(part.packed.positions)
         held = coords if stored is None else coords[:, stored[stored >= 0].unique()]
-        counts.append(binned(held, shape, (pair[0], pair[1]), bins).cpu())
+        counts.append(binned(held, shape, (rows, columns), bins).cpu())
     most, which = torch.stack(counts).max(0)
-    (one,) = _axes(ax, 1, (5, 4))
     colors = _colors(len(counts))
-    picture = torch.where(most > 0, which.double(), torch.nan).numpy()
-    extent = (0, shape[pair[1]] if pair[1] < len(shape) else 1, shape[pair[0]], 0)
-    limits = {"vmin": -0.5, "vmax": len(counts) - 0.5}
-    one.imshow(picture, cmap=ListedColormap(colors), aspect="auto", extent=extent, interpolation="nearest", **limits)
+    looks = {"cmap": ListedColormap(colors), "vmin": -0.5, "vmax": len(counts) - 0.5}
+    _image(one, torch.where(most > 0, which.double(), torch.nan), shape, (rows, columns), **looks)
     names = [f"{n}: {p.program.format}, {p.packed.nnz:,} nonzeros" for n, p in enumerate(step.parts)]
     patches = [Patch(color=c, label=name) for c, name in zip(colors, names, strict=True)]
     one.legend(handles=patches, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.08))
-    one.set(xlabel=f"mode {pair[1]}", ylabel=f"mode {pair[0]}", title=f"{kernel.equation}: {kernel.plan.name}")
+    one.set_title(f"{kernel.equation}: {kernel.plan.name}")
     return one
 
 
@@ -126,8 +132,7 @@ def plan(kernel: Kernel, *dense: torch.Tensor, ax: Any = None) -> Any:
         PlanError: a kernel of several steps.
         ImportError: matplotlib is not installed.
     """
-    _one_step(kernel)
-    parts = kernel.explain().parts
+    parts = _explained(kernel).parts
     (one,) = _axes(ax, 1, (6, 1.2 + 0.6 * (len(parts) + bool(dense))))
     names = [f"{p.number}: {p.format}\n{p.nbytes / 1e6:,.1f} MB" for p in parts]
     one.barh(names, [p.predicted_us for p in parts], color=_colors(2)[0], label="expected")
@@ -162,9 +167,10 @@ def factors(model: Factored, components: Sequence[int] | None = None, *, ax: Any
         for mode, (one, factor) in enumerate(zip(row, model.factors, strict=True)):
             if component < factor.shape[1]:
                 column = factor[:, component].detach().cpu().double().numpy()
-                one.bar(range(len(column)), column, width=1.0) if len(column) <= BINS else one.plot(
-                    column, linewidth=0.7
-                )
+                if len(column) <= BARS:
+                    one.bar(range(len(column)), column, width=1.0)
+                else:
+                    one.plot(column, linewidth=0.7)
             one.set_title(f"mode {mode}, component {component}", fontsize=8)
             one.tick_params(labelsize=7)
     return drawn
@@ -208,11 +214,19 @@ def blocking(curve: BlockingCurve, *, ax: Any = None) -> Any:
     return one
 
 
-def _one_step(kernel: Kernel) -> Any:
-    """Return the step of a kernel of one sparse operand; `PlanError` of others."""
-    if kernel.explain().step is None:
+def _explained(kernel: Kernel) -> Explanation:
+    """Return the explanation of a kernel of one sparse operand; `PlanError` of others."""
+    explained: Explanation = kernel.explain()
+    if explained.step is None:
         raise PlanError(f'"{kernel.equation}" has several sparse operands, and no parts to draw')
-    return kernel.step
+    return explained
+
+
+def _image(one: Any, cells: torch.Tensor, shape: Sequence[int], modes: tuple[int, int], **looks: Any) -> None:
+    """Draw cells of two modes into axes, the first mode downwards, with the modes' sizes and names at the sides."""
+    high, wide = (max(1, shape[mode]) if mode < len(shape) else 1 for mode in modes)
+    one.imshow(cells.numpy(), aspect="auto", extent=(0, wide, high, 0), interpolation="nearest", **looks)
+    one.set(xlabel=f"mode {modes[1]}", ylabel=f"mode {modes[0]}")
 
 
 def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
@@ -227,7 +241,7 @@ def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
     return [(" … ".join(f"{p.tau:g}" for p in dict.fromkeys((one[0], one[-1]))), one[0]) for one in places]
 
 
-def _axes(ax: Any, count: int, size: tuple[float, float], columns: int | None = None) -> Any:
+def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> Any:
     """Return an array of so many axes: those given, or of a new figure, which nothing keeps open."""
     try:
         from matplotlib.figure import Figure
@@ -236,15 +250,14 @@ def _axes(ax: Any, count: int, size: tuple[float, float], columns: int | None = 
     import numpy as np
 
     if ax is None:
-        columns = columns or count
         ax = Figure(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)
         for unused in ax.reshape(-1)[count:]:
             unused.remove()
         ax = ax.reshape(-1)[:count]
-    given = np.asarray(ax, dtype=object).reshape(-1)
-    if len(given) != count:
-        raise ShapeError(f"this picture takes {count} axes, found {len(given)}")
-    return given
+    axes = np.asarray(ax, dtype=object).reshape(-1)
+    if len(axes) != count:
+        raise ShapeError(f"this picture takes {count} axes, found {len(axes)}")
+    return axes
 
 
 def _colors(count: int) -> list[Any]:

@@ -128,5 +128,8 @@ def test_nothing_is_shown_and_matplotlib_is_asked_for_where_it_is_needed() -> No
         "for name in [n for n in sys.modules if n.startswith('matplotlib')]: sys.modules[name] = None\n"
         "try: stc.plot.spy(x)\nexcept ImportError as error: assert 'sparsetc[plot]' in str(error)\n"
         "else: raise SystemExit(1)\n"
+        "try: stc.plot.tiles(stc.compile('ij,j->i', x, torch.ones(4)))\n"
+        "except ImportError as error: assert 'sparsetc[plot]' in str(error)\n"
+        "else: raise SystemExit(1)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -69,7 +69,7 @@ def value(printer: TorchPrinter, s: ir.Value) -> None:
 def gather(printer: TorchPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
     o, level = s.operand, s.out.level
-    if s in [rows for rows, _ in printer.bags.values()] or any(s in rows[:2] for rows in printer.sampled.values()):
+    if s in printer.unread:
         return
     if not o.rows:
         printer.put(f"{s.out.name} = {o.name}.view({printer.shape(o.axes) or '()'})")
@@ -113,25 +113,26 @@ def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str
         k = printer.p.elements(shared)
         call, table = "bags", f"{o.name}.view(-1, {k}, {o.width // k})"
         weights = weights if len(shared) == 1 else f"({weights}).flatten(1)"
-    text = f"{call}({printer.index(o, level)}, {table}, {offsets}, {weights})"
-    if len(axes) == (2 if shared else 1):
-        return text
-    return f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
+    return viewed(
+        printer, f"{call}({printer.index(o, level)}, {table}, {offsets}, {weights})", axes, 2 if shared else 1
+    )
+
+
+def viewed(printer: TorchPrinter, text: str, axes: tuple[str, ...], have: int) -> str:
+    """Rows of the axes, of a text that has so many axes: a view where these are more or fewer."""
+    return text if len(axes) == have else f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
 
 
 def dots(
     printer: TorchPrinter, s: ir.Product, first: ir.Gather, second: ir.Gather, kept: tuple[str, ...], level: int
 ) -> str:
-    """Weighted products of rows of two operands, summed over the axes that are not kept."""
+    """Print weighted products of rows of two operands, summed over the axes that are not kept."""
     k, numbers = printer.p.elements(kept), tuple(t for t in s.inputs if not t.within)
     sides = [
         f"{printer.index(g.operand, level)}, {g.operand.name}.view(-1, {k}, {g.operand.width // k})"
         for g in (first, second)
     ]
-    text = f"dots({', '.join(sides)}, {printer.times(numbers, (), level)})"
-    if len(kept) == 1:
-        return text
-    return f"{text}.view({', '.join(filter(None, ('-1', printer.shape(kept))))})"
+    return viewed(printer, f"dots({', '.join(sides)}, {printer.times(numbers, (), level)})", kept, 1)
 
 
 def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:

@@ -56,7 +56,7 @@ class TorchPrinter(Writer):
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
         self.bags, statements = bags(program), [s for s, _ in program.statements]
-        self.sampled = sampled(program)
+        self.sampled, self.unread = sampled(program), unread(program)
         self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
         gathers = [s for s in statements if isinstance(s, Gather)]
         products = [s for s in statements if isinstance(s, Product)]
@@ -201,6 +201,7 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
     return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
 
 
+@lru_cache(maxsize=256)
 def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[str, ...]]]:
     """Return the products of a row of one operand and a row of another, weighted and summed when they are stored.
 
@@ -221,6 +222,11 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[s
             if numbers and not ends & {*first.operand.rows, *second.operand.rows}:
                 found[s] = first, second, kept
     return found
+
+
+def unread(program: TileProgram) -> set[Gather]:
+    """Return the gathers that are not run, since a bag or a sampled product reads the rows where they lie."""
+    return {rows for rows, _ in bags(program).values()}.union(*(rows[:2] for rows in sampled(program).values()))
 
 
 def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> tuple[str, ...] | None:
@@ -286,12 +292,11 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 @lru_cache(maxsize=256)
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
-    by_level, bagged, dotted = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p), sampled(p)
-    unread = {rows for rows, _ in bagged.values()}.union(*(rows[:2] for rows in dotted.values()))
+    by_level, bagged, dotted, skipped = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p), sampled(p), unread(p)
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))
             by_level[rows_of(p, deepest.level)] += p.elements(dotted[s][2] if s in dotted else s.out.within)
-        elif isinstance(s, Gather) and s not in unread:
+        elif isinstance(s, Gather) and s not in skipped:
             by_level[rows_of(p, s.out.level)] += p.elements(s.out.within)
     return by_level[ITEM], by_level[LANE], by_level[LEAF]

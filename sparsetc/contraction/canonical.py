@@ -269,7 +269,7 @@ class Canonical:
         ]
 
 
-def canonicalise(bound: Bound, operands: Operands, repeated: bool = False, chunk: bool = False) -> Canonical:
+def canonicalise(bound: Bound, operands: Operands, repeated: bool = False, cut: bool = False) -> Canonical:
     """Reduce the dense operands' own expressions.
 
     Args:
@@ -277,7 +277,7 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False, chunk
         operands: its operands.
         repeated: whether a dense operand's dimensions of stride 0 are left out as those of size 1 are, so that one
             slice is read and not copies; not where operands only stand for others of their shapes.
-        chunk: whether the sparse operand is one of several chunks, whose number of nonzeros decides nothing.
+        cut: whether the sparse operand is one of the chunks of a tensor, which have one einsum whatever each holds.
     """
     (position,) = bound.einsum.sparse
     x = operands[position]
@@ -285,7 +285,7 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False, chunk
     dropped = broadcast_dims(bound, operands, repeated)
     narrowed = without(bound, dropped)
     least = 0 if x.device.type == "cpu" else STEP
-    reduction = dense_subexpressions(narrowed, 0 if chunk else x.nnz, least)
+    reduction = dense_subexpressions(narrowed, 0 if cut else x.nnz, least)
     einsums = bound, narrowed, tuple(dropped.values()), reduction, reduction.bound
     return Canonical(*einsums, x.coords, x.dtype, x.device)
 

@@ -62,13 +62,7 @@ class Preparation:
     """
 
     def __init__(
-        self,
-        bound: Bound,
-        operands: Operands,
-        settings: Options,
-        form: str,
-        repeated: bool = False,
-        chunk: bool = False,
+        self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, cut: bool = False
     ) -> None:
         """Find the canonical einsum and the problem of planning it; arguments as of `Step` and `canonicalise`.
 
@@ -79,7 +73,7 @@ class Preparation:
         x = operands[bound.einsum.sparse[0]]
         assert isinstance(x, SparseTensor)
         self.settings, self.operand, pattern = settings, x._bare(), x.pattern
-        self.canonical = canonical = canonicalise(bound, operands, repeated, chunk)
+        self.canonical = canonical = canonicalise(bound, operands, repeated, cut)
         self.output = output_of(canonical, pattern, form)
         settings.check_memory(
             self.output.rows * self.output.width * accumulator(x.dtype).itemsize,

@@ -90,14 +90,10 @@ def dots(
     if left.device.type == "cpu" and left.dtype in (torch.float32, torch.float64) and len(at) * width >= SAMPLED:
         runs, counts = torch.unique_consecutive(at, return_counts=True)
         if len(runs) <= rows and width >= WIDE:
-            _hush()
-            offsets, zeros = F.pad(counts.cumsum(0), (1, 0)).to(other.dtype), left.new_zeros(len(at))
-            size, own = (len(runs), len(right)), left.index_select(0, runs)
+            offsets, in_order = F.pad(counts.cumsum(0), (1, 0)).to(other.dtype), left.index_select(0, runs)
+            pattern = _csr(offsets, other, left.new_zeros(len(at)), len(right))
             for m in range(k):
-                pattern = torch.sparse_csr_tensor(
-                    offsets, other, zeros, size, device=left.device, check_invariants=False
-                )
-                product = torch.sparse.sampled_addmm(pattern, own[:, m].contiguous(), right[:, m].t(), beta=0)
+                product = torch.sparse.sampled_addmm(pattern, in_order[:, m].contiguous(), right[:, m].t(), beta=0)
                 torch.mul(product.values(), weights, out=out[:, m])
             return out
     step = max(1, PIECE // (k * width))
@@ -140,24 +136,26 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
 
 
 def _wide(index: torch.Tensor) -> torch.Tensor:
-    """An index in a type by which torch selects rows."""
+    """Return an index in a type by which torch selects rows."""
     return index.long() if index.dtype == torch.int16 else index
 
 
 def _csr_product(
     offsets: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
-    _hush()
-    size = (offsets.numel() - 1, table.shape[0])
-    # Even given arrays, torch makes a sparse tensor on the default device.
-    device = weights.device
-    matrix = torch.sparse_csr_tensor(
-        offsets, index.to(offsets.dtype), weights, size, device=device, check_invariants=False
-    )
+    matrix = _csr(offsets, index.to(offsets.dtype), weights, table.shape[0])
     if table.shape[1] == 1:
         return torch.mv(matrix, table.flatten()).unsqueeze(1)
-    out = table.new_empty((size[0], table.shape[1]))
+    out = table.new_empty((offsets.numel() - 1, table.shape[1]))
     return torch.addmm(out, matrix, table, beta=0, out=out)
+
+
+def _csr(offsets: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, width: int) -> torch.Tensor:
+    """Return torch's matrix in compressed rows, unchecked, of so many columns."""
+    _hush()
+    size = (offsets.numel() - 1, width)
+    # Even given arrays, torch makes a sparse tensor on the default device.
+    return torch.sparse_csr_tensor(offsets, columns, values, size, device=values.device, check_invariants=False)
 
 
 @lru_cache(maxsize=1)

@@ -105,7 +105,7 @@ class Compiler:
         x = SparseTensor._of(coords, values, tuple(self.bound.shape(0)), True)
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(shape) for shape in self.bound.dense_shapes]
-        prepared = Preparation(self.bound, [x, *dense], self.settings, self.form, chunk=True)
+        prepared = Preparation(self.bound, [x, *dense], self.settings, self.form, cut=True)
         prepared.problem = replace(prepared.problem, adding=True)
         return prepared
 

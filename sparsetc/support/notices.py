@@ -42,7 +42,7 @@ def warn_once(message: str) -> None:
 
 
 log = logging.getLogger("sparsetc")
-"""What was compiled, tuned and streamed, at INFO; what was packed and generated, at DEBUG; each with its time."""
+"""The package's log: compiled, tuned and streamed einsums at INFO, packed parts and programs at DEBUG, with times."""
 
 
 def log_since(start: float, level: int, message: str, *args: object) -> None:

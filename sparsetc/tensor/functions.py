@@ -25,7 +25,7 @@ POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "
 
 
 class Functions:
-    """What functions of torch and numpy do with a `SparseTensor`."""
+    """Handle functions of torch and numpy that are called with a `SparseTensor`."""
 
     __slots__ = ()
 
@@ -39,14 +39,14 @@ class Functions:
         name = getattr(function, "__name__", str(function))
         if "axis" in kwargs and name not in METHODS:
             kwargs["dim"] = kwargs.pop("axis")
-        known = FUNCTIONS.get(name)
-        if known is None:
+        implementation = FUNCTIONS.get(name)
+        if implementation is None:
             raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
         if refused := kwargs.keys() & {"out", "dtype", "rounding_mode", "inplace"}:
             raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(refused)}=")
-        if torch.compiler.is_compiling() and known is FUNCTIONS["matmul"] and not is_sparse(args[0]):
+        if torch.compiler.is_compiling() and implementation is FUNCTIONS["matmul"] and not is_sparse(args[0]):
             raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
-        return known(*args, **kwargs)
+        return implementation(*args, **kwargs)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
@@ -182,7 +182,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
     "einsum": lambda *args: Arithmetic._einsum_of(*args),
 }
-"""What functions of torch do with a SparseTensor among their arguments, by their names."""
+"""Implementations of torch's functions for arguments with a SparseTensor among them, by torch's names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
     **{
         name: FUNCTIONS[name]
@@ -200,6 +200,6 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "rint": FUNCTIONS["round"],
     **{f"arc{name[1:]}": FUNCTIONS[name] for name in MAPS if name[0] == "a"},
 }
-"""What numpy's functions do with one, likewise."""
+"""The same of numpy's functions, by numpy's names."""
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

@@ -77,12 +77,13 @@ def reduced_groups(
     each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
         return added(values, rows, count) / (float(positions) or each.to(values.dtype))
-    if kind == "prod" and values.dtype == torch.int64:
-        out = products(values, lambda factors: _scattered(factors, rows, count, kind))
-    elif values.numel() and _has_pieces(values):
-        out = _by_pieces(values, pattern, kept, kind)
-    else:
-        out = _scattered(values, rows, count, kind)
+
+    def reduced(values: torch.Tensor) -> torch.Tensor:
+        if values.numel() and _has_pieces(values):
+            return _by_pieces(values, pattern, kept, kind)
+        return _scattered(values, rows, count, kind)
+
+    out = products(values, reduced) if kind == "prod" else reduced(values)
     if not positions:
         return out
     with_zero = out * 0 if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
@@ -90,9 +91,9 @@ def reduced_groups(
 
 
 def products(values: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return products of int64 values, or raise `DtypeError` where one does not fit in 64 bits."""
+    """Return the products that a function makes, or raise `DtypeError` where one of int64 does not fit in 64 bits."""
     out = multiply(values)
-    if not transforming():
+    if values.dtype == torch.int64 and not transforming():
         refuse_wrapped(out, multiply(values.double()), "a product of integers")
     return out
 

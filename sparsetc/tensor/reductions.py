@@ -126,7 +126,7 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     dense = [m - order + 1 for m in gone if m >= order]
     for at in reversed(dense):
         once = partial(getattr(torch, kind), dim=at)
-        values = products(values, once) if kind == "prod" and values.dtype == torch.int64 else once(values)
+        values = products(values, once) if kind == "prod" else once(values)
     kept = tuple(m for m in range(order) if m not in gone)
     if len(kept) < order:
         positions = prod(x._pattern.shape[m] for m in range(order) if m in gone)

@@ -282,7 +282,7 @@ class Structure:
 
 
 def _untyped(x: Any) -> Any:
-    """The same tensor, of which the type checker does not know the other classes here."""
+    """Return the same tensor, untyped: the type checker does not know its other classes here."""
     return x
 
 
