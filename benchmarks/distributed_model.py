@@ -1,7 +1,7 @@
 """What more ranks would give: the time of an MTTKRP and of a sweep of CP-ALS on P ranks, from measured rates.
 
 In: a tensor's sizes, a number of ranks, and `Rates`. Out: seconds, and bytes that a rank holds. ``python
-benchmarks/distributed_model.py`` prints the table of `docs/distributed.md`, which has the formulas.
+benchmarks/distributed_model.py`` prints the table of `docs/guides/distributed.md`, which has the formulas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write docs/formulas.md: what each plan costs, as expressions; no GPU is needed.
+"""Write docs/how/formulas.md: what each plan costs, as expressions; no GPU is needed.
 
-python benchmarks/formulas.py > docs/formulas.md
+python benchmarks/formulas.py > docs/how/formulas.md
 """
 
 from __future__ import annotations

@@ -140,5 +140,5 @@ def test_the_model_counts_what_its_formulas_say() -> None:
 
 
 def test_the_page_has_the_table_that_the_model_prints() -> None:
-    page = (ROOT / "docs" / "distributed.md").read_text()
+    page = (ROOT / "docs" / "guides" / "distributed.md").read_text()
     assert model.table() in page

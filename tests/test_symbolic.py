@@ -104,4 +104,4 @@ def test_neither_an_import_nor_a_call_imports_sympy() -> None:
 
 
 def test_the_page_is_what_the_program_says() -> None:
-    assert (ROOT / "docs" / "formulas.md").read_text() == formulas.page() + "\n"
+    assert (ROOT / "docs" / "how" / "formulas.md").read_text() == formulas.page() + "\n"
