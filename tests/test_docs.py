@@ -1,8 +1,9 @@
-"""The documentation site: it builds, every public name is in the reference once, the first page's code runs."""
+"""The documentation site: it builds, every public name is in the reference once, the code of pages runs."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 import sparsetc as stc
 
 ROOT = Path(__file__).resolve().parent.parent
+RUN = ("index.md", "guides/equations.md", "guides/plans.md", "guides/precision.md")
 MODULES = ("datasets", "decomposition", "distributed", "nn", "plot", "testing")
 
 
@@ -37,9 +39,22 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "reference" / "einsums" / "index.html").exists()
 
 
-def test_the_first_page_runs() -> None:
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", RUN)
+def test_the_code_of_a_page_runs(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     space: dict[str, Any] = {}
     torch.manual_seed(0)
     for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
-        exec(compile(block, "index.md", "exec"), space)
+        exec(compile(block, page, "exec"), space)
+
+
+def test_the_links_of_pages_outside_the_site_lead_somewhere() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        links = re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+        assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "mttkrp.json").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"MTTKRP is {measured['geometric_mean_over_best_peer']:.1f} times as fast" in readme
