@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
 from sparsetc.io import atomic, digits, lines, table
-from sparsetc.support import notices
+from sparsetc.support import progress
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -642,7 +642,7 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     sio.write(tmp_path / "x.tns", x)
     assert same(sio.read(tmp_path / "x.tns", progress=True), x)
     assert same(sio.read(tmp_path / "x.tns", progress=False), x)
-    with notices.bar(3, "title", True, "things") as at:
+    with progress.bar(3, "title", True, "things") as at:
         at(2)
         at(3, "another title")
     assert capsys.readouterr().out == ""
@@ -654,8 +654,8 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    with pytest.warns(UserWarning, match="without rich"), notices.bar(notices.LONG + 1, "title", True) as at:
+    with pytest.warns(UserWarning, match="without rich"), progress.bar(2, "title", True) as at:
         at(1)
-    with notices.bar(notices.LONG + 1, "title") as at:
+    with progress.bar(2, "title") as at:
         at(1)
     assert capsys.readouterr().err == ""

@@ -37,6 +37,7 @@ from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
 from sparsetc.support.notices import log_since
+from sparsetc.support.progress import bar
 from sparsetc.tensor.sums import accumulator
 
 FUSED = {"enable_fp_fusion": True}
@@ -307,11 +308,12 @@ def launch_of(kernel: Any, grid: int, varied: Sequence[int], options: Mapping[st
                 '.to("cuda"), leave the backend to "auto", which runs the torch programs here, or set '
                 "TRITON_INTERPRET=1 before Python starts. What needs no GPU is .source and .ptx()"
             )
-        start = time.perf_counter()
-        compiled = kernel[(grid,)](*arguments, **options)
+        name, start = getattr(kernel, "__name__", kernel), time.perf_counter()
+        with bar(None, f"Triton compiles {name}"):
+            compiled = kernel[(grid,)](*arguments, **options)
         if compiled is not None:  # Triton's interpreter compiles nothing
             forms[form] = compiled[grid, 1, 1]
-            log_since(start, logging.DEBUG, "Triton made %s ready", getattr(kernel, "__name__", kernel))
+            log_since(start, logging.DEBUG, "Triton made %s ready", name)
 
     return launch
 

@@ -38,6 +38,7 @@ from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.notices import log_since
+from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, captured, summed_dtype
@@ -207,7 +208,7 @@ def contraction(
     """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
-    with lasting():
+    with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
         made = _compiled(bound, operands, settings, form, repeated, choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.

@@ -38,6 +38,7 @@ from sparsetc.planner.registry import PLANS
 from sparsetc.products.hybrid import estimates
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log_since, warn_once
+from sparsetc.support.progress import bar
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.known import DAMAGED, Facts, Known, digest
@@ -167,7 +168,8 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
         candidates, [c for name in known.proposed for c in candidates if f"{name}, ".startswith(f"{c.name}, ")]
     )
     search = search_of(made, seconds)
-    trials = sorted(search.timed(few), key=lambda t: t.timing.median)
+    with bar(None, f'timing {len(few)} plans of "{made.equation}"'):
+        trials = sorted(search.timed(few), key=lambda t: t.timing.median)
     if not trials:  # results that are not finite, of random operands
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]

@@ -40,7 +40,7 @@ def cp_apr(
     kappa: float = 0.01,
     kappa_tol: float = 1e-10,
     callback: Callable[[CP, float], Any] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     random_state: int | torch.Generator | None = None,
     **settings: Unpack[Settings],
 ) -> CP:
@@ -59,7 +59,8 @@ def cp_apr(
         kappa_tol: the share of its component below which an entry counts as 0.
         callback: called as ``callback(model, error)`` after each outer iteration with a copy and ``1 - fit``; True
             stops.
-        progress: draw a bar with the fit; needs rich, the extra ``progress``.
+        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+            seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
 

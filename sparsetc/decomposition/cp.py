@@ -42,7 +42,7 @@ def cp_als(
     mask: Any = None,
     l2_reg: float = 0.0,
     callback: Callable[[CP, float], Any] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     random_state: int | torch.Generator | None = None,
     **settings: Unpack[Settings],
 ) -> CP:
@@ -70,7 +70,8 @@ def cp_als(
             sparse or bool tensor of x's shape that is not 0 where an entry is. Others of x's values are not read.
         l2_reg: times the squares of all factors, added to what is minimised. Completion wants some.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
-        progress: draw a bar with the fit; needs rich, the extra ``progress``.
+        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+            seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
 
@@ -119,7 +120,7 @@ class Wanted:
     mask: Any
     l2_reg: float
     callback: Any
-    progress: bool
+    progress: bool | None
     random_state: Any
     free: tuple[int, ...] = ()
 

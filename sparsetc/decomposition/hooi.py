@@ -39,7 +39,7 @@ def tucker(
     init: str | Tucker | Sequence[Any] = "nvecs",
     fixed_modes: Iterable[int] | None = None,
     callback: Callable[[Tucker, float], Any] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     random_state: int | torch.Generator | None = None,
     **settings: Unpack[Settings],
 ) -> Tucker:
@@ -55,7 +55,8 @@ def tucker(
             read, or factors.
         fixed_modes: modes whose factor `init` gives, of orthonormal columns, and which stays as it is.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
-        progress: draw a bar with the fit; needs rich, the extra ``progress``.
+        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+            seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
 

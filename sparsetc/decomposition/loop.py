@@ -24,7 +24,8 @@ import torch
 from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
 from sparsetc.errors import DecompositionError
-from sparsetc.support.notices import bar, log_since, warn
+from sparsetc.support.notices import log_since, warn
+from sparsetc.support.progress import bar
 
 
 def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -131,7 +132,7 @@ def iterate(
     n_iter_max: int,
     converged: Callable[[Rows], bool],
     callback: Callable[[Rows], bool] | None = None,
-    progress: bool = False,
+    progress: bool | None = False,
     title: str = "",
     *,
     capture: bool = True,
@@ -146,7 +147,7 @@ def iterate(
         n_iter_max: calls, at most.
         converged: asked whenever measures are looked at.
         callback: called after each iteration; True ends the run.
-        progress: draw a bar.
+        progress: whether to draw a bar; as `bar` takes it.
         title: of the bar.
         capture: whether the step waits for nothing, so that a CUDA graph may hold it.
         together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
@@ -164,7 +165,7 @@ def iterate(
     rows: list[list[float]] = []
     unread: list[torch.Tensor] = []
     stopped = ""
-    shown, start = progress and not silent, time.perf_counter()
+    shown, start = False if silent else progress, time.perf_counter()
     with _interruptions() as interrupted, bar(n_iter_max, title, shown, "iterations") as at:
         while not stopped and len(rows) + len(unread) < n_iter_max:
             advance()

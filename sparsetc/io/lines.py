@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds
-from sparsetc.support import notices
+from sparsetc.support.progress import bar
 
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
 # 512 KB to 2 MB were equally fast, 128 KB half as fast, 4 MB a tenth slower (benchmarks/io_speed.py).
@@ -117,12 +117,12 @@ class LineReader:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = None) -> Iterator[LineReader]:
-    """Yield a reader of the file, decompressed if its name ends in ``.gz``. ``show`` is as in `notices.bar`."""
+    """Yield a reader of the file, decompressed if its name ends in ``.gz``. ``show`` is as in `progress.bar`."""
     path = Path(path)
     with open(path, "rb") as raw:
         status = os.fstat(raw.fileno())
         on_disk = stat.S_ISREG(status.st_mode)  # a pipe has neither a size nor a position
-        with notices.bar(status.st_size, path.name, show if on_disk else False) as at:
+        with bar(status.st_size, path.name, show if on_disk else False) as at:
             zipped = path.name.lower().endswith(".gz")
             text = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
             yield LineReader(path, comment, text, lambda: at(raw.tell()) if on_disk else None)

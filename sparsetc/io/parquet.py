@@ -1,7 +1,8 @@
 """Parquet: sorted nonzeros in row groups that are read one by one, and tables of coordinates and values of anyone's.
 
 In: a path. Out: a `PackedFile`, from which any range of nonzeros can be read, or a whole SparseTensor; or a file of
-nonzeros in order. `docs/guides/packed_files.md` describes the columns. pyarrow reads and writes; what it gives is checked.
+nonzeros in order. `docs/guides/packed_files.md` describes the columns. pyarrow reads and writes, and what it gives is
+checked.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ import torch
 
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.support.lru import cached_property
-from sparsetc.support.notices import bar
+from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
 from sparsetc.tensor.sums import accumulator, add_rows, in_order

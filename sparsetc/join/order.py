@@ -15,7 +15,7 @@ import torch
 from sparsetc.join.join import PIECE, Join
 from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
-from sparsetc.support.notices import bar
+from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort
 

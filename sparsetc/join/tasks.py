@@ -29,7 +29,7 @@ from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.support.lru import cached_property
-from sparsetc.support.notices import bar
+from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
 

@@ -32,7 +32,7 @@ from sparsetc.join.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.packing.base import Packed, pack
 from sparsetc.products.problem import PairProblem, Sizes
 from sparsetc.runtime.executable import Arrays, Executable, Inspectable, SecondPass
-from sparsetc.support.notices import bar
+from sparsetc.support.progress import bar
 from sparsetc.tensor.sums import accumulator
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}

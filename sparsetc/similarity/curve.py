@@ -18,7 +18,7 @@ import torch
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
 from sparsetc.similarity.groups import Groups, check_options, group_of_nonzeros, group_rows
-from sparsetc.support.notices import bar
+from sparsetc.support.progress import bar
 from sparsetc.tensor.coords import histogram, linear_key, numbered, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -29,8 +29,8 @@ from sparsetc.streaming.cutting import cut
 from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
-from sparsetc.support import notices
 from sparsetc.support.entry import entry_point
+from sparsetc.support.progress import bar
 from sparsetc.tensor.inputs import as_dense, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -130,7 +130,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         source = source_of(given, kept)
         pinned, most = target.type == "cuda", (nbytes, rows)
         store: ChunkMemory | ChunkFile
-        with notices.bar(source.nnz, f"packing {equation}", chosen.progress, "nonzeros") as at:
+        with bar(source.nnz, f"packing {equation}", chosen.progress, "nonzeros") as at:
             if chosen.file is None:
                 store = ChunkMemory(pinned)
                 made = cut(source, compiler, most, store, where, at)

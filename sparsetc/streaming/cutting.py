@@ -19,7 +19,7 @@ from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.sources import Source
 from sparsetc.streaming.store import Sink, host_bytes
 from sparsetc.support.lru import cached_property
-from sparsetc.support.notices import At
+from sparsetc.support.progress import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97

@@ -22,7 +22,7 @@ import torch
 from sparsetc.codegen.launch import Call, Programs
 from sparsetc.streaming.cutting import Chunk, StreamCut
 from sparsetc.streaming.store import ChunkFile, ChunkMemory
-from sparsetc.support.notices import At, unseen
+from sparsetc.support.progress import At, unseen
 
 
 @dataclass(frozen=True)

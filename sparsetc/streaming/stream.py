@@ -29,7 +29,7 @@ from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.engine import ChunkTimes, Engine
 from sparsetc.streaming.result import ResultForm
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
-from sparsetc.support import notices
+from sparsetc.support import notices, progress
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sums import accumulator, in_order
@@ -199,7 +199,7 @@ class Stream:
         if not all(size for _, size in self.compiler.canonical.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
         exact = in_order(settings.deterministic and self.compiler.backend == "torch")
-        bar = notices.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
+        bar = progress.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
         with without_autocast(self.device), exact, bar as at:
             rows = engine.run(self._store, tables, at)

@@ -1,11 +1,7 @@
-"""Words to a user beside results: warnings that point at their line, a log, a progress bar where someone is looking.
+"""Words to a user beside results: warnings that point at their line, and a log.
 
 In: a message. Out: a `UserWarning` located at the innermost frame that is neither the package's, generated, nor
 torch's, so that a reader sees which call of theirs it is about, and warning filters by module work.
-
-In: the number of bytes, or of other things, to come. Out: a function that is told how many are done, and what to say
-beside the bar. rich draws it; without rich, or when stderr is not a terminal, nothing is drawn. Who asked for a bar is
-told that rich is missing.
 """
 
 from __future__ import annotations
@@ -14,14 +10,9 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
 
 PASSED_OVER = frozenset({"sparsetc", "sparsetc_generated", "torch"})
 """Top-level modules whose frames lie between a user and a warning: autograd calls the package from torch's."""
-LONG = 64 * 2**20
-"""Bytes from which a file is long enough for a bar, about a second of parsing."""
 
 _said: set[str] = set()
 
@@ -49,38 +40,3 @@ def log_since(start: float, level: int, message: str, *args: object) -> None:
     """Log a message with the milliseconds since a time of `time.perf_counter`."""
     if log.isEnabledFor(level):
         log.log(level, f"{message}, %.1f ms", *args, 1e3 * (time.perf_counter() - start))
-
-
-At: TypeAlias = Callable[..., None]
-"""A function told of progress: ``at(position)``, or ``at(position, title)`` to change the bar's title too."""
-
-
-def unseen(position: int, title: str | None = None, /) -> None:
-    """Draws nothing."""
-
-
-@contextmanager
-def bar(total: int, title: str, wanted: bool | None = None, unit: str = "bytes") -> Iterator[At]:
-    """Yields ``at(position)``. ``wanted``: None draws for long files on a terminal, True always, False never."""
-    if not (total > LONG and sys.stderr.isatty() if wanted is None else wanted):
-        yield unseen
-        return
-    try:
-        from rich import progress
-        from rich.console import Console
-    except ImportError:
-        if wanted:
-            warn_once("there is no progress bar without rich: pip install 'sparsetc[progress]'")
-        yield unseen
-        return
-    done = (
-        (progress.DownloadColumn(),) if unit == "bytes" else (progress.MofNCompleteColumn(), progress.TextColumn(unit))
-    )
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), *done, progress.TimeRemainingColumn())
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(title, total=total)
-
-        def at(position: int, title: str | None = None, /) -> None:
-            shown.update(task, completed=position, description=title)
-
-        yield at

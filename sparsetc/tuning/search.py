@@ -148,10 +148,12 @@ class Search(Generic[Run]):
         """
         pool = ThreadPoolExecutor(THREADS if self._device.type == "cuda" else 1)
         calls = [pool.submit(contextvars.copy_context().run, self._called, c) for c in candidates]
-        if not self._expected.numel():
-            self._expected = calls[0].result()[1]
-        wait(calls, timeout=self.left)
-        pool.shutdown(cancel_futures=True)  # nothing is compiled while calls are timed
+        try:
+            if not self._expected.numel():
+                self._expected = calls[0].result()[1]
+            wait(calls, timeout=self.left)
+        finally:  # nothing is compiled while calls are timed, nor after an interrupt
+            pool.shutdown(cancel_futures=True)
         found = []
         for candidate, call in zip(candidates, calls, strict=True):
             # It may not apply, or take more than the device has.

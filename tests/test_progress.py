@@ -1,0 +1,94 @@
+"""Progress bars: what takes long draws a line on a terminal, what is short draws none; interrupts leave no line."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import sparsetc as stc
+from sparsetc.contraction import contraction, tuned
+from sparsetc.support import progress
+from sparsetc.support.progress import bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def watched_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Put a terminal in the place of stderr; from the test itself, since pytest sets stderr between its phases."""
+    pytest.importorskip("rich")
+    stderr = Terminal()
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    return stderr
+
+
+def drawn(terminal: Terminal, text: str) -> bool:
+    """Wait until the display shows a text: a second thread draws it."""
+    until = time.perf_counter() + 20
+    while text not in terminal.getvalue() and time.perf_counter() < until:
+        time.sleep(0.02)
+    return text in terminal.getvalue()
+
+
+def test_what_is_short_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = watched_terminal(monkeypatch)
+    with bar(10, "short") as at:
+        at(10)
+    time.sleep(0.1)
+    assert terminal.getvalue() == ""
+
+
+def test_each_thing_under_way_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = watched_terminal(monkeypatch)
+    with bar(10, "outer", unit="iterations") as at:
+        with bar(2_000_000, "inner") as at_inner:
+            at(3)
+            at_inner(1_000_000)
+            assert drawn(terminal, "3/10 iterations")
+            assert drawn(terminal, "1.0 MB/2.0 MB")
+        at(7, "retitled")
+        assert drawn(terminal, "retitled")
+    assert progress._display.drawn is None
+    assert not progress._display.lines
+
+
+def interrupted(terminal: Terminal) -> None:
+    with bar(1000, "long"):
+        assert drawn(terminal, "long")
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = watched_terminal(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(terminal)
+    assert progress._display.drawn is None
+    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")  # the cursor is shown
+
+
+@pytest.mark.parametrize("tune", ["model", "now"])
+def test_compiling_and_timing_have_lines(monkeypatch: pytest.MonkeyPatch, tune: str) -> None:
+    titles = []
+
+    @contextmanager
+    def watched(total: int | None, title: str, **_: Any) -> Iterator[Any]:
+        titles.append(title)
+        yield progress.unseen
+
+    for module in (contraction, tuned):
+        monkeypatch.setattr(module, "bar", watched)
+    x = stc.rand((50, 60, 70), 0.003)
+    stc.compile("ijk,jr,kr->ir", x, torch.rand(60, 4), torch.rand(70, 4), tune=tune)
+    assert titles[0] == 'compiling "ijk,jr,kr->ir"'
+    assert any(title.startswith("timing") for title in titles) is (tune == "now")
