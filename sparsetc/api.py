@@ -114,13 +114,13 @@ Arithmetic._einsum_of = einsum  # by which @ multiplies
 
 @entry_point
 def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapping[str, Any]) -> Result:
-    if (sharded := _sharded(args)) is not None:
+    if (sharded := sharded_of(args)) is not None:
         return sharded._einsum(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     return _run(compiled(text, operands, of_call(settings), output), operands, drop_zeros)
 
 
-def _sharded(args: tuple[Any, ...]) -> Any:
+def sharded_of(args: tuple[Any, ...]) -> Any:
     """The first operand that lies on several processes, which compiles einsums of itself; None if there is none."""
     return next((operand for operand in args if "_einsum" in vars(type(operand))), None)
 
@@ -145,7 +145,7 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
         >>> k(torch.full((3, 2), 5.0))[0]
         tensor([5., 5.])
     """
-    if (sharded := _sharded(args)) is not None:
+    if (sharded := sharded_of(args)) is not None:
         return sharded._compile(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]

@@ -20,10 +20,10 @@ from typing import Any, overload
 import torch
 from typing_extensions import Unpack
 
-from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op
+from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op, sharded_of
 from sparsetc.contraction.canonical import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
-from sparsetc.errors import EquationError, ShapeError
+from sparsetc.errors import DistributedError, EquationError, ShapeError
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.inputs import as_dense, check_plain
@@ -80,7 +80,8 @@ def mttkrp(
         return einsum(text, *operands, **settings)
     each = [_mttkrp(sparse, factors, m) for m in range(sparse.order)]
     traced = torch.compiler.is_compiling() or traced_by_modes()  # a graph keeps no workloads: each is planned alone
-    if traced or any(isinstance(o, SparseTensor) for _, operands in each for o in operands[1:]):
+    planned_alone = traced or type(sparse) is not SparseTensor
+    if planned_alone or any(isinstance(o, SparseTensor) for _, operands in each for o in operands[1:]):
         return tuple(einsum(text, *operands, **settings) for text, operands in each)
     return einsum_together(each, **settings)
 
@@ -312,8 +313,12 @@ def contract(
     if out is not None:
         sizes = dict(zip(letters + term, (*sparse.shape, *second.shape), strict=True))
         check_accumulation(out, tuple(sizes[c] for c in kept), sparse.dtype, sparse.device)
-    drop_zeros = settings.pop("drop_zeros", False)
     scaled = alpha != 1 or beta != 0
+    if type(sparse) is not SparseTensor:
+        if scaled:
+            raise DistributedError("contract: alpha=, beta= and out= are of tensors of one process, and x is Sharded")
+        return einsum(equation(letters, [term], kept), sparse, second, **settings)
+    drop_zeros = settings.pop("drop_zeros", False)
     wide = summed_dtype(sparse.dtype) if scaled else sparse.dtype  # of integers only the sum need fit
     contraction = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
     what = f"{alpha} times the result" + (f" and {beta} times out" if beta else "")
@@ -343,8 +348,8 @@ def equation(letters: str, terms: Sequence[str], kept: str) -> str:
 
 
 def _sparse(x: Any, name: str) -> SparseTensor:
-    if type(x) is SparseTensor:
-        return x
+    if type(x) is SparseTensor or sharded_of((x,)) is not None:
+        return x  # type: ignore[no-any-return]
     if isinstance(x, str):
         raise EquationError(
             f"{name} writes the equation itself: {_call(name)}; sparsetc.einsum takes one, here {x!r:.60}"

@@ -161,6 +161,29 @@ def einsums_are_those_of_one_process(mesh: Any, folder: Path) -> None:
 
 @check
 @few
+def operations_are_those_of_one_process(mesh: Any, folder: Path) -> None:
+    x, y = tensor(SHAPE), tensor(SHAPE[:2], seed=2)
+    s, t = sd.shard(x, mesh=mesh), sd.shard(y, mesh=mesh)
+    factors = [dense(n, 3, seed=n) for n in SHAPE]
+    calls: list[tuple[Callable[..., Any], Any, Any, list[Any]]] = [
+        *((stc.mttkrp, x, s, [factors, m]) for m in range(3)),
+        (stc.ttmc, x, s, [factors, 1]),
+        (stc.ttm, x, s, [factors[2], 2]),
+        (stc.ttv, x, s, [dense(SHAPE[0]), 0]),
+        (stc.spmm, y, t, [factors[1]]),
+        (stc.sddmm, y, t, [factors[0], factors[1]]),
+        (stc.contract, x, s, [factors[2], ([2], [0])]),
+    ]
+    for call, one, several, others in calls:
+        torch.testing.assert_close(whole(call(several, *others)), whole(call(one, *others)))
+    for found, expected in zip(stc.mttkrp(s, factors), stc.mttkrp(x, factors), strict=True):
+        torch.testing.assert_close(whole(found), expected)
+    with raises(stc.DistributedError, "alpha"):
+        stc.contract(s, factors[2], ([2], [0]), alpha=2)
+
+
+@check
+@few
 def any_operand_may_be_the_sharded_one(mesh: Any, folder: Path) -> None:
     x, b = tensor(SHAPE), dense(9, 4)
     s = sd.shard(x, mesh=mesh)

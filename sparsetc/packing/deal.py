@@ -20,7 +20,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
 from sparsetc.support.lru import Lru, given_to
-from sparsetc.support.names import check_free, check_label
+from sparsetc.support.names import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, narrow_ranks, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
@@ -120,7 +120,7 @@ def deal(
             an output row that it promised to leave whole.
     """
     rule = get_partition(name)
-    from_outside = not rule.deal.__module__.startswith("sparsetc.")  # the package's own keep what they promise
+    from_outside = not is_own(rule.deal)  # the package's own keep what they promise
     for option, number in options.items():
         if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
             raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")

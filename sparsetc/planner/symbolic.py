@@ -76,6 +76,8 @@ class SymbolicCost(Mapping[str, Any]):
     symbols: Mapping[Any, float]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.expressions:
+            raise KeyError(f"a cost has {', '.join(self.expressions)}, found {name!r}")
         return self.expressions[name]
 
     def __iter__(self) -> Iterator[str]:

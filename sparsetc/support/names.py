@@ -101,14 +101,14 @@ def check_free(
         error: class of the error.
         by: what is registered; the package's own things take their names freely.
     """
-    if any(map(_is_own, holders)) and not replace and not _is_own(by):
+    if any(map(is_own, holders)) and not replace and not is_own(by):
         raise error(
             f"{kind} {name!r} comes with sparsetc, and another of that name would take its place everywhere; choose "
             "another name, or register it with replace=True"
         )
 
 
-def _is_own(thing: object) -> bool:
+def is_own(thing: object) -> bool:
     """Whether something comes with the package."""
     return f"{getattr(thing, '__module__', None) or ''}.".startswith("sparsetc.")
 
