@@ -192,7 +192,7 @@ class Structure:
     def unsqueeze(self, dim: int) -> SparseTensor:
         """One more mode, of size 1, before the mode ``dim``."""
         at = mode_of(self.ndim + 1, dim)
-        return self[(*[slice(None)] * at, None)]  # type: ignore[no-any-return]
+        return self[tuple([slice(None)] * at + [None])]  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
         """Without modes of size 1: all of them, or those named, of which others stay."""
@@ -228,7 +228,7 @@ class Structure:
 
     def index_select(self, dim: int, index: torch.Tensor) -> Any:
         """The positions of a mode that an index tensor names, in its order, with repeats."""
-        return self[(*[slice(None)] * mode_of(self.ndim, dim), index)]
+        return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
         """So many positions of a mode, from one on."""
@@ -236,7 +236,7 @@ class Structure:
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
-        return self[(*[slice(None)] * mode, slice(first, first + length))]
+        return self[tuple([slice(None)] * mode + [slice(first, first + length)])]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
         """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
