@@ -193,7 +193,7 @@ def _check_output(text: str, terms: Sequence[_ParsedTerm], output: _ParsedTerm) 
 
 def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> None:
     if len(terms) != len(shapes):
-        message = f"the equation has {len(terms)} operands, found {len(shapes)}"
+        message = f"found {len(shapes)} operands for {len(terms)} terms; expected one operand a term"
         raise EquationError(point_at(text, 0, message, terms[-1].end))
     for p, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         letters, ndim, at_least = len(term.letters), len(shape), ELLIPSIS in term.labels
