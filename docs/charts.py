@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-LEFT, WIDTH, ROW = 250, 760, 20
-"""Pixels: of labels, of a whole chart, and of a bar with its gap."""
+LETTER, WIDTH, ROW = 6.6, 760, 20
+"""Pixels: of a letter at most, of a whole chart, and of a bar with its gap."""
 MORE, LESS = "#3d85c6", "#cc7a29"
 """Colours of bars above and below 1; both are readable on white and on black."""
 
@@ -62,23 +62,26 @@ def bars(title: str, axis: str, values: Sequence[tuple[str, float]]) -> str:
     """
     ratios = [value for _, value in values]
     low, high = math.log10(min(1.0, *ratios)), math.log10(max(1.0, *ratios))
-    scale = (WIDTH - LEFT - 60) / (high - low or 1.0)
-    height = 54 + ROW * len(values)
+    margin = LETTER * max(len(label) for label, _ in values) + 8
+    scale = (WIDTH - margin - 60) / (high - low or 1.0)
+    height = 70 + ROW * len(values)
 
     def at(value: float) -> float:
-        return LEFT + (math.log10(value) - low) * scale
+        return margin + (math.log10(value) - low) * scale
 
     parts = [f'<text x="0" y="14" font-weight="bold">{html.escape(title)}</text>']
     for mark in _marks(10**low, 10**high):
         parts.append(
-            f'<path d="M{at(mark):.1f} 24V{height - 26}" stroke="currentColor" opacity="{0.5 if mark == 1 else 0.15}"/>'
+            f'<path d="M{at(mark):.1f} 24V{height - 42}" stroke="currentColor" opacity="{0.5 if mark == 1 else 0.15}"/>'
         )
-        parts.append(f'<text x="{at(mark):.1f}" y="{height - 12}" text-anchor="middle" opacity="0.7">{mark:g}</text>')
-    parts.append(f'<text x="0" y="{height - 12}" opacity="0.7">{html.escape(axis)}</text>')
+        parts.append(f'<text x="{at(mark):.1f}" y="{height - 28}" text-anchor="middle" opacity="0.7">{mark:g}</text>')
+    parts.append(
+        f'<text x="{at(1):.1f}" y="{height - 10}" text-anchor="start" opacity="0.7">{html.escape(axis)}</text>'
+    )
     for n, (label, value) in enumerate(values):
         y, left, right = 28 + ROW * n, min(at(1), at(value)), max(at(1), at(value))
         colour = MORE if value >= 1 else LESS
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{html.escape(label)}</text>')
+        parts.append(f'<text x="{margin - 8:.1f}" y="{y + 12}" text-anchor="end">{html.escape(label)}</text>')
         parts.append(
             f'<rect x="{left:.1f}" y="{y}" width="{max(1.0, right - left):.1f}" height="{ROW - 5}" fill="{colour}"/>'
         )
