@@ -1,0 +1,82 @@
+"""The pages for users of other libraries: the right column runs, and gives what the left one gives where both can run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+Names = dict[str, Any]
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "coming_from"
+
+
+NOT_HERE = {"graphs"}
+"""Pages whose library the tests do not install."""
+
+
+def rows(page: str) -> list[tuple[list[str], list[str]]]:
+    """Return the spans of code in the two columns of a page's table, a pair a row."""
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    lines = [line for line in re.findall(r"^\| (.*) \|$", text, re.M) if not line.startswith("---")]
+    cells = [line.split(" | ") for line in lines[1:]]
+    assert all(len(row) == 2 for row in cells), page
+    return [(re.findall(r"`([^`]+)`", left), re.findall(r"`([^`]+)`", right)) for left, right in cells]
+
+
+def setup(page: str) -> Names:
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    names: Names = {}
+    torch.manual_seed(0)
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def evaluate(span: str, names: Names) -> Any:
+    try:
+        code = compile(span, span, "eval")
+    except SyntaxError:
+        return exec(compile(span, span, "exec"), names)
+    return eval(code, names)
+
+
+def dense(result: Any) -> Any:
+    """Return an array of any library's result; None if it is none."""
+    for method in ("to_dense", "todense", "toarray", "full"):
+        if hasattr(result, method) and not isinstance(result, np.ndarray):
+            result = getattr(result, method)()
+    if type(result).__module__.startswith("pyttb"):
+        result = result.data
+    if isinstance(result, torch.Tensor | np.ndarray | float | int):
+        return np.asarray(result, dtype=np.float64)
+    return None
+
+
+@pytest.mark.parametrize("page", sorted(page.stem for page in PAGES.glob("*.md") if page.stem != "index"))
+def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        names = setup(page)
+    except ImportError as error:
+        pytest.skip(str(error))
+    here = [[evaluate(span, names) for span in right] for _, right in rows(page)]
+    assert all(here), "a row has no code"
+    if page not in NOT_HERE:
+        compare(page, names, here)
+
+
+def compare(page: str, names: Names, here: list[list[Any]]) -> None:
+    """Run the left column too; rows of random numbers, of files and of iterations are not compared."""
+    compared = 0
+    for (left, right), results in zip(rows(page), here, strict=True):
+        if len(left) != 1 or len(right) != 1 or re.search(r"rand|path", left[0]):
+            continue
+        there, ours = dense(evaluate(left[0], names)), dense(results[0])
+        if there is not None and ours is not None:
+            np.testing.assert_allclose(ours.reshape(there.shape), there, rtol=1e-5, atol=1e-6, err_msg=left[0])
+            compared += 1
+    assert compared >= 3, "hardly a row could be compared"
