@@ -1,4 +1,4 @@
-"""The pages for users of other libraries: the right column runs, and gives what the left one gives where both can run."""
+"""The pages for users of other libraries: the right column runs, and gives what the left one gives where it can run."""
 
 from __future__ import annotations
 
