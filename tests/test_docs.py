@@ -16,7 +16,12 @@ import torch
 import sparsetc as stc
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = ("index.md", "guides/equations.md", "guides/plans.md", "guides/precision.md")
+RUN = (
+    "index.md",
+    *(f"guides/{name}.md" for name in ("equations", "plans", "precision", "tensors", "like_a_tensor", "semi_sparse")),
+    *(f"guides/{name}.md" for name in ("transforms", "decompositions", "tuning", "streaming", "packed_files")),
+)
+"""Pages all of whose code is run, from top to bottom."""
 MODULES = ("datasets", "decomposition", "distributed", "nn", "plot", "testing")
 
 
@@ -40,7 +45,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_the_code_of_a_page_runs(page: str) -> None:
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     space: dict[str, Any] = {}
     torch.manual_seed(0)
