@@ -317,7 +317,7 @@ def test_gradients_take_a_shared_plan_where_it_applies() -> None:
 
 def test_the_programs_of_the_documentation_run() -> None:
     text = (Path(__file__).parent.parent / "docs" / "guides" / "extending.md").read_text()
-    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(programs) == 4
     problem = Problem("ijk,jr,kr->ir", {**SIZES, "r": 32, "j": 40}, "dense")
     x, b, c = problem.operands()
