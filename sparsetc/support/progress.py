@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -58,6 +59,7 @@ class _Line:
     unit: str
     position: int = 0
     update: Callable[..., None] | None = None
+    start: float = field(default_factory=time.monotonic)
 
     def at(self, position: int, title: str | None = None, /) -> None:
         self.position, self.title = position, title or self.title
@@ -117,6 +119,7 @@ class _Display:
 
     def _add(self, line: _Line) -> None:
         task = self.drawn.add_task(line.title, total=line.total, completed=line.position, count=line.count)
+        next(t for t in self.drawn.tasks if t.id == task).start_time = line.start  # and not when it was first drawn
         self.lines[line], line.update = task, partial(self.drawn.update, task)
 
     def end(self, line: _Line) -> None:
