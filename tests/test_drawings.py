@@ -19,6 +19,7 @@ HOW = ROOT / "docs" / "how"
 sys.path.append(str(ROOT / "docs"))
 
 import drawings  # noqa: E402
+import svg  # noqa: E402
 
 Box = tuple[float, float, float, float]
 FILES = sorted(path.relative_to(HOW).as_posix() for path in HOW.rglob("*.svg"))
@@ -31,7 +32,7 @@ def texts(name: str) -> list[tuple[Box, str]]:
     found = []
     for element in ElementTree.parse(HOW / name).getroot().iter("{http://www.w3.org/2000/svg}text"):
         size, text = float(element.attrib["font-size"]), element.text or ""
-        width = len(text) * size * drawings.ADVANCE
+        width = len(text) * size * svg.ADVANCE
         left = float(element.attrib["x"]) - width * {"start": 0, "middle": 0.5, "end": 1}[element.attrib["text-anchor"]]
         baseline = float(element.attrib["y"])
         found.append(((left, baseline - 0.75 * size, left + width, baseline + 0.2 * size), text))
