@@ -69,6 +69,8 @@ class Packed:
             return indices
         if indices is None:
             return self.source
+        if not self.source.numel():  # every position is padding
+            return indices
         numbers = self.source[indices.clamp(min=0)]
         return torch.where(indices < 0, indices, numbers) if self.padded else numbers
 

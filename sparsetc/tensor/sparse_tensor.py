@@ -267,6 +267,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             ".to_scipy()"
         )
 
+    __dlpack__ = __dlpack_device__ = __array__  # torch.as_tensor would read one element after another
+
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
 
     def coalesce(self) -> SparseTensor:
