@@ -244,7 +244,8 @@ def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
         settings: as for `einsum`.
 
     Returns:
-        A `SparseTensor` of the pattern of a, coalesced.
+        A `SparseTensor` of the pattern of a, coalesced, whose values are those of a times the inner products. With
+        heads it is ``einsum("ij,ihr,jhr->ijh", a, left, right)``.
 
     Examples:
         >>> stc.sddmm(stc.eye(3), torch.ones(3, 2), torch.ones(3, 2)).values

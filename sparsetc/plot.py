@@ -145,33 +145,41 @@ def plan(kernel: Kernel, *dense: torch.Tensor, ax: Any = None) -> Any:
     return one
 
 
-def factors(model: Factored, components: Sequence[int] | None = None, *, ax: Any = None) -> Any:
+def factors(
+    model: Factored, components: Sequence[int] | None = None, *, modes: Sequence[str] | None = None, ax: Any = None
+) -> Any:
     """Draw the columns of a model's factor matrices: a row of axes a component, a column a mode.
 
     Args:
         model: of `decomposition`; of CP, `CP.arranged` puts components in order.
         components: numbers of columns; None is the first 8.
+        modes: a name for each mode; None numbers them.
         ax: array of axes (components, modes) to draw into.
 
     Raises:
-        ShapeError: no such component.
+        ShapeError: no such component, or another number of names than modes.
         ImportError: matplotlib is not installed.
     """
     ranks = [f.shape[1] for f in model.factors]
     chosen = list(range(min(SHOWN, max(ranks)))) if components is None else list(components)
     if not chosen or not all(0 <= c < max(ranks) for c in chosen):
         raise ShapeError(f"components are numbers below {max(ranks)}, found {chosen}")
+    names = [f"mode {mode}" for mode in range(len(ranks))] if modes is None else list(modes)
+    if len(names) != len(ranks):
+        raise ShapeError(f"modes has {len(names)} names, the model {len(ranks)} modes")
     size = (2.6 * len(ranks), 1.4 * len(chosen))
     drawn = _axes(ax, len(chosen) * len(ranks), size, columns=len(ranks)).reshape(len(chosen), len(ranks))
     for row, component in zip(drawn, chosen, strict=True):
         for mode, (one, factor) in enumerate(zip(row, model.factors, strict=True)):
-            if component < factor.shape[1]:
-                column = factor[:, component].detach().cpu().double().numpy()
-                if len(column) <= BARS:
-                    one.bar(range(len(column)), column, width=1.0)
-                else:
-                    one.plot(column, linewidth=0.7)
-            one.set_title(f"mode {mode}, component {component}", fontsize=8)
+            if component >= factor.shape[1]:
+                one.set_axis_off()  # a Tucker model's modes have different numbers of columns
+                continue
+            column = factor[:, component].detach().cpu().double().numpy()
+            if len(column) <= BARS:
+                one.bar(range(len(column)), column, width=1.0)
+            else:
+                one.plot(column, linewidth=0.7)
+            one.set_title(f"{names[mode]}, component {component}", fontsize=8)
             one.tick_params(labelsize=7)
     return drawn
 

@@ -325,7 +325,7 @@ def test_the_programs_of_the_documentation_run() -> None:
         names = {"stc": stc, "x": x, "b": b, "c": c}
         exec(program, names)
         if "a" in names:
-            assert_matches(names["a"], problem.equation, [x, b, c])
+            assert_matches(names["a"], problem.equation, [names["x"], names["b"], names["c"]])
     a = torch.rand(x.shape[0], 2, dtype=x.dtype)
     core = stc.OPERATIONS["tucker_core"](x, [a, b, c])
     assert_matches(core, "ijk,ir,js,kt->rst", [x, a, b, c])

@@ -275,3 +275,27 @@ def test_ndarrays_are_dense_operands() -> None:
         stc.einsum("ijk,jr,kr->ir", x(), np.ones((5, 2)), c)
     with pytest.raises(stc.DtypeError, match="operand 2 cannot be read as a tensor"):
         stc.einsum("ijk,jr,kr->ir", x(), np.array([["a"] * 2] * 5), c)
+
+
+# --- files and tables in the place of tensors -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: stc.einsum("ijk,jr,kr->ir", "x.parquet", *factors()[1:]), "stc.read reads a file"),
+        (lambda: stc.stream("ijk,jr,kr->ir", "x.tns", *factors()[1:]), r"stc.pack\('x.tns', 'x.parquet'\)"),
+        (lambda: stc.read("ratings.csv"), "from_table"),
+        (lambda: table(np.array(["ann", "bob"])), "pandas.factorize numbers"),
+        (lambda: table(np.array([0, -1])), "missing label"),
+        (lambda: torch.as_tensor(x()), "to_dense"),
+        (lambda: torch.from_dlpack(x()), "to_dense"),
+    ],
+)
+def test_files_tables_and_tensors_of_another_kind(call: Call, said: str) -> None:
+    with pytest.raises(stc.SparsetcError, match=said):
+        call()
+
+
+def table(users: np.ndarray) -> stc.SparseTensor:
+    return stc.SparseTensor.from_table({"user": users, "rating": np.ones(2)}, ["user"], "rating")

@@ -99,6 +99,15 @@ def test_models() -> None:
     assert "after 4 iterations" in model._repr_html_()
 
 
+def test_factors_of_modes_that_have_names_and_ranks_of_their_own() -> None:
+    model = stc.decomposition.tucker(stc.rand((6, 5, 4), 0.5), (3, 2, 2), n_iter_max=2)
+    drawn = stc.plot.factors(model, modes=("user", "item", "day"))
+    assert drawn[0, 1].get_title() == "item, component 0"
+    assert [[one.axison for one in row] for row in drawn] == [[True] * 3, [True] * 3, [True, False, False]]
+    with pytest.raises(stc.ShapeError, match="2 names"):
+        stc.plot.factors(model, modes=("user", "item"))
+
+
 def test_notebooks() -> None:
     x = cube()
     html = x._repr_html_()

@@ -123,4 +123,7 @@ def _suffix(path: str) -> str:
         if name.endswith(suffix):
             return suffix
     parquet.refuse_old(path)
-    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(SUFFIXES)}")
+    table = (
+        "; a table is read by pandas, and SparseTensor.from_table takes it" if name.endswith((".csv", ".tsv")) else ""
+    )
+    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(SUFFIXES)}{table}")

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from sparsetc.contraction.canonical import resolved
-from sparsetc.errors import EquationError, TransformError
+from sparsetc.errors import EquationError, IOFormatError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -78,6 +78,10 @@ def leading(kept: Sequence[int]) -> bool:
     return list(kept) == list(range(len(kept)))
 
 
+UNPACKED = (".tns", ".mtx", ".gz", ".npz")
+"""Suffixes of files that can be packed, and not streamed."""
+
+
 def operand(x: Any) -> SparseTensor | PackedFile | Source:
     """What is streamed, of anything that may stand for it; a path is opened, and is the caller's to close.
 
@@ -87,6 +91,10 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
         IOFormatError, FileNotFoundError: a path without a packed file.
     """
     if isinstance(x, str | os.PathLike):
+        if str(x).lower().endswith(UNPACKED):
+            raise IOFormatError(
+                f"{x}: a stream takes a packed file, which stc.pack({str(x)!r}, 'x.parquet') makes of it"
+            )
         return PackedFile(Path(x))
     if isinstance(x, PackedFile):
         return x

@@ -54,10 +54,12 @@ def from_table(
         raise FormatError(f"columns {', '.join(map(repr, (*coordinates, values)))} have different lengths, {lengths}")
     for name, column in zip(coordinates, columns, strict=False):
         if column.dtype.kind not in "iu" and len(column):
-            raise FormatError(f"column {name!r} holds {column.dtype}; coordinates are integers")
+            of = "labels, which pandas.factorize numbers" if column.dtype.kind in "OUST" else str(column.dtype)
+            raise FormatError(f"column {name!r} holds {of}; coordinates are integers")
         if len(column) and not 0 <= int(column.min()) <= int(column.max()) < 2**63:
             wrong = column.min() if column.min() < 0 else column.max()
-            raise CoordinateError(f"column {name!r} holds {wrong}; coordinates are from 0 to 2**63 - 1")
+            missing = ", and -1 is what pandas.factorize gives a missing label" if wrong == -1 else ""
+            raise CoordinateError(f"column {name!r} holds {wrong}; coordinates are from 0 to 2**63 - 1{missing}")
     if columns[-1].dtype.kind not in "biufc":
         raise FormatError(f"column {values!r} holds {columns[-1].dtype}; values are numbers")
     return cls(np.stack([column.astype(np.int64) for column in columns[:-1]]), columns[-1], shape)
