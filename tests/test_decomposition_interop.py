@@ -40,7 +40,7 @@ def test_tables_without_coordinates_are_refused() -> None:
     frame = table("pandas", X)
     with pytest.raises(stc.FormatError, match="column 'v' holds float64; coordinates are integers"):
         cp_als(frame[["i", "v", "j"]], 2)
-    with pytest.raises(stc.FormatError, match="'i' holds object"):
+    with pytest.raises(stc.FormatError, match="'i' holds labels"):
         cp_als(frame.assign(i=frame["i"].astype(str).astype(object)), 2)
     with pytest.raises(stc.FormatError, match="one a mode"):
         cp_als(pandas.DataFrame({"v": [1.0, 2.0]}), 2)
