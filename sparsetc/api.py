@@ -27,7 +27,7 @@ from sparsetc.contraction.contraction import (
     parsed,
     wrap,
 )
-from sparsetc.contraction.kernel import Kernel, Shared
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.output import Result
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
@@ -62,9 +62,8 @@ def einsum(
     an equation compiles it; the kernel is kept with the sparse operand's pattern, that of a torch tensor or of a scipy
     CSR, CSC, BSR or COO array with the index arrays.
 
-    Values are read at each call, however they were changed; on a GPU, values that require no gradient only where torch
-    counted a change, which it does not of one through ``.data``. Where the caller never had them (they were read from a
-    file, or computed from duplicates), they are packed once; a `Kernel` packs any values once.
+    Values are packed once, and again when they changed. On a CPU every change is seen, also one through ``.data`` or an
+    ndarray of the same memory; on a GPU those that torch counts, and any made after a gradient of the values.
 
     A sparse operand may be a `distributed.Sharded` one, of which each process has a share; all processes call then. The
     dense result is a DTensor, each process having a part of its rows, or, with ``gather=True``, whole on all of them.
@@ -126,12 +125,12 @@ def sharded_of(args: tuple[Any, ...]) -> Any:
     return next((operand for operand in args if "_einsum" in vars(type(operand))), None)
 
 
-def _run(made: Contraction, operands: Operands, drop_zeros: bool, known: dict[Any, Any] | None = None) -> Result:
-    """The result of a contraction; values are packed, or taken from those that are `known`."""
+def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
+    """Return the result of a contraction."""
     sparse = [o for o in operands if type(o) is SparseTensor]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
     dense = [o for o in operands if type(o) is not SparseTensor]
-    return wrap(made, made.evaluate(patterns, values, dense, made.packed(sparse, known)), patterns, drop_zeros)  # type: ignore[arg-type]
+    return wrap(made, made.evaluate(patterns, values, dense, made.packed(values)), patterns, drop_zeros)  # type: ignore[arg-type]
 
 
 @entry_point
@@ -195,9 +194,8 @@ def compile_many(
     """
     workload = _workload(equations, x, operands)
     made = compiled_together(workload, of_call(settings), output)
-    shared: Shared = {}
     sparse = [[o for o in prepared if isinstance(o, SparseTensor)] for _, prepared in workload]
-    return tuple([Kernel(one, operands_of, drop_zeros, shared) for one, operands_of in zip(made, sparse, strict=True)])
+    return tuple([Kernel(one, operands_of, drop_zeros) for one, operands_of in zip(made, sparse, strict=True)])
 
 
 @entry_point
@@ -205,9 +203,9 @@ def einsum_together(
     workload: Workload, output: Form = "auto", drop_zeros: bool = False, **settings: Unpack[Settings]
 ) -> tuple[Result, ...]:
     """Evaluate einsums of one sparse operand, compiled together as by `compile_many` and kept with its pattern."""
-    workload, packed = [_prepared((text, *operands)) for text, operands in workload], dict[Any, Any]()
+    workload = [_prepared((text, *operands)) for text, operands in workload]
     each = zip(kept_together(workload, of_call(settings), output), workload, strict=True)
-    return tuple([_run(one, operands, drop_zeros, packed) for one, (_, operands) in each])
+    return tuple([_run(one, operands, drop_zeros) for one, (_, operands) in each])
 
 
 def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Workload:

@@ -213,8 +213,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
         )
     degree = adjacency.values.new_zeros(nodes).index_add(0, adjacency.coords[0], adjacency.values)
     root = torch.where(degree > 0, degree, 1.0).rsqrt()
-    divided = adjacency.with_values(adjacency.values * root[adjacency.coords[0]] * root[adjacency.coords[1]])
-    return divided if divided.requires_grad else divided._own()  # values that no call has to read again
+    return adjacency.with_values(adjacency.values * root[adjacency.coords[0]] * root[adjacency.coords[1]])
 
 
 def collate(samples: Sequence[Any]) -> Any:

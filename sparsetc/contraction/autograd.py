@@ -28,6 +28,7 @@ from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.packing.base import Packed, after_zero
 from sparsetc.support.entry import entry_point, without_autocast
+from sparsetc.tensor.kept_values import gradient_taken
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -255,6 +256,8 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
+        if wanted[0] and not self.ones:
+            gradient_taken()
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
         rows = iter(run_all([job for job in jobs if job is not None]))
         return [

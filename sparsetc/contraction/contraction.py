@@ -145,13 +145,8 @@ class Contraction(Inspectable, ABC):
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
         return self.pattern
 
-    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
-        """Values as the storages have them; None where each call reads them as they are.
-
-        Args:
-            operands: the sparse operands.
-            known: values that other contractions of the same operands packed; those of this one are added.
-        """
+    def packed(self, values: Tensors) -> Values | None:
+        """Return the sparse operands' values as the storages have them; None where each call reads them as they are."""
         return None
 
     @abstractmethod

@@ -34,18 +34,16 @@ SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
 """Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""
-Shared = dict[tuple[Any, ...], dict[Any, Any]]
-"""Packed values that kernels compiled together share, by the ids and the versions of the tensors of values."""
 
 
 class Kernel(Inspectable):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
-    says that they changed, or where they require a gradient. Values changed in any other way, as through ``.data`` or
-    an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a kernel whose values are
-    not packed: of several sparse operands, of one in blocks, and of one with dense modes unless these are expanded (for
-    a sparse result of them alone, or by the plan).
+    says that they changed; values that require a gradient where `einsum` would. Values changed in any other way, as
+    through ``.data`` or an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a
+    kernel whose values are not packed: of several sparse operands, of one in blocks, and of one with dense modes unless
+    these are expanded (for a sparse result of them alone, or by the plan).
 
     It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs; with `drop_zeros`
     a graph breaks at the call. It pickles as its equation, operands and settings, and is compiled again where it is
@@ -58,15 +56,9 @@ class Kernel(Inspectable):
         (torch.Size([3, 2]), tensor([1., 2., 3.]))
     """
 
-    def __init__(
-        self,
-        contraction: Contraction,
-        operands: Sequence[SparseTensor],
-        drop_zeros: bool = False,
-        shared: Shared | None = None,
-    ) -> None:
+    def __init__(self, contraction: Contraction, operands: Sequence[SparseTensor], drop_zeros: bool = False) -> None:
         self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
-        self.inner, self._shared = (contraction,), shared
+        self.inner = (contraction,)
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -80,7 +72,7 @@ class Kernel(Inspectable):
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._settled = self.contraction.settled
-        self._packed = self.contraction.packed(self.operands, self._known())
+        self._packed = self.contraction.packed(self._values)
         self.contraction.kernels[tuple(map(id, self._values))] = self
 
     def _packed_now(self) -> Values | None:
@@ -89,20 +81,11 @@ class Kernel(Inspectable):
             self._pack()
         if self._packed is not None:
             for values, version in zip(self._values, self._versions, strict=True):
-                # Inference tensors have no count; what is learned may change through ``.data``.
+                # Inference tensors have no count; what learns may change without it.
                 if version is None or values.requires_grad or values._version != version:
                     self._pack()
                     break
         return self._packed
-
-    def _known(self) -> dict[Any, Any] | None:
-        """The values as kernels that were compiled together packed them, until torch counts a change of them."""
-        if self._shared is None or None in self._versions or any(v.requires_grad for v in self._values):
-            return None
-        key = tuple(zip(map(id, self._values), self._versions, strict=True))
-        if key not in self._shared:
-            self._shared.clear()
-        return self._shared.setdefault(key, {})
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(self, *dense: torch.Tensor, values: NewValues | None = None) -> Result:

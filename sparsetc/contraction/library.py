@@ -84,7 +84,7 @@ def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor
     patterns = holder._patterns if holder else _patterns_of(contraction, values)
     if end is not None:
         return _fresh(contraction.gradient(patterns, operand, values, dense, upstream), [upstream])
-    packed = holder._packed_now() if holder and not captured(values[0]) else None  # a CUDA graph packs them itself
+    packed = None if captured(values[0]) else contraction.packed(values)  # a CUDA graph packs them itself
     return _fresh(contraction.evaluate(patterns, values, dense, packed), tensors)
 
 

@@ -35,6 +35,7 @@ from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.notices import warn_once
+from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
@@ -53,6 +54,7 @@ class Step(Contraction, Preparation):
         turns: the candidates that take turns in calls; None once the plan is decided.
         _packed_alone: whether only packed values are read where they are given and nothing follows a call, so that the
             values of the entries that take part need not be gathered.
+        _repacks: whether packed values are a copy; otherwise parts read values where they are given.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
     """
 
@@ -109,6 +111,8 @@ class Step(Contraction, Preparation):
         self.guard = self._guard()
         whole = self.canonical.narrow is self.canonical.written
         self._packed_alone = self.entries is not None and whole and self.guard is None
+        as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
+        self._repacks = self.entries is not None or not (as_given and all(p.packed.in_order for p in self.parts))
         sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
         self._empty = 0 in sizes
         self.alone = (
@@ -171,20 +175,29 @@ class Step(Contraction, Preparation):
         return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def packed(self, operands: Sequence[SparseTensor], known: dict[Any, Any] | None = None) -> Values | None:
-        """The values as the parts store them; packed before, where they have not changed.
+    def packed(self, values: Tensors) -> Values | None:
+        """Return the values as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
         """
         if transforming() or self.turns is not None:
             return None
-        x, shared = operands[0], {} if known is None else known
-        packed_values = [x._packed(key) if key not in shared else shared[key] for key in self._value_keys]
-        if missing := [n for n, f in enumerate(packed_values) if f is None]:
-            for n, packed in zip(missing, self.packed_values(self.taking_part(x._values), missing), strict=True):
-                packed_values[n] = x._pack(self._value_keys[n], packed)
-        shared.update(zip(self._value_keys, packed_values, strict=True))  # type: ignore[arg-type]
-        return packed_values
+        return self.kept_values(values[0], self.taking_part)
+
+    def kept_values(
+        self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
+    ) -> Values:
+        """Return values as the parts store them, packed once for each change; `flat` gives those that take part."""
+        if not self._repacks:
+            return [resolved(flat(values).detach()).contiguous()] * len(self.parts)
+        kept = kept_with(values)
+        if kept is None:
+            return self.packed_values(flat(values))
+        packed = [kept.get(key) for key in self._value_keys]
+        if missing := [n for n, stored in enumerate(packed) if stored is None]:
+            for n, stored in zip(missing, self.packed_values(flat(values), missing), strict=True):
+                packed[n] = kept.put(self._value_keys[n], stored)
+        return packed
 
     def packed_values(self, values: torch.Tensor | None, parts: Sequence[int] | None = None) -> Values:
         """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import Values
 from sparsetc.contraction.canonical import Tensors
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
@@ -229,13 +228,12 @@ class Turns:
         self._trials, self._known, self._candidates, self._owner = trials, known, candidates, weakref.ref(step)
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
-        self._packed: dict[int, tuple[Any, int, Values]] = {}
 
     def rows(self, values: torch.Tensor | None, dense: Tensors, given: Tensors | None) -> torch.Tensor:
         """The result of a call, as `Step.rows` has it, by the candidate whose turn it is, or the first."""
         number = self._begun % len(self._trials) if self._begun < ROUNDS * len(self._trials) else 0
         trial = self._trials[number].run.made
-        packed = self._values(number, values)
+        packed = trial.packed_values(None) if values is None else trial.kept_values(values)
         if trial.device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -263,12 +261,3 @@ class Turns:
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
         with in_place(step.settings, step.device), lasting():
             _decide(step, self._known, self._candidates, runs_of(self._trials))
-
-    def _values(self, number: int, values: torch.Tensor | None) -> Values:
-        """The values as a candidate stores them, packed once while they stay the same."""
-        step, known = self._trials[number].run.made, self._packed.get(number)
-        if values is None or values.is_inference():
-            return step.packed_values(values)
-        if known is None or known[0]() is not values or known[1] != values._version:
-            known = self._packed[number] = (weakref.ref(values), values._version, step.packed_values(values))
-        return known[2]

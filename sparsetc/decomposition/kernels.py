@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.contraction.canonical import Operands
 from sparsetc.contraction.contraction import compiled, kept_together
-from sparsetc.contraction.kernel import Kernel, Shared
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.ops import equation, letters_of
 from sparsetc.options import of_call
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -52,8 +52,7 @@ def _together(
     texts = [equation(letters, [letters[m] + own[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
     operands: list[Operands] = [[x, *(_table(x, x.shape[m], ranks[m]) for m in others[n])] for n in kept]
     made = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
-    shared: Shared = {}
-    return {mode: partial(_called, Kernel(one, [x], shared=shared), mode) for mode, one in zip(kept, made, strict=True)}
+    return {mode: partial(_called, Kernel(one, [x]), mode) for mode, one in zip(kept, made, strict=True)}
 
 
 def _called(kernel: Any, mode: int, factors: Sequence[torch.Tensor], values: Any = None) -> torch.Tensor:

@@ -74,7 +74,7 @@ def read(
         else:
             found = (npz if suffix == ".npz" else mtx).read(path, dtype)
     device = current().device
-    return (found if device is None else found.to(device))._own()
+    return found if device is None else found.to(device)
 
 
 def write(path: str | os.PathLike[str], x: Any) -> None:

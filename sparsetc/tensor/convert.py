@@ -221,7 +221,7 @@ def from_dense(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
     check_dtype(strided.dtype)
     with lasting():
         coords = torch.nonzero(strided.detach()).T.contiguous()
-    return cls._make(Pattern(coords, tuple(strided.shape), True), strided[tuple(coords)], sole=True)
+    return cls._make(Pattern(coords, tuple(strided.shape), True), strided[tuple(coords)])
 
 
 def from_scipy(cls: type[SparseTensor], matrix: Any) -> SparseTensor:

@@ -204,8 +204,8 @@ def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[in
 
 def constructed(
     coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool, in_blocks: bool = False
-) -> tuple[Pattern, torch.Tensor, bool]:
-    """Return a pattern, values on it, and if these are nobody else's, of arguments of SparseTensor or `from_blocks`."""
+) -> tuple[Pattern, torch.Tensor]:
+    """Return a pattern, and values on it, of arguments of SparseTensor or `from_blocks`."""
     vals = as_values(values)
     comes_again = type(coords) is torch.Tensor and not transforming()
     with lasting():
@@ -225,9 +225,7 @@ def constructed(
             pattern = Pattern(crds, sizes, coalesce, blocks)
         if check and blocks is not None:
             blocks.check_end(raw, vals)
-    if merge is None:
-        return pattern, vals, not shares_memory(vals, values)
-    return pattern, merge.values(vals), True
+    return pattern, vals if merge is None else merge.values(vals)
 
 
 def _of_coordinates(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:

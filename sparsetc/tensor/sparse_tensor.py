@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from numbers import Number
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ import torch
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
 from sparsetc.tensor import convert, tables
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.functions import Functions
@@ -25,12 +24,6 @@ from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
 from sparsetc.tensor.sums import INTEGERS
-
-Stored = TypeVar("Stored")
-"""Values as a storage holds them."""
-
-VALUES = 16
-"""Packed values kept with one tensor. Not measured."""
 
 
 class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
@@ -52,8 +45,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     A tensor may also be in blocks, stored dense and all of one shape (`from_blocks`, and torch's BSR and BSC): then
     ``coords`` are those of blocks, ``nnz`` counts them, and values are (nnz, *blocksize, *dense sizes).
 
-    Values that the caller has too may change in any way, also through ``.data`` or an ndarray of the same memory:
-    `einsum` reads them at each call. Coordinates are copied, and must not be changed.
+    Values may be changed in place, by whoever has them: `einsum` packs them again where they changed. On a GPU it knows
+    this from torch's count of changes, which leaves out what is written through ``.data``. Coordinates are copied, and
+    must not be changed.
 
     A SparseTensor can be pickled, copied, and saved by ``torch.save``; ``torch.load`` takes it by default. Coordinates
     are checked again when it is loaded, and tensors of one pattern that are saved together have one again. Kernels and
@@ -66,10 +60,6 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         DtypeError: values of a dtype not listed above, or integer duplicates whose sum does not fit theirs.
         DeviceError: coords and values on different devices.
 
-    Attributes:
-        _sole: whether nobody else has ever had the values, and could change them unseen.
-        _stored: values as storages hold them, each with torch's count of changes of those that they were packed from.
-
     Examples:
         >>> x = stc.SparseTensor([[0, 1, 1], [2, 0, 0]], [1.0, 2.0, 3.0], (2, 3))
         >>> x
@@ -79,12 +69,10 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                 [5., 0., 0.]])
     """
 
-    __slots__ = ("__weakref__", "_pattern", "_sole", "_stored", "_values")
+    __slots__ = ("__weakref__", "_pattern", "_values")
 
     _pattern: Pattern
     _values: torch.Tensor
-    _sole: bool
-    _stored: Lru[Any, tuple[int | None, Any]] | None
 
     @entry_point
     def __init__(
@@ -92,14 +80,14 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     ) -> None:
         self._set(*constructed(coords, values, shape, coalesce, check))
 
-    def _set(self, pattern: Pattern, values: torch.Tensor, sole: bool = False) -> None:
-        self._pattern, self._values, self._sole, self._stored = pattern, values, sole, None
+    def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
+        self._pattern, self._values = pattern, values
 
     @classmethod
-    def _make(cls, pattern: Pattern, values: torch.Tensor, sole: bool = False) -> SparseTensor:
+    def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         """The constructor without any check: (nnz, *dense sizes) values on a pattern that is believed."""
         self = cls.__new__(cls)
-        self._set(pattern, values, sole)
+        self._set(pattern, values)
         return self
 
     @classmethod
@@ -107,33 +95,11 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """The constructor without any check, on a new pattern."""
         return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
 
-    def _own(self) -> SparseTensor:
-        """The tensor itself, its values known to be nobody else's."""
-        self._sole = True
-        return self
-
     def _bare(self) -> SparseTensor:
         """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
         with lasting():  # nothing of the values, which a transform may follow
             none = torch.zeros((), dtype=self.dtype, device=self.device).expand(self._values.shape)
         return SparseTensor._make(self._pattern.bare(), none)
-
-    # ---- packed values ----------------------------------------------------------------------------------------
-
-    def _packed(self, key: Any) -> Any:
-        """The values as they were packed under a key, if these are known to be the same still."""
-        version, packed = (self._stored and self._stored.get(key)) or (None, None)
-        return packed if self._sole or (version is not None and version == counted_version(self._values)) else None
-
-    def _pack(self, key: Any, packed: Stored) -> Stored:
-        """Keep packed values for as long as the values stay what they are, where that can be known."""
-        version = counted_version(self._values)
-        if version is None and not self._sole:
-            return packed
-        if self._stored is None:
-            self._stored = Lru(VALUES)
-        self._stored.pop(key)
-        return self._stored.put(key, (version, packed))[1]
 
     # ---- copies -----------------------------------------------------------------------------------------------
 
@@ -159,10 +125,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def values(self) -> torch.Tensor:
         """(nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
 
-        Who has them can change them unseen, so a tensor whose values were asked for is one whose values `einsum` packs
-        at each call; on a GPU, where torch counted a change. A `Kernel` packs them once.
+        They may be changed in place: `einsum` packs them again where they changed.
         """
-        self._sole = False
         return self._values
 
     @property
@@ -397,10 +361,3 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
 
 _to_dense = entry_point(convert.to_dense)
-
-
-def counted_version(values: torch.Tensor) -> int | None:
-    """Torch's count of changes where it is believed: on a GPU, where no ndarray has the memory, and of values that are
-    not learned, since optimisers may write to ``.data``. None elsewhere.
-    """
-    return values._version if values.is_cuda and not values.requires_grad and not values.is_inference() else None

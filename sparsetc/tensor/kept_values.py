@@ -1,0 +1,96 @@
+"""What was made of a tensor of values, kept with that tensor for as long as its values stay what they are.
+
+In: a tensor of values, whoever wraps it: a SparseTensor, another one made anew, a layer's Parameter. Out: a bounded
+mapping that goes with the tensor, and is empty again once its values have changed.
+
+On a CPU anyone may write to the memory unseen, through ``.data`` or an ndarray, so the bits are compared with a copy,
+which takes a tenth of the time of packing. On a GPU that would take a launch and a wait, so torch's count of changes is
+believed. It does not count writes through ``.data``. Optimisers that write so do it after a gradient, and values that
+learn are taken for changed after each.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sparsetc.support.lru import Lru
+from sparsetc.tensor.sums import captured
+
+KEPT = 16
+"""Things kept for one tensor of values. Not measured: the storages of four modes, each with those of its gradients."""
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by the number of their bytes."""
+
+
+@dataclass
+class _Seen:
+    """Values as they were when the first of the things that are kept was made.
+
+    Attributes:
+        storage: their memory on a GPU; assigning ``.data`` gives a tensor another one.
+        changes: on a GPU, torch's count of changes of the tensor, and `gradients` of values that learn.
+        copy: their bits on a CPU.
+    """
+
+    storage: weakref.ref[torch.UntypedStorage] | None
+    changes: tuple[int, int] | None
+    copy: np.ndarray | None
+    kept: Lru[Any, Any] = field(default_factory=lambda: Lru(KEPT))
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> _Seen:
+        if counted(values):
+            return cls(weakref.ref(values.untyped_storage()), _changes(values), None)
+        return cls(None, None, _bits(values).copy())
+
+    def unchanged(self, values: torch.Tensor) -> bool:
+        if self.copy is not None:
+            return not counted(values) and np.array_equal(self.copy, _bits(values))
+        return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
+
+
+_seen = WeakTensorKeyDictionary()
+_gradients = 0
+
+
+def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
+    """Return the things kept for values as they are now; None where changes cannot be seen, or none will be needed.
+
+    Nothing is kept of values that autograd computed, which the next step computes anew, nor of values that learn while
+    a CUDA graph is captured, which reads them at each replay.
+    """
+    learns = values.requires_grad
+    if not values.is_leaf or (counted(values) and values.is_inference()) or (learns and captured(values)):
+        return None
+    seen = _seen.get(values)
+    if seen is None or not seen.unchanged(values):
+        seen = _seen[values] = _Seen.of(values)
+    return seen.kept  # type: ignore[no-any-return]
+
+
+def counted(values: torch.Tensor) -> bool:
+    """Return True if torch's count of changes is believed: on a GPU, where no ndarray has the memory."""
+    return values.is_cuda
+
+
+def gradient_taken() -> None:
+    """Take values that learn for changed from here on: an optimiser may write to them without torch's count."""
+    global _gradients
+    _gradients += 1
+
+
+def _changes(values: torch.Tensor) -> tuple[int, int]:
+    return values._version, _gradients if values.requires_grad else 0
+
+
+def _bits(values: torch.Tensor) -> np.ndarray:
+    """Return values on a CPU as an ndarray of integers, which tells NaN from NaN and 0 from -0; of the same memory."""
+    real = values.detach().resolve_conj().resolve_neg()
+    real = torch.view_as_real(real) if real.is_complex() else real
+    return real.view(WORDS[real.element_size()]).numpy()
