@@ -87,6 +87,32 @@ def test_what_is_written_is_the_result_itself() -> None:
     assert "einsum" not in kernel.source.split("def part_0")[1]
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("equation", ["oi,bi->bo", "oi,ib->ob", "oi,ib->bo", "oi,bi->ob", "oi,hbi->hbo"])
+def test_every_orientation_is_one_call_without_copies(
+    equation: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, b = half_full(6, 5), torch.rand([{"i": 5, "b": 7, "h": 2}[c] for c in equation[3 : equation.index("-")]])
+    kernel, read = made(equation, x, b, backend=backend), []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda left, right, out: read.append((right, out)) or mm(left, right, out=out))
+    result = kernel(b)
+    ((right, out),) = read
+    assert result.is_contiguous()
+    assert (right.data_ptr(), out.data_ptr()) == (b.data_ptr(), result.data_ptr())
+    torch.testing.assert_close(result, torch.einsum(equation, x.to_dense(), b))
+
+
+def test_a_full_tensor_is_multiplied_densely_on_a_cpu() -> None:
+    x = half_full(400, 400, 0.39).reshape(20, 20, 20, 20)
+    operands = [torch.rand(20, 20) for _ in range(4)]
+    kernel = stc.compile("pqrs,pi,qj,rk,sl->ijkl", x, *operands)
+    assert kernel.plan.name == "dense"
+    torch.testing.assert_close(
+        kernel(*operands), torch.einsum("pqrs,pi,qj,rk,sl->ijkl", x.to_dense(), *operands), rtol=1e-4, atol=1e-4
+    )
+
+
 def test_what_is_rounded_meets_what_is_not() -> None:
     """A plan of one's own may round an operand of what is multiplied without a dot."""
     x, b = half_full(6, 5), torch.rand(5)
@@ -123,7 +149,7 @@ def test_products_of_16_bits_have_sums_of_32() -> None:
 def test_an_output_is_overwritten_or_added_to() -> None:
     x, b = half_full(6, 5), torch.rand(5, 8)
     step = made("ij,jr->ir", x, b).step
-    packed, out = step.packed([x]), torch.full((6, 8), 3.0)
+    packed, out = step.packed([x.values]), torch.full((6, 8), 3.0)
     expected = x.to_dense() @ b
     assert step.executable.run(step.arrays, packed, [b], out) is out
     torch.testing.assert_close(out, expected)
@@ -321,9 +347,11 @@ def test_a_half_full_matrix_is_multiplied_dense_where_precision_allows() -> None
     assert any(n.startswith("dense") for n, _ in exact.step.choice.considered)
 
 
-def test_few_nonzeros_and_small_tensors_are_not_made_dense() -> None:
+def test_price_and_memory_decide_and_small_tensors_are_not_made_dense() -> None:
     b = torch.zeros(()).expand(2000, 4096)
-    assert not estimated(half_full(2200, 2000, 0.1), b, precision="medium")[1]
+    assert estimated(half_full(2200, 2000, 0.1), b, precision="medium")[1]
+    kernel, dense = estimated(half_full(2200, 2000, 0.001), b, precision="highest")
+    assert dense and kernel.plan.name != "dense"
     assert estimated(half_full(20, 20), torch.rand(20, 8), precision="medium")[0].plan.name != "dense"
     x = half_full(2000, 2000)
     assert estimated(x, b, precision="medium", memory_limit=100_000_000)[1]

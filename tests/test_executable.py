@@ -77,7 +77,7 @@ def test_ranges_of_equal_chunks_are_refused() -> None:
     assert program.view.items.counts
     assert part.items > 2
     with pytest.raises(stc.PlanError, match="equal chunks of nonzeros, have no arrays"):
-        step.executable.run(step.arrays, step.packed([x]) or (), step.canonical.arrange(dense), items=[(0, 2)])
+        step.executable.run(step.arrays, step.packed([x.values]) or (), step.canonical.arrange(dense), items=[(0, 2)])
 
 
 def test_ranges_of_items_whose_coordinate_is_their_number_are_refused() -> None:

@@ -87,15 +87,17 @@ def resolved(operand: torch.Tensor) -> torch.Tensor:
     return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
 
 
-def table(operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options) -> torch.Tensor:
-    """The operand expanded to `shape`, its dimensions in the order a kernel reads them, contiguous.
+def table(
+    operand: torch.Tensor, shape: tuple[int, ...], permutation: Dims | None, settings: Options, contiguous: bool = True
+) -> torch.Tensor:
+    """Return the operand expanded to `shape`, its dimensions in the order a kernel reads them, contiguous or a view.
 
     Raises:
         OutOfMemoryError: the operand is a broadcast one whose copy would pass the memory limit.
     """
     whole = operand if operand.shape == shape else operand.expand(shape)
     whole = resolved(whole if permutation is None else whole.permute(permutation))
-    if whole.is_contiguous():
+    if not contiguous or whole.is_contiguous():
         return whole
     if 0 in whole.stride():
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
@@ -256,15 +258,15 @@ class Canonical:
         left = self.reduction.apply(whole, contract)  # type: ignore[arg-type]
         return [left[p] for p in self.bound.einsum.dense]  # type: ignore[misc]
 
-    def arrange(self, dense: Tensors, settings: Options | None = None) -> list[torch.Tensor]:
-        """Dense operands of the reduced einsum -> contiguous tables.
+    def arrange(self, dense: Tensors, settings: Options | None = None, contiguous: bool = True) -> list[torch.Tensor]:
+        """Dense operands of the reduced einsum -> tables, contiguous as kernels read them, or views for torch.
 
         Raises:
             OutOfMemoryError: the table of a broadcast operand would pass the memory limit.
         """
         settings = settings or current()
         return [
-            table(operand, shape, permutation, settings)
+            table(operand, shape, permutation, settings, contiguous)
             for operand, shape, permutation in zip(dense, self.bound.dense_shapes, self.arrangement, strict=True)
         ]
 

@@ -17,6 +17,7 @@ import torch
 from sparsetc.contraction.canonical import Canonical
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Einsum
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -60,6 +61,18 @@ class Output:
     def width(self) -> int:
         """Elements of a row."""
         return prod(self.width_shape)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...] | None:
+        """Strides of (rows, *dense sizes) by which a dense result lies in the output's order; None if none do."""
+        sizes = (*self.kept_shape, *self.width_shape)
+        order = self.permutation or tuple(range(len(sizes)))
+        strides = {dim: prod(sizes[n] for n in order[at + 1 :]) for at, dim in enumerate(order)}
+        count = len(self.kept_shape)
+        for dims in (range(count), range(count, len(sizes))):
+            if any(strides[n] != strides[n + 1] * sizes[n + 1] for n in dims[:-1]):
+                return None
+        return (strides[count - 1] if count else 1, *(strides[n] for n in range(count, len(sizes))))
 
     def letters_apart(self, rows: torch.Tensor) -> torch.Tensor:
         """The rows of a dense result with a dimension for each letter."""

@@ -230,11 +230,13 @@ class Preparation:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
         backend, operand_dtype = "torch" if covered[0] else self.problem.backend, self.canonical.dtype
         generated_programs = Programs(programs, operand_dtype, backend, self.canonical.device, folder, plan.fused)
-        # Sums that are stored once need not be kept wide.
-        narrow = backend == "triton" and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
+        # Sums that are stored once need not be kept wide: registers hold them, or torch's product of matrices does.
+        once = self.problem.backend == "triton" and (backend == "triton" or programs[0].is_product)
+        narrow = once and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
-        return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers)
+        strides = self.output.strides if covered[0] and not self.output.sparse else None
+        return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Whether sums must not depend on the order of atomics, and would; integers' never do."""

@@ -293,7 +293,7 @@ class Step(Contraction, Preparation):
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
-        tables = self.canonical.arrange(dense, self.settings)
+        tables = self.canonical.arrange(dense, self.settings, contiguous=not self.programs[0].covers)
         if self.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:

@@ -208,9 +208,8 @@ class ProductCost(Cost):
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product reads while it multiplies; intermediates and rounding take time of their own."""
         size, rounding = statistics.itemsize, 0.0
-        if self._narrow(size):  # operands are rounded, or the result is
-            elements = self.p.rows * self.p.width if size == 2 else self.tables
-            rounding = profile.laws["rounding_call"] + ROUNDING * elements / profile.memory
+        if self.p.half:
+            rounding = profile.laws["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
         call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
@@ -246,6 +245,12 @@ class DenseProduct(TileProgram):
     """A program of calls of torch in place of generated loops; its body is products of whole tensors, for the price."""
 
     covers, priced_by = True, ProductCost
+
+    @cached_property
+    def is_product(self) -> bool:
+        """True if the body is one product of two matrices, whose sums torch keeps wide and rounds once."""
+        *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
+        return bool(last.right) and not before
 
     @cached_property
     def half(self) -> bool:
@@ -295,9 +300,8 @@ PACKING = 2 * 8
 
 
 def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """The dense tensor, where enough of it is filled or there is little to fill."""
-    rules = problem.rules
-    if rules["fewest"] <= prod(problem.shape) <= max(rules["few"], rules["sparsest"] * counts.nnz):
+    """Yield the dense tensor wherever it fits, unless all plans of so few positions take the time of a call."""
+    if problem.rules["fewest"] <= prod(problem.shape):
         with suppress(PlanError):
             yield dense(problem, counts)
 
@@ -347,4 +351,4 @@ def _of_precision(problem: Problem, precision: str) -> tuple[Plan, ProductCost]:
     return Plan("dense", (part,)), ProductCost(Dense().lower(problem.bound, part, target, 0))
 
 
-add_plans(Method("dense", _considered, dense, kernels=True))
+add_plans(Method("dense", _considered, dense))

@@ -133,7 +133,13 @@ class Executable:
     """Programs of one step, ready to run."""
 
     def __init__(
-        self, programs: Programs, rows: int, width: tuple[int, ...], dtype: torch.dtype, covered: bool
+        self,
+        programs: Programs,
+        rows: int,
+        width: tuple[int, ...],
+        dtype: torch.dtype,
+        covered: bool,
+        strides: tuple[int, ...] | None = None,
     ) -> None:
         """Take programs.
 
@@ -143,7 +149,9 @@ class Executable:
             width: sizes of the dense axes of a row.
             dtype: the result's.
             covered: whether the items together reach every row.
+            strides: of the result where no zeros are made first; contiguous where there are none.
         """
+        self.strides = strides
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
         stored = [owned(p) for p in programs.programs]
         self.stores = any(stored)
@@ -165,7 +173,7 @@ class Executable:
         Args:
             arrays: of the storages that the programs were made for, or of others of the same form.
             values: (stored,) packed, one tensor a part, or `InHalves`; None of a part whose values are all 1.
-            dense: contiguous tables, as ``program.operands`` names them.
+            dense: tables, as ``program.operands`` names them; contiguous but for a program that covers the result.
             out: (rows, *width) contiguous, of this executable's dtype; made where there is none.
             accumulate: add to `out` and not overwrite it.
             items: first and end of the work items that take part, one range a part; all where there is none. The
@@ -187,8 +195,12 @@ class Executable:
             return torch.sum(every, 0, out=out)
         zeroes = zeroed is None and (self.zeroes or items is not None)
         if out is None:
-            make = torch.zeros if zeroes else torch.empty
-            out = make(self.shape, dtype=self.dtype, device=device)
+            if zeroes:
+                out = torch.zeros(self.shape, dtype=self.dtype, device=device)
+            elif self.strides is None:
+                out = torch.empty(self.shape, dtype=self.dtype, device=device)
+            else:
+                out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
         elif zeroes and not accumulate:
             out.zero_()
         _zero(out, zeroed)

@@ -36,6 +36,6 @@ def test_a_range_of_items() -> None:
     kernel = stc.compile(case.equation, x, b, **case.settings)
     step = kernel.step
     (items,) = (part.items for part in step.arrays.parts)
-    given = step.arrays, step.packed([x]) or (), step.canonical.arrange([b])
+    given = step.arrays, step.packed([x.values]) or (), step.canonical.arrange([b])
     found = sum(step.executable.run(*given, items=[own]) for own in ((0, 1), (1, items // 2), (items // 2, items)))
     torch.testing.assert_close(found, kernel(b))

@@ -237,6 +237,11 @@ class TileProgram:
         """The dense axis of a letter."""
         return self._axis[letter]
 
+    @property
+    def is_product(self) -> bool:
+        """True if torch makes it by one product of two matrices, whose sums it keeps wide and rounds once."""
+        return False
+
     def lines(self, integers: bool) -> list[str]:
         """Return the text of the torch function of a program that covers the result; `integers` says of what type."""
         raise NotImplementedError
