@@ -339,7 +339,7 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     return tensors
 
 
-def stand_in(operand: SparseTensor | torch.Tensor) -> SparseTensor | torch.Tensor:
+def stand_in(operand: Operand) -> Operand:
     """A tensor to compile for in place of an operand: its shape and repeated dimensions, and memory that holds nothing.
 
     What is compiled outlives the call, and an operand that a transform of `torch.func` wraps has no memory to look at.
