@@ -29,7 +29,7 @@ from sparsetc.contraction.contraction import (
 )
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.output import Result
-from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
+from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
@@ -99,6 +99,8 @@ def einsum(
                 [5., 5.]])
     """
     if reduce != "sum":
+        if sharded_of(args) is not None:
+            raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
         from sparsetc.contraction.reduced import reduced
 
         return reduced(partial(einsum, **settings), *_prepared(args), reduce, output)

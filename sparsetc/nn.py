@@ -202,8 +202,8 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     adjacency = without_blocks(adjacency)
-    nodes, other = adjacency.shape
-    if nodes != other:
+    nodes = adjacency.shape[0]
+    if adjacency.dense_order or adjacency.shape != (nodes, nodes):
         raise ShapeError(f"an adjacency has a row and a column a node, found {adjacency.shape}")
     if loops:
         loop = torch.arange(nodes, device=adjacency.device).expand(2, nodes)
@@ -232,6 +232,8 @@ def collate(samples: Sequence[Any]) -> Any:
         >>> graphs.shape, labels
         ((5, 5), tensor([0, 1]))
     """
+    if not len(samples):
+        raise ShapeError("collate makes a batch of one sample or more, found none")
     first = samples[0]
     if isinstance(first, tuple):
         return tuple(map(collate, zip(*samples, strict=True)))

@@ -275,6 +275,22 @@ def tensors_of_every_kind(mesh: Any, folder: Path) -> None:
 
 @check
 @few
+def sides_shorter_than_the_ranks_are_many(mesh: Any, folder: Path) -> None:
+    """Also of none: a rank may have one element to send, with the strides of a larger result, or nothing."""
+    equations = "ki,ij->kj", "ij,jk->ki", "ij,jk->jki", "ij,ki->jk", "ij,k->ijk", "ij->ji", "ij->"
+    for shape in ((3, 3), (1, 4), (4, 1), (1, 1), (0, 3), (3, 0)):
+        x, sizes = tensor(shape, density=0.6), {**dict(zip("ij", shape, strict=True)), "k": 3}
+        s = sd.shard(x, mesh=mesh)
+        for equation in equations:
+            terms = equation.partition("->")[0].split(",")
+            operands = [s if term == "ij" else dense(*(sizes[c] for c in term)) for term in terms]
+            expected = torch.einsum(equation, *(x.to_dense() if o is s else o for o in operands))
+            torch.testing.assert_close(whole(sd.einsum(equation, *operands)), expected, rtol=1e-12, atol=0)
+    assert torch.equal(Ranks(mesh).first(dense(3, 2).T), dense(3, 2).T)
+
+
+@check
+@few
 def dense_modes_and_blocks(mesh: Any, folder: Path) -> None:
     coords = tensor((9, 8)).coords
     x = stc.SparseTensor(coords, dense(coords.shape[1], 5), (9, 8, 5))
@@ -655,6 +671,8 @@ def what_fails_on_all_ranks_keeps_its_kind(mesh: Any, folder: Path) -> None:
         sd.einsum("ijk,ijk->i", s, s)
     with raises(stc.DistributedError, "drop_zeros"):
         sd.einsum("ijk,k->ij", s, dense(7), drop_zeros=True)
+    with raises(stc.DistributedError, "reduce='amax'", "gather"):
+        sd.einsum("ijk,k->ij", s, dense(7), reduce="amax")
     with raises(stc.KeywordError, "takes no gather"):
         sd.einsum("ijk,k->ij", x, dense(7), gather=True)
     with raises(stc.PlanError, "no plan is called"):

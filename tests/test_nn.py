@@ -83,6 +83,8 @@ def test_graph_convolution(inputs: int, outputs: int) -> None:
     torch.testing.assert_close(layer(normal, x), (root[:, None] * dense * root) @ x @ layer.linear.weight.T)
     with pytest.raises(stc.ShapeError, match="a row and a column"):
         stc.nn.normalized(stc.SparseTensor.from_dense(torch.ones(2, 3)))
+    with pytest.raises(stc.ShapeError, match="a row and a column"):
+        stc.nn.normalized(stc.SparseTensor([[0], [0]], torch.ones(1, 2), (2, 2, 2)))
 
 
 def test_graph_attention() -> None:
@@ -120,3 +122,5 @@ def test_graphs_in_blocks() -> None:
     assert stc.nn.collate([modes, modes]).shape == (4, 4, 3)
     with pytest.raises(stc.ShapeError, match="one order"):
         stc.nn.collate([single, stc.rand((2, 2, 2), dtype=torch.float64)])
+    with pytest.raises(stc.ShapeError, match="one sample or more"):
+        stc.nn.collate([])

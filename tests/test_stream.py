@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import TILED, random_sparse
+from cases import TILED, assert_matches, random_sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
@@ -58,6 +58,13 @@ def operands(equation: str, dtype: torch.dtype = torch.float32) -> list[torch.Te
     return [torch.randint(-3, 4, [SIZES[c] for c in t], generator=g).to(dtype) for t in terms]
 
 
+def in_core(equation: str, x: stc.SparseTensor, *dense: torch.Tensor, **settings: Any) -> Any:
+    """What `einsum` gives, as the reference does: the form, pattern and values that a stream's result must have."""
+    result = stc.einsum(equation, x, *dense, **settings)
+    assert_matches(result, equation, [x, *dense])
+    return result
+
+
 def assert_same(found: object, expected: object) -> None:
     """Equal results, dense or sparse, and patterns of these."""
     if isinstance(expected, stc.SparseTensor):
@@ -78,7 +85,7 @@ def test_as_in_core(plan: str, name: str) -> None:
     equation = EQUATIONS[name]
     x, dense = tensor(), operands(equation)
     try:
-        expected = stc.einsum(equation, x, *dense, plan=plan)
+        expected = in_core(equation, x, *dense, plan=plan)
     except stc.PlanError:
         with pytest.raises(stc.PlanError):
             stc.stream(equation, x, *dense, plan=plan)
@@ -100,7 +107,7 @@ def test_results_that_do_not_fit_are_copied_back(name: str, output: str) -> None
         with pytest.raises(stc.PlanError, match="no pattern"):
             stc.stream(equation, x, *dense, output=output)
         return
-    expected = stc.einsum(equation, x, *dense, output=output)
+    expected = in_core(equation, x, *dense, output=output)
     held = sum(d.numel() * 4 for d in dense)
     for limit in (held * 2 + 5000, held * 2 + 9000, held * 2 + 20_000, 1 << 30):
         with stc.stream_kernel(equation, x, *dense, output=output, plan="coo", memory_limit=limit) as s:
@@ -113,7 +120,7 @@ def test_results_that_do_not_fit_are_copied_back(name: str, output: str) -> None
 @pytest.mark.parametrize("chunk", range(4096, 4096 + 40 * 7, 7))
 def test_cut_everywhere(chunk: int) -> None:
     x, dense = tensor(nnz=900), operands("ijk,ir->jkr")
-    expected = stc.einsum("ijk,ir->jkr", x, *dense)
+    expected = in_core("ijk,ir->jkr", x, *dense)
     assert_same(stc.stream("ijk,ir->jkr", x, *dense, plan="coo", chunk_bytes=chunk), expected)
 
 
@@ -126,7 +133,7 @@ def test_orders(order: int, plan: str) -> None:
         equation = f"{letters}," + ",".join(f"{c}r" for c in letters) + f"->{kept}r"
         dense = operands(equation)
         try:
-            expected = stc.einsum(equation, x, *dense, plan=plan)
+            expected = in_core(equation, x, *dense, plan=plan)
         except stc.PlanError:
             continue  # by rows where all modes are kept
         assert_same(stc.stream(equation, x, *dense, plan=plan, chunk_bytes=4096), expected)
@@ -138,7 +145,7 @@ def test_orders(order: int, plan: str) -> None:
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,k->ij", "ijk->i"])
 def test_dtypes(dtype: torch.dtype, equation: str) -> None:
     x, dense = tensor(dtype=dtype), operands(equation, dtype)
-    expected = stc.einsum(equation, x, *dense)
+    expected = in_core(equation, x, *dense)
     for limit in (None, 16_000):
         assert_same(stc.stream(equation, x, *dense, plan="coo", chunk_bytes=4096, memory_limit=limit), expected)
 
@@ -153,7 +160,7 @@ def test_integers_that_do_not_fit_are_refused() -> None:
 def test_letters_of_size_0(equation: str) -> None:
     x = random_sparse((6, 5), "random", torch.float32)
     dense = [torch.rand({"i": 6, "j": 5}[term[0]], 0) for term in equation.partition("->")[0].split(",")[1:]]
-    found, expected = (f(equation, x, *dense) for f in (stc.stream, stc.einsum))
+    found, expected = (f(equation, x, *dense) for f in (stc.stream, in_core))
     assert found.shape == expected.shape
     if not isinstance(found, torch.Tensor):
         found, expected = found.to_dense(), expected.to_dense()
@@ -164,7 +171,7 @@ def test_letters_of_size_0(equation: str) -> None:
 def test_no_nonzeros(equation: str, tmp_path: Path) -> None:
     x = stc.SparseTensor(torch.empty((3, 0), dtype=torch.long), torch.empty(0), (11, 11, 9))
     dense = operands(equation)
-    expected = stc.einsum(equation, x, *dense)
+    expected = in_core(equation, x, *dense)
     with stc.stream_kernel(equation, x, *dense, file=tmp_path / "x.safetensors") as s:
         assert_same(s(*dense), expected)
         assert s.chunks == 0
@@ -178,7 +185,7 @@ def test_no_nonzeros(equation: str, tmp_path: Path) -> None:
 )
 def test_property(seed: int, nnz: int, equation: str, plan: str) -> None:
     x, dense = tensor(nnz=nnz, seed=seed), operands(equation)
-    expected = stc.einsum(equation, x, *dense, plan="coo")
+    expected = in_core(equation, x, *dense, plan="coo")
     try:
         found = stc.stream(equation, x, *dense, plan=plan, chunk_bytes=24_576 if plan in TILED else 4096)
     except stc.PlanError:
@@ -205,7 +212,7 @@ def test_repeated_letters(plan: str, output: str) -> None:
         values = torch.randint(1, 5, (nnz,), generator=g).to(torch.float64)
         x = stc.SparseTensor(coords, values, [sizes[c] for c in term])
         dense = torch.randint(-3, 4, (sizes[letters[0]], 3), generator=g).to(torch.float64)
-        expected = stc.einsum(equation, x, dense, output=output)
+        expected = in_core(equation, x, dense, output=output)
         chunk = 32_768 if plan in TILED else 4096
         for limit in (None, 2 * dense.nbytes + 2 * chunk):
             try:
@@ -228,7 +235,7 @@ def test_packed_files_are_read_in_blocks(equation: str, tmp_path: Path) -> None:
     x, dense = tensor(), operands(equation)
     path = tmp_path / "x.parquet"
     stc.write(path, x)
-    expected = stc.einsum(equation, x, *dense)
+    expected = in_core(equation, x, *dense)
     assert_same(stc.stream(equation, path, *dense, chunk_bytes=4096), expected)
     with stc.open_packed(path) as file:
         assert_same(stc.stream(equation, file, *dense, chunk_bytes=4096), expected)
@@ -238,7 +245,7 @@ def test_packed_files_are_read_in_blocks(equation: str, tmp_path: Path) -> None:
 
 def test_what_may_stand_for_a_sparse_tensor() -> None:
     x, (b,) = tensor(2), operands("ij,jr->ir")
-    expected = stc.einsum("ij,jr->ir", x, b)
+    expected = in_core("ij,jr->ir", x, b)
     assert_same(stc.stream("ij,jr->ir", x.to_dense().to_sparse(), b), expected)
     assert_same(stc.stream("ij,jr->ir", x, b.numpy()), expected)
     uncoalesced = stc.SparseTensor(x.coords.repeat(1, 2), x.values.repeat(2), x.shape, coalesce=False)
@@ -253,14 +260,14 @@ def test_values_that_are_learned_or_conjugated() -> None:
     x, (b,) = tensor(2, dtype=torch.complex64), operands("ij,jr->ir", torch.complex64)
     x, b = x.with_values(x.values * 1j), (b * (1 + 2j)).conj()
     turned = x.with_values(x.values.conj())
-    assert_same(stc.stream("ij,jr->ir", turned, b, chunk_bytes=4096), stc.einsum("ij,jr->ir", turned, b))
+    assert_same(stc.stream("ij,jr->ir", turned, b, chunk_bytes=4096), in_core("ij,jr->ir", turned, b))
     learned = x.with_values(x.values.clone().requires_grad_())
     with pytest.raises(stc.TransformError, match="require a gradient"):
         stc.stream("ij,jr->ir", learned, b)
     with torch.no_grad():
         found = stc.stream("ij,jr->ir", learned, b.detach())
         assert not found.requires_grad
-        assert_same(found, stc.einsum("ij,jr->ir", x, b))
+        assert_same(found, in_core("ij,jr->ir", x, b))
 
 
 def test_dense_modes_and_blocks_are_nonzeros() -> None:
@@ -276,16 +283,16 @@ def test_dense_modes_and_blocks_are_nonzeros() -> None:
 def test_infinities_reach_only_what_has_nonzeros() -> None:
     x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
     b[3, 1] = float("inf")
-    expected = stc.einsum("ijk,jr,kr->ir", x, b, c, plan="coo")
+    expected = in_core("ijk,jr,kr->ir", x, b, c, plan="coo")
     for plan in ("coo", *TILED):
         with stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=plan, chunk_bytes=8192) as s:
             torch.testing.assert_close(s(b, c), expected, equal_nan=True)
-            assert_same(s(b.nan_to_num(posinf=1), c), stc.einsum("ijk,jr,kr->ir", x, b.nan_to_num(posinf=1), c))
+            assert_same(s(b.nan_to_num(posinf=1), c), in_core("ijk,jr,kr->ir", x, b.nan_to_num(posinf=1), c))
 
 
 def test_broadcast_operands() -> None:
     x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
-    expected = stc.einsum("ijk,jr,kr->ir", x, b[:, :1], c)
+    expected = in_core("ijk,jr,kr->ir", x, b[:, :1], c)
     with stc.stream_kernel("ijk,jr,kr->ir", x, b, c) as s:
         assert_same(s(b[:, :1], c), expected)
         assert_same(s(b[:, :1].expand(-1, 5), c), expected)
@@ -330,7 +337,7 @@ def test_chunks_whose_rows_are_of_another_kind(plan: str, rows: slice, tmp_path:
     full[20:, 3, 2] = 2.0  # and rows of one nonzero
     x = stc.SparseTensor.from_dense(full.flip(0) if rows.step else full)
     dense = [torch.ones(60, 5), torch.arange(9.0).repeat(5, 1).T]
-    expected = stc.einsum("ijk,jr,kr->ir", x, *dense, plan="coo")
+    expected = in_core("ijk,jr,kr->ir", x, *dense, plan="coo")
     chunk = 1 << 16 if plan in TILED else 8192
     with stc.stream_kernel("ijk,jr,kr->ir", x, *dense, plan=plan, chunk_bytes=chunk) as s:
         assert s.chunks > 1
@@ -353,7 +360,7 @@ def test_a_plan_that_no_chunk_has_is_refused_for_what_the_tensor_lacks() -> None
 def test_a_default_device_is_no_matter(tmp_path: Path) -> None:
     """Chunks, and results that are copied back, are in host memory whatever torch makes tensors on."""
     x, dense = tensor(), operands("ijk,kr->ijr")
-    expected = stc.einsum("ijk,kr->ijr", x, *dense)
+    expected = in_core("ijk,kr->ijr", x, *dense)
     with torch.device("meta"):
         for limit in (None, 6000):
             for file in (None, tmp_path / "x"):
@@ -370,7 +377,7 @@ def test_deterministic_sums() -> None:
     x, dense = tensor(), operands("ijk,jr,kr->ir")
     assert_same(
         stc.stream("ijk,jr,kr->ir", x, *dense, deterministic=True, chunk_bytes=4096),
-        stc.einsum("ijk,jr,kr->ir", x, *dense),
+        in_core("ijk,jr,kr->ir", x, *dense),
     )
 
 
@@ -379,7 +386,7 @@ def test_a_bar_changes_nothing() -> None:
     for progress in (True, False, None):
         assert_same(
             stc.stream("ijk,jr,kr->ir", x, *dense, progress=progress, chunk_bytes=4096),
-            stc.einsum("ijk,jr,kr->ir", x, *dense),
+            in_core("ijk,jr,kr->ir", x, *dense),
         )
 
 
@@ -399,14 +406,14 @@ def test_a_source_of_ones_own() -> None:
     x, dense = tensor(), operands("ijk,jr,kr->ir")
     with stc.stream_kernel("ijk,jr,kr->ir", Slabs(x), *dense) as s:
         assert [c.nnz for c in s.cut.chunks] == [x.nnz // 3, x.nnz - x.nnz // 3]
-        assert_same(s(*dense), stc.einsum("ijk,jr,kr->ir", x, *dense))
+        assert_same(s(*dense), in_core("ijk,jr,kr->ir", x, *dense))
     with pytest.raises(stc.EquationError, match="keeps the first modes"):
         stc.stream("ijk,i->jk", Slabs(x), torch.ones(11))
 
 
 def test_out_is_written_at_the_end() -> None:
     x, dense = tensor(), operands("ijk,jr,kr->ir")
-    expected = stc.einsum("ijk,jr,kr->ir", x, *dense)
+    expected = in_core("ijk,jr,kr->ir", x, *dense)
     out = torch.full((11, 5), 7.0)
     assert stc.stream("ijk,jr,kr->ir", x, *dense, out=out) is out
     assert_same(out, expected)
@@ -423,7 +430,7 @@ def test_drop_zeros() -> None:
     x = tensor()
     zeros = torch.zeros(9)
     zeros[2] = 1
-    expected = stc.einsum("ijk,k->ij", x, zeros, drop_zeros=True)
+    expected = in_core("ijk,k->ij", x, zeros, drop_zeros=True)
     found = stc.stream("ijk,k->ij", x, zeros, drop_zeros=True, chunk_bytes=4096)
     assert_same(found, expected)
 
@@ -491,7 +498,7 @@ def test_devices_that_are_none(name: str, value: object) -> None:
 
 def test_a_numbered_cpu() -> None:
     x, v = tensor(2), torch.ones(tensor(2).shape[1])
-    assert_same(stc.stream("ij,j->i", x, v, device="cpu:0"), stc.einsum("ij,j->i", x, v))
+    assert_same(stc.stream("ij,j->i", x, v, device="cpu:0"), in_core("ij,j->i", x, v))
 
 
 def test_places_for_results_that_cannot_take_one() -> None:
@@ -532,7 +539,7 @@ def test_streams_are_not_copied() -> None:
 def test_operands_that_give_only_their_sizes() -> None:
     x, v = tensor(2), torch.ones(tensor(2).shape[1])
     with stc.stream_kernel("ij,j->i", x, v.to("meta"), device="cpu") as s:
-        assert_same(s(v), stc.einsum("ij,j->i", x, v))
+        assert_same(s(v), in_core("ij,j->i", x, v))
 
 
 def test_transforms_are_refused() -> None:
@@ -544,7 +551,7 @@ def test_transforms_are_refused() -> None:
             s(forward_ad.make_dual(v, v))
         with pytest.raises(stc.TransformError, match="vmap"):
             torch.func.vmap(s)(torch.stack([v, v]))
-        assert_same(s(v), stc.einsum("ij,j->i", x, v))
+        assert_same(s(v), in_core("ij,j->i", x, v))
 
 
 @pytest.mark.parametrize("nnz", [0, 30])

@@ -6,6 +6,8 @@ import itertools
 import operator
 import warnings
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import processes
@@ -561,3 +563,68 @@ def test_collections_tell_tensors_apart_by_identity() -> None:
     assert weak[x] == 1
     assert y in weakref.WeakSet([y])
     assert x != None  # noqa: E711
+
+
+# --- sides of 0, of 1, and of more positions than 64 bits count -------------------------------------------------------
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: x.sum(),
+    "sum of a mode": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(),
+    "mean of a mode": lambda x: x.mean(0),
+    "prod": lambda x: x.prod(),
+    "prod of a mode": lambda x: x.prod(0),
+    "times one row": lambda x: x * torch.full((1, 1), 3.0, dtype=torch.float64),
+    "times one number": lambda x: x * torch.full((1,), 2.0, dtype=torch.float64),
+    "diagonal": lambda x: x.diagonal(1),
+    "diagonal past the corner": lambda x: x.diagonal(-4),
+    "tril": lambda x: x.tril(-5),
+    "triu": lambda x: x.triu(-5),
+    "slice": lambda x: x[:, :0],
+    "transpose": lambda x: x.T,
+    "product": lambda x: x @ x.T,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (1, 1), (1, 4), (3, 1), (3, 4)])
+@pytest.mark.parametrize("nnz", [0, 1])
+def test_small_sides_as_torch_has_them(nnz: int, shape: tuple[int, int], name: str) -> None:
+    coords = torch.tensor([n - 1 for n in shape])[:, None].expand(2, nnz * (0 not in shape))
+    values = torch.full((coords.shape[1],), 2.0, dtype=torch.float64, requires_grad=True)
+    whole = torch.zeros(shape, dtype=torch.float64).index_put(tuple(coords), values)
+    found, expected = CALLS[name](SparseTensor(coords, values, shape)), CALLS[name](whole)
+    found = found.to_dense() if isinstance(found, SparseTensor) else found
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    gradients = [torch.autograd.grad(result.sum(), values)[0] for result in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("nnz", [0, 1])
+@pytest.mark.parametrize("reduce", ["mean", "amax", "amin", "prod"])
+@pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,jr->r", "ij,jr->j"])
+def test_reductions_of_no_entries_have_gradients(equation: str, reduce: str, nnz: int) -> None:
+    coords = torch.tensor([[0], [1]])[:, :nnz]
+    values = torch.full((nnz,), 2.0, dtype=torch.float64, requires_grad=True)
+    b = torch.ones(3, 1, dtype=torch.float64, requires_grad=True)
+    found = stc.einsum(equation, SparseTensor(coords, values, (2, 3)), b, reduce=reduce)
+    of_values, of_b = torch.autograd.grad(found.sum(), [values, b])
+    assert of_values.tolist() == [1.0] * nnz
+    assert of_b.flatten().tolist() == [0.0, 2.0 * nnz, 0.0]
+    assert sorted(found.flatten().tolist())[-1] == (2.0 if nnz else float(reduce == "prod"))
+
+
+def test_offsets_and_positions_past_64_bits() -> None:
+    x = SparseTensor([[0, 2**62 - 1], [5, 2**62 - 1]], [1.0, 2.0], (2**62, 2**62))
+    assert (x * torch.full((1, 1), 3.0)).values.tolist() == [3.0, 6.0]
+    assert (x * torch.full((1,), 3.0)).values.tolist() == [3.0, 6.0]
+    for far in (2**63, 2**70):
+        assert x.diagonal(far).shape == x.diagonal(-far).shape == (0,)
+        assert x.tril(far).nnz == x.triu(-far).nnz == 2
+        assert x.triu(far).nnz == x.tril(-far).nnz == 0
+    with pytest.raises(ShapeError, match="cannot be broadcast"):
+        x * torch.ones(2, 1)
+    with pytest.raises(OutOfMemoryError, match="pointers"):
+        SparseTensor([[1], [0]], [1.0], (2**62, 1)).to_torch(torch.sparse_csr)
+    narrow = SparseTensor([[0, 1]], torch.ones(2, 0), (3, 0))
+    assert narrow.amax(1, entries=True, output="dense").tolist() == [0.0, 0.0, 0.0]

@@ -412,6 +412,75 @@ def test_gradients_in_batches_have_gradients(x: stc.SparseTensor, b: torch.Tenso
     torch.testing.assert_close(second, torch.autograd.grad(sum(g.pow(2).sum() for g in alone), b)[0])
 
 
+# Equations of a tensor or several with one dense operand, or one that comes twice.
+COLD = (
+    ("ij,jr->ir", 1, "plain"), ("ij,jr->jir", 1, "plain"), ("ii,ir->r", 1, "plain"), ("ij,ir,jr->ij", 1, "plain"),
+    ("ij,j->", 1, "blocks"), ("ij,jr->ijr", 1, "blocks"), ("ii,ir->ir", 1, "blocks"), ("ij,jr->jir", 1, "duplicates"),
+    ("ijh,jr->irh", 1, "dense mode"), ("ijh,hr->ijr", 1, "dense mode"),
+    ("ij,kj,kr->ir", 2, "plain"), ("ij,kj,kr->ir", 2, "blocks"), ("ijh,kjh,kr->ir", 2, "dense mode"),
+    ("ij,kj,kl,lr->ir", 3, "plain"), ("ij,kj,kl,lr->ir", 3, "blocks"), ("ijh,kjh,klh,lr->ir", 3, "dense mode"),
+)  # fmt: skip
+
+
+def of_kind(kind: str) -> tuple[stc.SparseTensor, torch.Tensor]:
+    """A tensor of 6 x 6, or 6 x 6 x 2, on a pattern that nothing was made of yet, and the same dense."""
+    coords = torch.tensor([[0, 0, 1, 2, 2], [0, 2, 1, 0, 2]])
+    if kind == "blocks":
+        values = random_values((5, 2, 2), torch.float64, 4)
+        grid = torch.zeros(3, 3, 2, 2, dtype=torch.float64).index_put(tuple(coords), values)
+        return stc.SparseTensor.from_blocks(coords, values, (6, 6)), grid.permute(0, 2, 1, 3).reshape(6, 6)
+    if kind == "duplicates":
+        coords = coords[:, [0, 0, 1, 2, 3, 4]]
+    width = (2,) if kind == "dense mode" else ()
+    values = random_values((coords.shape[1], *width), torch.float64, 4)
+    dense = torch.zeros(6, 6, *width, dtype=torch.float64).index_put(tuple(coords), values, accumulate=True)
+    return stc.SparseTensor(coords, values, dense.shape, coalesce=kind != "duplicates"), dense
+
+
+def transformed(f: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Callable[[torch.Tensor], Any]]:
+    """Transforms of a function by name, each to be called with a batch of its argument."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    grad = torch.func.grad(lambda t: f(t).sin().sum())
+
+    def tangent(t: torch.Tensor) -> Any:
+        return torch.func.jvp(f, (t,), (t.cos(),))
+
+    return {
+        "vmap": torch.func.vmap(f),
+        "grad": lambda batch: grad(batch[0]),
+        "vmap of grad": torch.func.vmap(grad),
+        "jvp": lambda batch: tangent(batch[0]),
+        "vmap of jvp": torch.func.vmap(tangent),
+        "jvp of grad": lambda batch: torch.func.jvp(grad, (batch[0],), (batch[1],)),
+        "torch.compile": lambda batch: torch.compile(f, backend="eager")(batch[0]),
+        "make_fx": lambda batch: make_fx(f)(batch[0])(batch[0]),
+    }
+
+
+@pytest.mark.parametrize("name", transformed(torch.sin))
+@pytest.mark.parametrize(("equation", "count", "kind"), COLD)
+def test_the_first_call_may_be_a_transform(
+    equation: str, count: int, kind: str, name: str, breaks: Callable[[], int]
+) -> None:
+    """What a first call makes and keeps with a pattern is neither followed nor traced, and serves later calls."""
+    tensors = [of_kind(kind) for _ in range(count)]
+    last = equation.partition("->")[0].split(",")[count:]
+    batch = random_values((2, *({"h": 2, "r": 3}.get(c, 6) for c in last[0])), torch.float64, 5)
+
+    def sparse(t: torch.Tensor) -> torch.Tensor:
+        result = stc.einsum(equation, *(x for x, _ in tensors), *[t] * len(last))
+        return result.to_dense() if isinstance(result, stc.SparseTensor) else result
+
+    def dense(t: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, *(x for _, x in tensors), *[t] * len(last))
+
+    expected = transformed(dense)[name](batch)
+    for _ in range(2):
+        torch.testing.assert_close(transformed(sparse)[name](batch), expected)
+    torch.testing.assert_close(sparse(batch[0]), dense(batch[0]))
+
+
 def test_transforms_of_other_things_do_not_matter(x: stc.SparseTensor, b: torch.Tensor) -> None:
     expected = stc.einsum(SPMM, x, b)
     found = torch.func.vmap(lambda s: s * stc.einsum(SPMM, x, b))(torch.ones(2, dtype=torch.float64))

@@ -341,6 +341,18 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     return tensors
 
 
+def stand_in(operand: Operand) -> Operand:
+    """A tensor to compile for in place of an operand: its shape and repeated dimensions, and memory that holds nothing.
+
+    What is compiled outlives the call, and an operand that a transform of `torch.func` wraps has no memory to look at.
+    """
+    if isinstance(operand, SparseTensor):
+        return SparseTensor._make(operand._pattern, stand_in(operand._values))
+    repeated = repeated_dims(operand)
+    strides = [int(n not in repeated) for n in range(operand.ndim)]  # elements overlap, since nobody reads them
+    return torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
+
+
 def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | torch.Tensor]:
     """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
     like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)

@@ -24,7 +24,7 @@ from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims
+from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims, stand_in
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import Result, check_form, is_sparse, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
@@ -204,7 +204,7 @@ def contraction(
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        made = _compiled(bound, operands, settings, form, repeated, choice)
+        made = _compiled(bound, [*map(stand_in, operands)], settings, form, repeated, choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"

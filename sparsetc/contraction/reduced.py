@@ -67,8 +67,10 @@ def reduced(
         return written.permute(places)
     shape = *pattern.shape, *found.shape[1:]
     dense = found.new_full(shape, 1 if reduce == "prod" else 0)
-    if count:
-        dense = dense.index_put(tuple(pattern.coords), found) if kept else found[0]
+    if kept:
+        dense = dense.index_put(tuple(pattern.coords), found)
+    else:
+        dense = found[0] if count else dense + found.sum(0)  # a function of no values too
     return dense.permute(places)
 
 

@@ -87,18 +87,19 @@ class Ranks:
     # -- tensors --------------------------------------------------------------------------------------------------
 
     def sum_(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensor, contiguous, its elements summed over ranks in place."""
+        """The tensor, its elements summed over ranks; in place if it is contiguous, as of the next two."""
         return self._in_place(dist.all_reduce, x, "a sum over ranks failed")
 
     def most(self, x: torch.Tensor) -> torch.Tensor:
-        """The largest of each element over ranks, in place."""
+        """The largest of each element over ranks."""
         return self._in_place(dist.all_reduce, x, "a comparison of ranks failed", op=dist.ReduceOp.MAX)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has, in place."""
+        """What rank 0 has."""
         return self._in_place(dist.broadcast, x, "rank 0 could not be asked", group_src=0)
 
     def _in_place(self, collective: Callable[..., Any], x: torch.Tensor, what: str, **settings: Any) -> torch.Tensor:
+        x = x.contiguous()
         if self.size > 1:
             with self._naming(what):
                 collective(x, group=self.group, **settings)
@@ -111,19 +112,17 @@ class Ranks:
 
         Args:
             out: contiguous; gets the rows for this rank, in order of who had them.
-            x: contiguous rows, in order of the rank that they are for.
+            x: rows, in order of the rank that they are for.
             received: how many rows come from each rank.
             sent: how many are for each.
         """
         if self.size == 1:
-            out.copy_(x.view_as(out))
+            out.copy_(x.reshape(out.shape))
             return lambda: None
         width = prod(x.shape[1:]) * x.element_size()
         splits = [n * width for n in received], [n * width for n in sent]
-        # The bytes of both, the same memory: what is only sent may be of any dtype.
-        raw_out, raw_x = out.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8)
         with self._naming("rows could not be sent"):
-            work = dist.all_to_all_single(raw_out, raw_x, *splits, group=self.group, async_op=True)
+            work = dist.all_to_all_single(_bytes(out), _bytes(x), *splits, group=self.group, async_op=True)
 
         def wait() -> None:
             with self._naming("rows could not be sent"):
@@ -177,3 +176,12 @@ class Ranks:
                 f"rank {self.rank} of {self.size}: {what}: another rank has failed, died, or did not come within the "
                 f"group's timeout; look at its own error ({said:.300})"
             ) from error
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """Bytes of a tensor, of which any dtype can be sent; in its own memory if it is contiguous.
+
+    A tensor of one element is contiguous whatever its strides are, and torch views none but stride 1 as bytes.
+    """
+    x = x.contiguous()
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)

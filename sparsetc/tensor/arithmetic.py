@@ -243,11 +243,12 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any]
     if other.device != x.device:
         raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
     x = without_blocks(x)
-    try:
-        other = other.expand(x.shape)
-    except RuntimeError:
-        raise ShapeError(f"{tuple(other.shape)} cannot be broadcast to the sparse operand's {x.shape}") from None
-    return x._make(x._pattern, apply(x._values, other[tuple(x._pattern.coords)]))  # type: ignore[no-any-return]
+    table = other[(None,) * (x.ndim - other.ndim)]
+    if table.ndim > x.ndim or any(n not in (1, size) for n, size in zip(table.shape, x.shape, strict=True)):
+        raise ShapeError(f"{tuple(other.shape)} cannot be broadcast to the sparse operand's {x.shape}")
+    # Not expanded, which torch refuses for 2**63 positions and more.
+    places = tuple(row * (n > 1) for row, n in zip(x._pattern.coords, table.shape, strict=False))
+    return x._make(x._pattern, apply(x._values, table[places]))  # type: ignore[no-any-return]
 
 
 # -- of two patterns ---------------------------------------------------------------------------------------------------

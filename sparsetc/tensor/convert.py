@@ -75,6 +75,11 @@ def to_torch(
     if blocksize is not None and any(b < 1 or s % b for s, b in zip(x.shape, blocksize, strict=True)):
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if layout != torch.sparse_coo:
+        pointers = 8 * (1 + x.shape[int(layout in (torch.sparse_csc, torch.sparse_bsc))])
+        if pointers > available_memory(x.device):
+            raise OutOfMemoryError(
+                f"{layout} of shape {x.shape} has {pointers} bytes of pointers; take torch.sparse_coo"
+            )
         x = x.coalesce()
     if blocks is not None:
         if blocksize is not None and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True)):

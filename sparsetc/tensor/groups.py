@@ -136,9 +136,9 @@ def _has_pieces(values: torch.Tensor) -> bool:
 
 
 def _scattered(values: torch.Tensor, rows: torch.Tensor, count: int, kind: str) -> torch.Tensor:
-    out = values.new_zeros(count, *values.shape[1:])
     if not values.numel():
-        return out
+        return added(values, rows, count)
+    out = values.new_zeros(count, *values.shape[1:])
     index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
     return out.scatter_reduce(0, index, values, kind, include_self=False)
 

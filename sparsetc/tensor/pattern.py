@@ -14,8 +14,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.support import pickles
+from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks
@@ -29,10 +31,11 @@ its kernel and those of two gradients, their storages, and as much again for som
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """A block that makes tensors which outlive a call: they serve under any mode, and nothing follows them."""
+    """A block that makes tensors which outlive a call: they serve under any mode, followed and traced by nothing."""
+    no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
     no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
-    with torch.inference_mode(False), torch.no_grad(), no_transform():
+    with no_trace(), torch.inference_mode(False), torch.no_grad(), no_transform():
         yield
 
 
@@ -162,10 +165,12 @@ class Pattern:
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make something of the coordinates once, and keep it with the pattern."""
         found = self.cache.get(key)
-        if found is None:
-            with lasting():
-                found = self.cache.put(key, make())
-        return found  # type: ignore[no-any-return]
+        return self._keep(key, make) if found is None else found
+
+    @entry_point  # where a graph that Dynamo traces breaks: it would trace how a thing is made, not the thing
+    def _keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        with lasting():
+            return self.cache.put(key, make())  # type: ignore[no-any-return]
 
     def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
         """The pattern of modes in another order, made once, and which entry each is; None as they are."""

@@ -125,7 +125,7 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
     dense = [m - order + 1 for m in gone if m >= order]
     for at in reversed(dense):
-        once = partial(getattr(torch, kind), dim=at)
+        once = partial(getattr(torch, kind if values.shape[at] else "sum"), dim=at)  # entries of no elements give 0
         values = products(values, once) if kind == "prod" else once(values)
     kept = tuple(m for m in range(order) if m not in gone)
     if len(kept) < order:
@@ -134,7 +134,7 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
         pattern = groups_of(pattern, kept).pattern
     values = values.to(dtype)
     if not kept:
-        values = values[0] if values.shape[0] else values.new_zeros(values.shape[1:])
+        values = values[0] if values.shape[0] else values.sum(0, dtype=dtype)  # a function of no values too
         return _with_ones(values, gone) if keepdim else values
     found = x._make(pattern, values)
     if output == "dense" or (output == "auto" and len(kept) < 2):
@@ -156,7 +156,8 @@ def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: to
     if kind in ("amax", "amin"):
         raise ShapeError(f"{kind} over modes {gone} of {x.shape} is of no position")
     sizes = [1 if m in gone else n for m, n in enumerate(x.shape) if keepdim or m not in gone]
-    return torch.full(sizes, 1 if kind == "prod" else float("nan"), dtype=dtype, device=x.device)
+    nothing = torch.full(sizes, 1 if kind == "prod" else float("nan"), dtype=dtype, device=x.device)
+    return nothing + x._values.sum(dtype=dtype)  # a function of no values too
 
 
 def _with_ones(found: torch.Tensor, gone: Sequence[int]) -> torch.Tensor:
