@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
+from sparsetc import sparse_attention
 
 F64 = torch.float64
 
@@ -283,8 +284,18 @@ def test_what_attention_refuses() -> None:
             stc.attention(*bad, pattern)
     with pytest.raises(stc.DtypeError, match=r"bias is added .* found torch\.bool"):
         stc.attention(q, k, v, pattern, bias=torch.ones(120, dtype=torch.bool))
-    with pytest.raises(stc.PlanError, match="no such plan"):
-        stc.attention(q, k, v, pattern, plan="no such plan")
+
+
+def test_settings_reach_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def einsum(*args: Any, plan: str, **settings: Any) -> Any:
+        plans.append(plan)
+        return stc.einsum(*args, plan=plan, **settings)
+
+    monkeypatch.setattr(sparse_attention, "einsum", einsum)
+    stc.attention(*operands(), stc.SparseTensor.from_dense(torch.ones(10, 12)), plan="coo")
+    assert plans == ["coo", "coo"]
 
 
 def test_both_products_compile_for_a_gpu() -> None:
