@@ -80,7 +80,7 @@ def pairs(graph: stc.SparseTensor, x: torch.Tensor) -> dict[str, tuple[Call, Cal
     }
     scores = torch.randn(graph.nnz, HEADS, device=x.device)
     of_heads = graph.with_values(scores)
-    layer = stc.nn.GATConv(64, 16, HEADS).to(x.device)
+    layer = stc.nn.GATConv(64, 16, HEADS, loops=False).to(x.device)
 
     def attended() -> torch.Tensor:
         mixed = layer.linear(x).unflatten(1, (HEADS, 16))

@@ -7,6 +7,7 @@ buffers, so they are saved in a ``state_dict`` and move with ``.to()``; weights 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from torch.nn import functional
 from typing_extensions import Unpack
 
 from sparsetc.api import einsum
-from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.options import Settings
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import gathered
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
 
 __all__ = ["GATConv", "GraphConv", "SparseLinear", "batch_of", "collate", "normalized"]
 
@@ -96,7 +99,9 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply (*, in_features) activations to (*, out_features)."""
-        flat = x.reshape(-1, x.shape[-1])
+        if x.shape[-1:] != (self.in_features,):
+            raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
+        flat = x.reshape(prod(x.shape[:-1]), self.in_features)
         found = einsum("oi,bi->bo", self.weight, flat, output="dense", **self.settings)
         found = found.reshape(*x.shape[:-1], self.out_features)
         return found if self.bias is None else found + self.bias  # type: ignore[no-any-return]
@@ -154,11 +159,15 @@ class GraphConv(nn.Module):
 class GATConv(nn.Module):
     """Graph attention (Veličković et al. 2018): sums over neighbours, weighted by a softmax of learned scores.
 
+    Gives the numbers of PyG's GATConv with the same weights, where no edge is named twice.
+
     Args:
         in_features: of a node.
         out_features: of a node and a head.
         heads: each of which has weights of its own; their results stand side by side.
         slope: of the leaky ReLU of scores.
+        loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins source i and
+            target i, as in PyG, which is right only where the targets are the first of the sources.
         settings: of `einsum`.
 
     Examples:
@@ -167,78 +176,144 @@ class GATConv(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, heads: int = 1, slope: float = 0.2, **settings: Unpack[Settings]
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int = 1,
+        slope: float = 0.2,
+        loops: bool = True,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, heads * out_features, bias=False)
         self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_features)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * out_features))
-        self.slope, self.settings = slope, settings
+        self.slope, self.loops, self.settings = slope, loops, settings
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
-    def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
-        """Give (targets, heads * out_features), of an adjacency whose values are not read and (nodes, in_features)."""
-        adjacency = without_blocks(adjacency)
-        mixed, (target, source) = self.linear(x).unflatten(1, self.of_source.shape), adjacency.coords
-        scores = gathered((mixed * self.of_source).sum(-1), source) + gathered((mixed * self.of_target).sum(-1), target)
-        weights = softmax(adjacency.with_values(functional.leaky_relu(scores, self.slope)), 1)
-        found = einsum("ijh,jhr->ihr", weights, mixed, output="dense", **self.settings)
-        return found.flatten(1) + self.bias  # type: ignore[no-any-return]
+    def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return (targets, heads * out_features).
+
+        Args:
+            adjacency: (targets, sources); values are not read.
+            x: (nodes, in_features), or such a pair ``(of sources, of targets)`` where these are different nodes.
+
+        Raises:
+            ShapeError: features that do not fit the adjacency.
+        """
+        adjacency = _adjacency(adjacency, "GATConv")
+        sources, targets = (x, x) if isinstance(x, torch.Tensor) else x
+        width, (rows, columns) = self.linear.in_features, adjacency.shape[:2]
+        if sources.shape != (columns, width) or targets.shape != (rows, width):
+            raise ShapeError(
+                f"GATConv of an adjacency of {rows} targets and {columns} sources takes features ({columns}, {width}) "
+                f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
+                f"{tuple(sources.shape)} and {tuple(targets.shape)}"
+            )
+        pattern = _with_loops(adjacency.pattern)[0] if self.loops else adjacency.pattern
+        target, source = pattern.coords
+        of_sources = self._mixed(sources)
+        of_targets = of_sources if targets is sources else self._mixed(targets)
+        scores = gathered((of_sources * self.of_source).sum(-1), source)
+        scores = scores + gathered((of_targets * self.of_target).sum(-1), target)
+        weights = softmax(SparseTensor._make(pattern, functional.leaky_relu(scores, self.slope)), 1)
+        sums = einsum("ijh,jhr->ihr", weights, of_sources, output="dense", **self.settings)
+        return sums.flatten(1).to(self.bias.dtype) + self.bias
+
+    def _mixed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the (nodes, heads, out_features) products with the weight, of 16 bits as float32 as sums follow."""
+        mixed: torch.Tensor = self.linear(x).unflatten(1, self.of_source.shape)
+        return mixed.to(accumulator(mixed.dtype))
+
+
+def _adjacency(given: Any, name: str) -> SparseTensor:
+    """Return a coalesced matrix of single entries, maybe with dense modes; raise `ShapeError` for anything else."""
+    sparse = SparseTensor.coerce(given)
+    single = None if sparse is None else without_blocks(sparse)
+    if single is None or single.sparse_order != 2:
+        raise ShapeError(f"{name} takes a sparse matrix (targets, sources), found {given!r:.200}")
+    return single.coalesce()
+
+
+def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
+    """Return the pattern with all diagonal entries, and the number of each entry, those that were missing last."""
+
+    def made() -> tuple[Pattern, torch.Tensor]:
+        rows, columns = pattern.coords
+        missing = torch.ones(min(pattern.shape), dtype=torch.bool, device=pattern.device)
+        missing[rows[rows == columns]] = False
+        coords = torch.cat((pattern.coords, missing.nonzero().T.expand(2, -1)), 1)
+        order = crd.lexsort(coords, pattern.shape)
+        return Pattern(coords[:, order].contiguous(), pattern.shape, True), order
+
+    return pattern._once("with loops", made)
 
 
 def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
-    """An adjacency whose entry (i, j) is divided by the roots of d_i and d_j, the sums of its rows (GCN's rule).
+    """Divide each entry (i, j) of an adjacency by the roots of d_i and d_j, the sums of its rows (GCN's rule).
+
+    Gives the numbers of PyG's ``gcn_norm`` of an ``edge_index``, where no self loop is named twice.
 
     Args:
-        adjacency: (nodes, nodes), nonnegative.
-        loops: whether 1 is added to each diagonal entry first. Otherwise a row whose sum is 0 counts as of sum 1.
+        adjacency: (nodes, nodes), nonnegative. Along dense modes, each position has its sums.
+        loops: add diagonal entries of 1 where they are missing first; those that are there stay as they are.
+
+    Returns:
+        A SparseTensor. Entries of a node whose sum is 0 become 0.
 
     Raises:
         ShapeError: a matrix that is not square.
+        DtypeError: complex values.
 
     Examples:
         >>> stc.nn.normalized(stc.full((2, 2), 1.0), loops=False).values
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    adjacency = without_blocks(adjacency)
-    nodes = adjacency.shape[0]
-    if adjacency.dense_order or adjacency.shape != (nodes, nodes):
+    adjacency = _adjacency(adjacency, "normalized")
+    nodes, other, *dense = adjacency.shape
+    if nodes != other:
         raise ShapeError(f"an adjacency has a row and a column a node, found {adjacency.shape}")
+    if adjacency.dtype.is_complex:
+        raise DtypeError(f"normalized takes real values, found {adjacency.dtype}")
+    pattern, values = adjacency.pattern, adjacency.values
     if loops:
-        loop = torch.arange(nodes, device=adjacency.device).expand(2, nodes)
-        coords = torch.cat((adjacency.coords, loop), 1)
-        adjacency = SparseTensor(
-            coords, torch.cat((adjacency.values, adjacency.values.new_ones(nodes))), (nodes, nodes)
-        )
-    degree = adjacency.values.new_zeros(nodes).index_add(0, adjacency.coords[0], adjacency.values)
-    root = torch.where(degree > 0, degree, 1.0).rsqrt()
-    return adjacency.with_values(adjacency.values * root[adjacency.coords[0]] * root[adjacency.coords[1]])
+        pattern, order = _with_loops(pattern)
+        values = torch.cat((values, values.new_ones(pattern.nnz - adjacency.nnz, *dense)))[order]
+    dtype = values.dtype if values.dtype.is_floating_point else torch.get_default_dtype()
+    wide = SparseTensor._make(pattern, values.to(accumulator(dtype)))
+    degree, (rows, columns) = wide.sum(1, output="dense"), pattern.coords
+    none = degree == 0
+    root = degree.masked_fill(none, 1).rsqrt().masked_fill(none, 0)
+    return wide.with_values((wide.values * root[rows] * root[columns]).to(dtype))
 
 
 def collate(samples: Sequence[Any]) -> Any:
     """A batch of samples for `torch.utils.data.DataLoader`: graphs side by side in one, other tensors joined.
 
     Args:
-        samples: SparseTensors of one order, dense tensors, numbers, or tuples of these, all alike. Sparse matrices of
+        samples: sparse tensors of one order, dense tensors, numbers, or tuples of these, all alike. Sparse matrices of
             graphs become blocks of one block-diagonal matrix; dense tensors are joined along their first mode, in which
             a graph has a row a node, and those without modes, as labels, are stacked.
 
     Returns:
         A SparseTensor, a tensor, or a tuple of these. ``batch_of(sizes)`` tells which node is of which sample.
 
+    Raises:
+        ShapeError: no samples, or samples that are not all alike.
+
     Examples:
         >>> graphs, labels = stc.nn.collate([(stc.eye(2), 0), (stc.eye(3), 1)])
         >>> graphs.shape, labels
         ((5, 5), tensor([0, 1]))
     """
-    if not len(samples):
-        raise ShapeError("collate makes a batch of one sample or more, found none")
-    first = samples[0]
-    if isinstance(first, tuple):
+    kinds = sorted({_kind(x) for x in samples})
+    if len(kinds) != 1:
+        raise ShapeError(f"collate takes samples that are all alike, found {', '.join(kinds) or 'none'}")
+    if isinstance(samples[0], tuple):
         return tuple(map(collate, zip(*samples, strict=True)))
-    if isinstance(first, SparseTensor):
-        samples = [without_blocks(x) for x in samples]
+    if kinds == ["sparse"]:
+        samples = [without_blocks(SparseTensor.coerce(x)) for x in samples]
         if len({(x.sparse_order, x.shape[x.sparse_order :]) for x in samples}) > 1:
             raise ShapeError(f"collate takes SparseTensors of one order, found shapes {[x.shape for x in samples]}")
         modes, dense = samples[0].sparse_order, samples[0].shape[samples[0].sparse_order :]
@@ -251,6 +326,12 @@ def collate(samples: Sequence[Any]) -> Any:
     return torch.cat(tensors) if tensors[0].ndim else torch.stack(tensors)
 
 
+def _kind(sample: Any) -> str:
+    if isinstance(sample, tuple):
+        return f"a tuple of {len(sample)}"
+    return "dense" if SparseTensor.coerce(sample) is None else "sparse"
+
+
 def batch_of(sizes: Sequence[int]) -> torch.Tensor:
     """(sum of sizes,) int64: the number of the sample that each row of a joined tensor is of.
 
@@ -258,4 +339,4 @@ def batch_of(sizes: Sequence[int]) -> torch.Tensor:
         >>> stc.nn.batch_of([2, 3])
         tensor([0, 0, 1, 1, 1])
     """
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))

@@ -12,13 +12,14 @@ import torch
 from typing_extensions import Unpack
 
 from sparsetc.api import einsum
-from sparsetc.contraction.canonical import as_operand
+from sparsetc.contraction.canonical import as_operand, promoted
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
 
 
 def attention(
@@ -34,24 +35,27 @@ def attention(
     """Each query's mean of the values that it meets, weighted by ``softmax(scale * q @ k.T + bias)`` over these alone.
 
     As `torch.nn.functional.scaled_dot_product_attention` with a mask that is minus infinity where the pattern has no
-    entry; but a query that meets nothing gets zeros. Three steps, each with gradients: a sampled product, `softmax`,
-    and a product of the sparse weights with the values; nothing is formed over all pairs.
+    entry; a query that meets nothing, or whose bias is minus infinity wherever it meets a key, gets zeros. Three steps,
+    each with gradients: a sampled product, `softmax`, and a product of the sparse weights with the values; nothing is
+    formed over all pairs. Operands of 16 bits are converted to float32 for all of them.
 
     Args:
         q: (*heads, rows, d); batches and heads, any number of modes, stand in front.
         k: (*heads, columns, d).
         v: (*heads, columns, width).
         pattern: which queries meet which keys, of shape (rows, columns), the same for all heads: a `Pattern`, any
-            sparse tensor that `einsum` takes (values are not read; blocks are met whole), FlashInfer's and scipy's pair
-            ``(indptr, indices)`` of rows, or a `BlockMask` of FlexAttention of one batch and head.
+            sparse tensor that `einsum` takes (values are not read, so stored zeros meet too; blocks are met whole),
+            FlashInfer's and scipy's pair ``(indptr, indices)`` of rows, or a `BlockMask` of FlexAttention of one batch
+            and head.
         scale: that products are multiplied by; ``d ** -0.5`` by default.
         bias: (nnz,) or (*heads, nnz), added to the scaled products of entries in lexicographic order.
         settings: of `einsum`, for both products.
 
     Returns:
-        (*heads, rows, width).
+        (*heads, rows, width), of the operands' dtype.
 
     Raises:
+        DtypeError: operands that are not dense, floating point and of one dtype, or a bias that is not floating point.
         ShapeError: operands that do not fit together, or the pattern.
         FormatError: what is no pattern.
         DeviceError: a pattern that is elsewhere than q.
@@ -75,22 +79,30 @@ def attention(
             "attention takes q (*heads, rows, d), k (*heads, columns, d) and v (*heads, columns, width), found "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
-    (*heads, rows, depth), columns = q.shape, k.shape[-2]
-    meeting = pattern_of(pattern, (rows, columns), q.device)
-    ones = SparseTensor._make(meeting, q.new_ones(meeting.nnz))
-    q, k, v = (one.reshape(-1, *one.shape[-2:]) for one in (q, k, v))  # one mode of heads
+    q, k, v = promoted((q, k, v))
+    dtype, (*heads, rows, depth), columns = q.dtype, q.shape, k.shape[-2]
+    if not dtype.is_floating_point or {k.dtype, v.dtype} != {dtype}:
+        raise DtypeError(
+            f"attention takes q, k and v of one floating point dtype, found {dtype}, {k.dtype} and {v.dtype}"
+        )
+    meeting, wide = pattern_of(pattern, (rows, columns), q.device), accumulator(dtype)
+    ones = SparseTensor._make(meeting, q.new_ones(meeting.nnz, dtype=wide))
+    q, k, v = (one.reshape(prod(heads), *one.shape[-2:]).to(wide) for one in (q, k, v))  # one mode of heads
     products = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
-    scores = products.values * (depth**-0.5 if scale is None else scale)
+    scores = products.values * (max(depth, 1) ** -0.5 if scale is None else scale)
     if bias is not None:
-        scores = scores + _bias(bias, heads, meeting.nnz)
+        scores = scores + _bias(bias, heads, meeting.nnz).to(wide)
     weights = softmax(SparseTensor._make(meeting, scores), 1)
-    return einsum("ijh,hjd->hid", weights, v, output="dense", **settings).reshape(*heads, rows, v.shape[-1])
+    means = einsum("ijh,hjd->hid", weights, v, output="dense", **settings)
+    return means.reshape(*heads, rows, v.shape[-1]).to(dtype)
 
 
 def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:
     """(nnz, heads or 1) of a bias."""
     if not isinstance(bias, torch.Tensor) or bias.shape not in ((nnz,), (*heads, nnz)):
         raise ShapeError(f"attention: bias must be {(nnz,)} or {(*heads, nnz)}, found {bias!r:.80}")
+    if not bias.is_floating_point():
+        raise DtypeError(f"attention: bias is added to scores, and must be floating point, found {bias.dtype}")
     return bias.reshape(prod(bias.shape[:-1]), nnz).T
 
 
@@ -141,7 +153,7 @@ def _of_block_mask(mask: Any) -> SparseTensor:
         q, k = at.reshape(2, -1)
         inside = (q < rows) & (k < columns)
         q, k = q[inside], k[inside]
-        if asked:
+        if asked and q.numel():  # vmap takes no functions of no positions that divide
             zero = torch.zeros_like(q)
             admitted = torch.vmap(mask.mask_mod)(zero, zero, q, k)
             q, k = q[admitted], k[admitted]

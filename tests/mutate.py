@@ -29,6 +29,9 @@ from typing import NamedTuple
 TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
     "sparsetc/tensor/coords.py": ["tensor formats windows", "similarity pair"],
+    "sparsetc/tensor/softmax.py": ["attention", "nn"],
+    "sparsetc/nn.py": ["nn"],
+    "sparsetc/sparse_attention.py": ["attention"],
     "sparsetc/io/": ["io", "io_bounds io_npz binsparse fuzz packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz"],
     "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],

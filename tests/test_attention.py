@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
+from sparsetc import sparse_attention
 
 F64 = torch.float64
 
@@ -69,6 +70,34 @@ def test_large_and_infinite_values(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.to_dense(), torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=dtype))
 
 
+def test_a_row_of_minus_infinity_is_as_one_without_entries() -> None:
+    values = torch.tensor([-torch.inf, -torch.inf, 1.0, 3.0], dtype=F64, requires_grad=True)
+    x = stc.SparseTensor([[0, 0, 1, 1], [0, 1, 0, 1]], values, (2, 2))
+    soft, log = stc.softmax(x, 1).values, stc.log_softmax(x, 1).values
+    torch.testing.assert_close(soft[:2], torch.zeros(2, dtype=F64))
+    torch.testing.assert_close(soft[2:], torch.softmax(values[2:], 0))
+    assert log[:2].tolist() == [-torch.inf, -torch.inf]
+    (found,) = torch.autograd.grad(soft[0] + soft[3] ** 2, values)
+    (expected,) = torch.autograd.grad(torch.softmax(values[2:], 0)[1] ** 2, values)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_forward_mode(log: bool) -> None:
+    dense, moved = filled(5, 7), filled(5, 7, share=1.0, seed=1)
+    x, soft = stc.SparseTensor.from_dense(dense), stc.log_softmax if log else stc.softmax
+    at, along = x.values, moved[dense != 0]
+    _, found = torch.func.jvp(lambda v: soft(x.with_values(v), 1).values, (at,), (along,))
+    stored = dense != 0
+    full, moved = torch.where(stored, dense, -torch.inf), torch.where(stored, moved, 0.0)
+    weights = torch.softmax(full, 1)
+    mean = (weights * moved).sum(1, keepdim=True)
+    expected = moved - mean if log else weights * (moved - mean)
+    torch.testing.assert_close(found, expected[stored])
+    jacobian = torch.func.jacfwd(lambda v: soft(x.with_values(v), 1).values)(at)
+    torch.testing.assert_close(jacobian @ along, found)
+
+
 def test_what_softmax_refuses() -> None:
     x = stc.SparseTensor.from_dense(torch.eye(3))
     with pytest.raises(stc.ShapeError, match="no mode 2"):
@@ -100,6 +129,93 @@ def test_attention_and_its_gradients(heads: tuple[int, ...]) -> None:
     both = (torch.autograd.grad(y[..., kept, :].square().sum(), given) for y in (found, expected))
     for own, other in zip(*both, strict=True):
         torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("deviation", [1.0, 2.0, 4.0])
+def test_scores_of_16_bits_are_not_rounded(dtype: torch.dtype, deviation: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v, weights = (
+        torch.randn(2, 96, 64, generator=g).mul(size).to(dtype) for size in (deviation, deviation, 1, 1)
+    )
+    meets = torch.rand(96, 96, generator=g) < 0.3
+    meets.fill_diagonal_(True)
+    bias = torch.randn(int(meets.sum()), generator=g).to(dtype)
+    mask = torch.full((96, 96), -torch.inf, dtype=F64).index_put_(tuple(meets.nonzero().T), bias.double())
+    given = [one.clone().requires_grad_() for one in (q, k, v)]
+    exact = [one.double().requires_grad_() for one in (q, k, v)]
+    found = stc.attention(*given, stc.SparseTensor.from_dense(meets.float()), bias=bias)
+    expected = torch.softmax(exact[0] @ exact[1].mT / 8 + mask, -1) @ exact[2]
+    assert found.dtype == dtype
+    close = {"rtol": torch.finfo(dtype).eps, "atol": 1e-4}  # one rounding, of the result
+    torch.testing.assert_close(found, expected.to(dtype), **close)
+    both = torch.autograd.grad(found, given, weights), torch.autograd.grad(expected, exact, weights.double())
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other.to(dtype), **close)
+
+
+def test_scores_past_the_largest_of_float16() -> None:
+    q, v = torch.full((3, 64), 60.0, dtype=torch.float16), torch.rand(3, 2).half()  # products of 230,400
+    found = stc.attention(q, q, v, stc.SparseTensor.from_dense(torch.ones(3, 3)))
+    torch.testing.assert_close(found, v.float().mean(0).half().expand(3, 2), rtol=1e-3, atol=0)
+
+
+def test_what_is_not_met_has_no_part() -> None:
+    """Keys that a query does not meet, whatever they hold; a bias of minus infinity; entries that are stored zeros."""
+    q, k, v = operands()
+    meets = filled(10, 12) != 0
+    meets[:, 3], meets[4] = False, False
+    pattern = stc.SparseTensor.from_dense(meets.double())
+    expected = stc.attention(q, k, v, pattern)
+    bad = torch.arange(12)[:, None] == 3
+    found = stc.attention(q, k.masked_fill(bad, torch.nan), v.masked_fill(bad, torch.inf), pattern)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(stc.attention(q, k, v, pattern.map(torch.zeros_like)), expected)
+
+    full = stc.SparseTensor.from_dense(torch.ones(10, 12))
+    mask = torch.where(meets, 0.0, -torch.inf).double()  # row 4 is minus infinity alone
+    found = stc.attention(q, k, v, full, bias=mask.flatten())
+    theirs = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, theirs)
+    both = (torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_a_scale_of_0_gives_means() -> None:
+    q, k, v = operands()
+    found = stc.attention(q, k, v, stc.SparseTensor.from_dense(torch.ones(10, 12)), scale=0)
+    torch.testing.assert_close(found, v.mean(0).expand(10, 5))
+
+
+@pytest.mark.parametrize("heads", [(), (2,), (2, 0)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "width"), [(0, 3, 2, 2), (3, 0, 2, 2), (3, 3, 0, 2), (3, 3, 2, 0)]
+)
+def test_sides_of_size_0(heads: tuple[int, ...], rows: int, columns: int, depth: int, width: int) -> None:
+    sizes = (rows, depth), (columns, depth), (columns, width)
+    given = [torch.rand(*heads, *size, dtype=F64).requires_grad_() for size in sizes]
+    pairs = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
+    pattern = stc.SparseTensor(pairs, torch.ones(rows * columns), (rows, columns))
+    found = stc.attention(*given, pattern)
+    expected = given[2].mean(-2, keepdim=True).nan_to_num(0.0).expand(*heads, rows, width)
+    if depth:
+        expected = torch.softmax(given[0] @ given[1].mT / depth**0.5, -1) @ given[2]
+    torch.testing.assert_close(found, expected)
+    assert [g.shape for g in torch.autograd.grad(found.sum(), given)] == [one.shape for one in given]
+
+
+def test_forward_mode_of_attention() -> None:
+    given, pattern = [one.detach() for one in operands()], stc.SparseTensor.from_dense(torch.ones(10, 12).tril())
+    moved = [one.cos() for one in given]
+    mask = torch.ones(10, 12).tril().bool()
+    _, found = torch.func.jvp(lambda *a: stc.attention(*a, pattern), tuple(given), tuple(moved))
+
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((q @ k.T / 8**0.5).masked_fill(~mask, -torch.inf), 1) @ v
+
+    torch.testing.assert_close(found, torch.func.jvp(dense, tuple(given), tuple(moved))[1])
 
 
 MEETS = (torch.rand(64, 96, generator=torch.Generator().manual_seed(2)) < 0.3).float()
@@ -137,6 +253,20 @@ def test_a_block_mask_of_flex_attention(rows: int, columns: int) -> None:
     torch.testing.assert_close(stc.attention(*given, mask), expected)
 
 
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_block_mask_whose_function_divides(admitted: bool) -> None:
+    """Without partial blocks, for which there is no position to ask it of."""
+
+    def same(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q // 128 * 2 % 4 == k // 128 * 2 % 4) & admitted
+
+    mask, (q, k, v) = create_block_mask(same, None, None, 256, 256, device="cpu"), operands((), 256, 256)
+    assert not mask.kv_num_blocks.any()
+    found = stc.attention(q, k, v, mask)
+    expected = torch.cat([scaled_dot_product_attention(q[s], k[s], v[s]) for s in (slice(128), slice(128, 256))])
+    torch.testing.assert_close(found, expected * admitted)
+
+
 def test_what_attention_refuses() -> None:
     q, k, v = operands()
     pattern = stc.SparseTensor.from_dense(torch.ones(10, 12))
@@ -149,6 +279,23 @@ def test_what_attention_refuses() -> None:
         stc.attention(q, k, v, pattern, bias=torch.zeros(3))
     with pytest.raises(stc.FormatError, match="no pattern"):
         stc.attention(q, k, v, torch.ones(10, 12))
+    for bad in ((q, k.float(), v), (q, k, v.float()), (q.long(), k.long(), v.long())):
+        with pytest.raises(stc.DtypeError, match="one floating point dtype"):
+            stc.attention(*bad, pattern)
+    with pytest.raises(stc.DtypeError, match=r"bias is added .* found torch\.bool"):
+        stc.attention(q, k, v, pattern, bias=torch.ones(120, dtype=torch.bool))
+
+
+def test_settings_reach_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def einsum(*args: Any, plan: str, **settings: Any) -> Any:
+        plans.append(plan)
+        return stc.einsum(*args, plan=plan, **settings)
+
+    monkeypatch.setattr(sparse_attention, "einsum", einsum)
+    stc.attention(*operands(), stc.SparseTensor.from_dense(torch.ones(10, 12)), plan="coo")
+    assert plans == ["coo", "coo"]
 
 
 def test_both_products_compile_for_a_gpu() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,27 @@ def test_places_are_saved_moved_and_loaded() -> None:
         other.load_state_dict(other.state_dict() | {"coords": other.coords.flip(1)})
     with pytest.raises(stc.ShapeError, match="sparse matrix"):
         stc.nn.SparseLinear(torch.eye(3))
+    with pytest.raises(stc.ShapeError, match=r"takes \(\*, 20\) activations, found \(4, 19\)"):
+        layer(x[:, :19])
+
+
+def test_a_state_that_is_loaded_replaces_the_weight_in_use() -> None:
+    """Also one of the same number of nonzeros at other places, after a call that has kept the old ones."""
+    layer = stc.nn.SparseLinear(stc.SparseTensor([[0, 1], [0, 1]], [1.0, 2.0], (2, 3)))
+    other = stc.nn.SparseLinear(stc.SparseTensor([[0, 1], [1, 2]], [3.0, 4.0], (2, 3)))
+    x = torch.tensor([[1.0, 10.0, 100.0]])
+    assert layer(x).tolist() == [[1.0, 20.0]]
+    assert layer.weight.shape == (2, 3)
+    layer.load_state_dict(other.state_dict())
+    assert layer(x).tolist() == [[30.0, 400.0]]
+    torch.testing.assert_close(layer.weight.to_dense(), torch.tensor([[0.0, 3.0, 0.0], [0.0, 0.0, 4.0]]))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("batch", [(), (4,), (0,), (2, 0)])
+def test_layers_of_size_0(inputs: int, outputs: int, batch: tuple[int, ...]) -> None:
+    layer = stc.nn.SparseLinear.from_dense(torch.zeros(outputs, inputs), torch.ones(outputs))
+    torch.testing.assert_close(layer(torch.rand(*batch, inputs)), torch.ones(*batch, outputs))
 
 
 def test_kernels_are_kept_while_values_are_trained() -> None:
@@ -76,29 +98,150 @@ def graph(nodes: int = 9, seed: int = 0) -> stc.SparseTensor:
 def test_graph_convolution(inputs: int, outputs: int) -> None:
     adjacency, x = graph(), torch.randn(9, inputs, dtype=torch.float64)
     layer = stc.nn.GraphConv(inputs, outputs).double()
-    dense = adjacency.to_dense() + torch.eye(9, dtype=torch.float64)
+    assert 0 < adjacency.to_dense().diagonal().count_nonzero() < 9
+    dense = adjacency.to_dense().fill_diagonal_(1.0)  # loops that are there are not added again
     root = dense.sum(1).rsqrt()
     normal = stc.nn.normalized(adjacency)
     torch.testing.assert_close(normal.to_dense(), root[:, None] * dense * root)
     torch.testing.assert_close(layer(normal, x), (root[:, None] * dense * root) @ x @ layer.linear.weight.T)
+    assert stc.nn.normalized(adjacency).pattern is normal.pattern
+
+
+def test_degrees() -> None:
+    """Loops keep their values; an entry of a node whose sum is 0 is 0; sums of 16 bits, and of integers, are exact."""
+    x = stc.SparseTensor([[0, 0, 1], [0, 1, 2]], [3.0, 1.0, 9.0], (3, 3))
+    expected = torch.tensor([[0.75, 1 / 40**0.5, 0.0], [0.0, 0.1, 9 / 10**0.5], [0.0, 0.0, 1.0]])
+    torch.testing.assert_close(stc.nn.normalized(x).to_dense(), expected)
+    expected = torch.tensor([[0.75, 1 / 6.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(stc.nn.normalized(x, loops=False).to_dense(), expected)
+    values = torch.tensor([3.0, 1.0, 0.0], requires_grad=True)  # of which the last row's sum is 0
+    (gradient,) = torch.autograd.grad(stc.nn.normalized(x.with_values(values), loops=False).values.sum(), values)
+    assert gradient.isfinite().all()
+    torch.testing.assert_close(stc.nn.normalized(x.to(torch.int8)).values, stc.nn.normalized(x).values)
+    modes = stc.nn.normalized(x.with_values(torch.stack((x.values, 2 * x.values), 1)))
+    for n in range(2):
+        torch.testing.assert_close(modes.values[:, n], stc.nn.normalized(x.with_values(x.values * (n + 1))).values)
+    for dtype in (torch.float16, torch.bfloat16):
+        star = stc.SparseTensor([[0] * 3000, [*range(3000)]], torch.ones(3000, dtype=dtype), (3000, 3000))
+        found = stc.nn.normalized(star).values
+        torch.testing.assert_close(found[1], torch.tensor(3000**-0.5, dtype=dtype), rtol=0, atol=0)
+
+
+def test_what_graphs_are_refused() -> None:
     with pytest.raises(stc.ShapeError, match="a row and a column"):
         stc.nn.normalized(stc.SparseTensor.from_dense(torch.ones(2, 3)))
-    with pytest.raises(stc.ShapeError, match="a row and a column"):
-        stc.nn.normalized(stc.SparseTensor([[0], [0]], torch.ones(1, 2), (2, 2, 2)))
+    with pytest.raises(stc.DtypeError, match="real values"):
+        stc.nn.normalized(stc.eye(2).to(torch.complex64))
+    for bad in (torch.eye(3), stc.rand((3, 3, 3), 0.5), stc.SparseTensor([[0]], [1.0], (3,))):
+        with pytest.raises(stc.ShapeError, match="normalized takes a sparse matrix"):
+            stc.nn.normalized(bad)
+        with pytest.raises(stc.ShapeError, match="GATConv takes a sparse matrix"):
+            stc.nn.GATConv(4, 2)(bad, torch.rand(3, 4))
+    layer, wide = stc.nn.GATConv(4, 2), stc.SparseTensor.from_dense(torch.ones(3, 5))
+    three, five = torch.rand(3, 4), torch.rand(5, 4)
+    for x in (three, five, (three, five), (five, five), (five, torch.rand(3, 2)), (five, three[0])):
+        with pytest.raises(stc.ShapeError, match=r"3 targets and 5 sources takes features \(5, 4\) of sources and"):
+            layer(wide, x)
+        with pytest.raises(stc.ShapeError, match="5 targets and 3 sources"):
+            layer(wide.T, x if isinstance(x, torch.Tensor) else x[::-1])
 
 
-def test_graph_attention() -> None:
+def test_settings_reach_every_product() -> None:
+    x, plan = torch.rand(4, 4), {"plan": "no such plan"}
+    for call in (
+        lambda: stc.nn.SparseLinear(stc.eye(4), **plan)(x),
+        lambda: stc.nn.SparseLinear.from_dense(torch.eye(4), **plan)(x),
+        lambda: stc.nn.SparseLinear.from_linear(torch.nn.Linear(4, 4), **plan)(x),
+        lambda: stc.nn.GraphConv(4, 2, **plan)(stc.eye(4), x),
+        lambda: stc.nn.GATConv(4, 2, **plan)(stc.eye(4), x),
+    ):
+        with pytest.raises(stc.PlanError, match="no such plan"):
+            call()
+
+
+def dense_attention(layer: stc.nn.GATConv, meets: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> Any:
+    """Return what a layer gives, by softmax over all pairs."""
+    heads = layer.of_source.shape
+    of_sources, of_targets = ((x @ layer.linear.weight.T).view(-1, *heads) for x in (sources, targets))
+    scores = (of_targets * layer.of_target).sum(-1)[:, None] + (of_sources * layer.of_source).sum(-1)[None]
+    scores = torch.where(scores > 0, scores, layer.slope * scores).masked_fill(~meets[..., None], -torch.inf)
+    found = torch.einsum("ijh,jhr->ihr", torch.softmax(scores, 1).nan_to_num(0.0), of_sources)
+    return found.flatten(1) + layer.bias
+
+
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize(("targets", "sources"), [(9, 9), (6, 9), (9, 6)])
+def test_graph_attention(targets: int, sources: int, loops: bool) -> None:
     torch.manual_seed(0)
-    adjacency, x, layer = graph(), torch.randn(9, 5, dtype=torch.float64), stc.nn.GATConv(5, 4, heads=3).double()
-    mixed = layer.linear(x).view(9, 3, 4)
-    scores = (mixed * layer.of_target).sum(-1)[:, None] + (mixed * layer.of_source).sum(-1)[None]
-    scores = torch.nn.functional.leaky_relu(scores, 0.2).masked_fill(adjacency.to_dense()[..., None] == 0, -torch.inf)
-    expected = torch.einsum("ijh,jhr->ihr", torch.softmax(scores, 1).nan_to_num(0.0), mixed).flatten(1)
-    found = layer(adjacency, x)
+    layer = stc.nn.GATConv(5, 4, heads=3, slope=0.7, loops=loops).double()
+    torch.nn.init.normal_(layer.bias)
+    adjacency = graph()[:targets, :sources]
+    x = torch.randn(9, 5, dtype=torch.float64)
+    meets = adjacency.to_dense() != 0
+    if loops:
+        meets |= torch.eye(targets, sources, dtype=torch.bool)
+    expected = dense_attention(layer, meets, x[:sources], x[:targets])
+    found = layer(adjacency, x if targets == sources else (x[:sources], x[:targets]))
     torch.testing.assert_close(found, expected)
-    trained = [layer.of_source, layer.of_target, layer.linear.weight]
+    trained = [layer.of_source, layer.of_target, layer.linear.weight, layer.bias]
     own, other = (torch.autograd.grad(y.square().sum(), trained) for y in (found, expected))
     assert all(torch.allclose(a, b) for a, b in zip(own, other, strict=True))
+    other_targets = x[:targets].flip(0)
+    found = layer(adjacency, (x[:sources], other_targets))
+    torch.testing.assert_close(found, dense_attention(layer, meets, x[:sources], other_targets))
+
+
+def test_graph_attention_of_16_bits_and_in_forward_mode() -> None:
+    torch.manual_seed(0)
+    layer, adjacency, x = stc.nn.GATConv(5, 4, heads=3).double(), graph(), 4 * torch.randn(9, 5, dtype=torch.float64)
+    meets = (adjacency.to_dense() != 0) | torch.eye(9, dtype=torch.bool)
+    _, found = torch.func.jvp(lambda x: layer(adjacency, x), (x,), (x.cos(),))
+    _, expected = torch.func.jvp(lambda x: dense_attention(layer, meets, x, x), (x,), (x.cos(),))
+    torch.testing.assert_close(found, expected)
+    layer.bfloat16()
+    x = x.bfloat16()
+    found = layer(adjacency, x)
+    layer.double()
+    assert found.dtype == torch.bfloat16
+    mixed = (x.double() @ layer.linear.weight.T).bfloat16()  # as torch's own product gives it
+    exact = copy.deepcopy(layer)
+    exact.linear.weight.data = torch.eye(12, dtype=torch.float64)
+    expected = dense_attention(exact, meets, mixed.double(), mixed.double())
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize(("targets", "sources"), [(12, 12), (7, 12), (12, 7)])
+def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool) -> None:
+    """Of graphs with and without self loops, edges that are named twice, nodes without edges and two kinds of nodes."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import GATConv
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+    g = torch.Generator().manual_seed(targets)
+    pairs = (torch.rand(sources, targets, generator=g) < 0.3).index_fill_(0, torch.tensor([0, 5]), False)
+    pairs[:, 0], pairs[1, 1], pairs[2, 2] = False, True, False  # nodes 0 and 5 send nothing, node 0 gets nothing
+    edges = pairs.nonzero().T
+    if twice:
+        edges = torch.cat((edges, edges[:, edges[0] != edges[1]][:, :5]), 1)
+    weights = torch.rand(edges.shape[1], dtype=torch.float64, generator=g)
+    adjacency = stc.SparseTensor(edges.flip(0), weights, (targets, sources))
+    if targets == sources:
+        (source, target), normal = gcn_norm(edges, weights, targets, add_self_loops=loops)
+        expected = torch.zeros(12, 12, dtype=torch.float64).index_put_((target, source), normal, accumulate=True)
+        torch.testing.assert_close(stc.nn.normalized(adjacency, loops).to_dense(), expected)
+    if twice:  # an edge of two is one here
+        edges = edges.unique(dim=1)
+    theirs = GATConv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
+    torch.nn.init.normal_(theirs.bias)
+    layer = stc.nn.GATConv(5, 4, heads=3, slope=0.3, loops=loops).double()
+    state = {"linear.weight": theirs.lin.weight, "bias": theirs.bias}
+    layer.load_state_dict(state | {"of_source": theirs.att_src[0], "of_target": theirs.att_dst[0]})
+    x = [torch.randn(n, 5, dtype=torch.float64, generator=g) for n in (sources, targets)]
+    torch.testing.assert_close(layer(adjacency, tuple(x)), theirs(tuple(x), edges))
+    if targets == sources:
+        torch.testing.assert_close(layer(adjacency, x[0]), theirs(x[0], edges))
 
 
 def test_batches_of_graphs() -> None:
@@ -120,6 +263,11 @@ def test_graphs_in_blocks() -> None:
     torch.testing.assert_close(layer(blocks, x), layer(single, x))
     modes = stc.SparseTensor([[0], [1]], torch.ones(1, 3), (2, 2, 3))
     assert stc.nn.collate([modes, modes]).shape == (4, 4, 3)
+    assert stc.nn.collate([given.to_sparse(), blocks]).shape == (12, 12)
+    assert stc.nn.batch_of([]).tolist() == []
+    for bad in ([], [single, torch.eye(2)], [(single, 1), (single,)], [(single, 1), single]):
+        with pytest.raises(stc.ShapeError, match="collate takes samples that are all alike"):
+            stc.nn.collate(bad)
     with pytest.raises(stc.ShapeError, match="one order"):
         stc.nn.collate([single, stc.rand((2, 2, 2), dtype=torch.float64)])
     with pytest.raises(stc.ShapeError, match="one sample or more"):

@@ -22,7 +22,8 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
     """Exponentials of entries over their sum along a mode, of entries alone: absent ones count as minus infinity.
 
     As `torch.sparse.softmax`, differentiable, for any order, and with dense modes: each position of these, as of
-    attention heads, has a softmax of its own. Duplicates are summed first.
+    attention heads, has a softmax of its own. Duplicates are summed first. Along a sparse mode, entries of minus
+    infinity get 0 even where there are no others, of which torch makes NaN.
 
     Args:
         x: floating point, of single nonzeros; in blocks it is taken nonzero by nonzero.
@@ -71,10 +72,9 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
 def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
     """(nnz, *dense sizes) values, of which those of entries that agree in the modes that are kept are normalised."""
     group = groups_of(pattern, kept).of_entry
-    with torch.no_grad():  # what is subtracted changes no result, nor any gradient
-        most = reduced_groups(values, pattern, kept, "amax")
-        most.masked_fill_(most == -torch.inf, 0.0)
+    most = reduced_groups(values.detach(), pattern, kept, "amax")  # subtracting it changes no result, nor any gradient
+    most.masked_fill_(most == -torch.inf, 0.0)
     shifted = values - gathered(most, group)
     raised = shifted.exp()
-    sums = reduced_groups(raised, pattern, kept, "sum")
+    sums = reduced_groups(raised, pattern, kept, "sum").clamp(min=1.0)  # the largest adds 1, unless all are -inf
     return shifted - gathered(sums.log(), group) if log else raised / gathered(sums, group)
