@@ -152,7 +152,7 @@ class Table:
         except (self._arrow.ArrowException, ValueError, KeyError, OverflowError, AttributeError, OSError) as error:
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
-            said = "".join(c if c.isprintable() else "?" for c in str(error).partition("\n")[0][:200])  # for a terminal
+            said = str(error).partition("\n")[0][:200]
             raise self.fault(f"{what}: {said}" if type(error) is ValueError else f"{what}: damaged: {said}") from error
 
 
