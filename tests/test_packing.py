@@ -365,6 +365,19 @@ def test_a_full_disk(tmp_path: Path, large: Path, most: int) -> None:
     assert left(tmp_path) == []
 
 
+def test_a_disk_that_is_full_for_duckdb(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks how much is free when it begins, and calls that a limit of memory once it is used up."""
+    duckdb = pytest.importorskip("duckdb")
+    connect, target = duckdb.connect, tmp_path / "x.parquet"
+    monkeypatch.setattr(
+        duckdb, "connect", lambda name, config: connect(name, config=config | {"max_temp_directory_size": "1MB"})
+    )
+    with pytest.raises(OSError, match="No space left on device for what does not fit in memory") as caught:
+        stc.pack(large, target, memory_limit="128MiB")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(target))
+    assert left(tmp_path) == []
+
+
 def test_a_source_that_changes_meanwhile(tmp_path: Path, frugal: None) -> None:
     source, target = text(tmp_path / "x.tns", *entries()), tmp_path / "packed.parquet"
     right = parquet.columns
