@@ -22,6 +22,7 @@ import torch
 import sparsetc as stc
 from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
+from sparsetc.errors import printable
 from sparsetc.explain import aligned
 from sparsetc.options import current
 from sparsetc.planner.problem import Counts
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         except (stc.SparsetcError, OSError, ImportError, MemoryError) as error:
-            print(f"sparsetc: {error or type(error).__name__}", file=sys.stderr)
+            print(f"sparsetc: {printable(str(error)) or type(error).__name__}", file=sys.stderr)
             return REFUSED
 
 

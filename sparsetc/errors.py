@@ -1,8 +1,14 @@
 """The one tree of errors a caller can catch, and the way a fault in an equation is pointed at.
 
 Every class is also the builtin that a caller who has never heard of sparsetc would expect, so ``except ValueError``
-goes on working. A message says what was expected, what was found and what to do.
+goes on working. A message says what was expected, what was found and what to do. It may quote a file, so what could
+command a terminal is escaped in it.
 """
+
+
+def printable(text: str) -> str:
+    """Return the text with everything but printable characters escaped, as `repr` does, line feeds included."""
+    return "".join([c if c.isprintable() else repr(c)[1:-1] for c in text])
 
 
 class SparsetcError(Exception):
@@ -13,6 +19,9 @@ class SparsetcError(Exception):
         Traceback (most recent call last):
         sparsetc.errors.ShapeError: spmm: b must have 3 rows, as a has columns, found shape (4, 2)
     """
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class EquationError(SparsetcError, ValueError):

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 
@@ -329,3 +330,19 @@ def test_the_extra_is_named(tmp_path: Path, missing: str, monkeypatch: pytest.Mo
         with pytest.raises(ImportError, match=r'pip install "sparsetc\[binsparse\]"'):
             call()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("index", [0, 7])
+def test_a_heap_of_texts_that_has_no_end_is_refused(tmp_path: Path, index: int) -> None:
+    """HDF5 goes from object to object by their sizes: by one of 0 bytes it never arrives, nor by one of 2**64 - 16."""
+    path = tmp_path / "x.bsp.h5"
+    stc.write(path, stc.SparseTensor([[0, 1], [1, 2]], [1.0, 2.0], (2, 3)))
+    data = bytearray(path.read_bytes())
+    text = data.index(b"GCOL") + 16
+    free = text + 16 + -(-int.from_bytes(data[text + 8 : text + 16], "little") // 8) * 8
+    assert data[free : free + 2] == b"\0\0"
+    data[free : free + 16] = index.to_bytes(8, "little") + (2**64 - 16 if index else 0).to_bytes(8, "little")
+    path.write_bytes(data)
+    done = processes.run(["-c", f"import sparsetc as stc; stc.read({str(path)!r})"], timeout=100)
+    assert "IOFormatError" in done.stderr
+    assert "a damaged heap of HDF5" in done.stderr

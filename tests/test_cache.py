@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -236,11 +235,9 @@ def test_without_a_home_the_folder_is_private(tmp_path: Path, monkeypatch: pytes
 def test_importing_the_package_touches_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path / "never"), "HOME": str(tmp_path)}
     code = "import sparsetc, sys; sys.exit('triton' in sys.modules)"
-    before = time.time()
     done = processes.run(["-c", code], env=environment)
     assert done.returncode == 0, f"triton was imported, or: {done.stderr}"
     assert not list(tmp_path.iterdir())
-    assert time.time() - before < 60
 
 
 # -- what runs --------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_every_error_of_the_package_is_said_in_one_line(
 
         monkeypatch.setattr(stc, "read", fail)
         status, _, err = _run(capsys, "info", "float.npz")
-        assert (status, err) == (2, f"sparsetc: {error or 'MemoryError'}\n")
+        assert (status, err) == (2, f"sparsetc: {str(error) or 'MemoryError'}\n")
     monkeypatch.setattr(stc, "read", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     assert _run(capsys, "info", "float.npz")[0] == 130
 

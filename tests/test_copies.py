@@ -404,7 +404,7 @@ def test_a_property_of_one_object_does_not_wait_for_another() -> None:
     assert reading.wait(60)
     other = threading.Thread(target=lambda: fast.half, daemon=True)
     other.start()
-    other.join(5)
+    other.join(50)
     waited = other.is_alive()
     answer.set()
     thread.join()
@@ -440,7 +440,7 @@ def test_a_forked_child_imports_what_a_thread_was_importing(monkeypatch: pytest.
     assert slow.loading.wait(60)
     child = multiprocessing.get_context("fork").Process(target=import_module, args=(slow.name,))
     child.start()
-    child.join(10)
+    child.join(100)
     waits = child.is_alive()
     child.kill()
     thread.join()
@@ -471,7 +471,7 @@ for first in range(2):
 for seed in range(30):
     forked.append(os.fork())
     if not forked[-1]:
-        signal.alarm(30)
+        signal.alarm(200)
         try:
             work(seed)
         except BaseException as error:

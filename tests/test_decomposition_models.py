@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import pickle
 import random
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from decomposition_cases import F32, F64, random_factors
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 import sparsetc as stc
 from sparsetc.decomposition import CP, Tucker, factored
@@ -168,6 +169,19 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(stc.IOFormatError, match="pipe: a model is read from a file on disk"):
         CP.load(tmp_path / "pipe")
+
+
+def test_a_model_that_would_command_a_terminal_is_refused_in_one_line_of_plain_text(tmp_path: Path) -> None:
+    command, path = "\x1b]0;mine\x07\r\n\u202e", tmp_path / "x.safetensors"
+    header = {"weights": {"dtype": command, "shape": [1], "data_offsets": [0, 4]}}
+    named = {f"a{command}": torch.ones(1, dtype=torch.long), "weights": torch.ones(1)}
+    known = {"kind": "CP", "stopped": "", "fits": "[]", "log_likelihoods": "[]"}
+    text = json.dumps(header).encode()
+    for data in (len(text).to_bytes(8, "little") + text + bytes(4), save(named, known)):
+        path.write_bytes(data)
+        with pytest.raises(stc.IOFormatError, match=r"x\.safetensors: ") as caught:
+            CP.load(path)
+        assert str(caught.value).isprintable()
 
 
 def test_files_that_were_altered_give_a_model_or_one_error(tmp_path: Path) -> None:

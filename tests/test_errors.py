@@ -11,6 +11,7 @@ import torch
 from cases import Problem, assert_matches, explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc.support import notices
 
 F64 = torch.float64
 
@@ -312,3 +313,13 @@ def test_other_values_must_fit(kernel: stc.Kernel) -> None:
         kernel.with_values(dense(nnz, dtype=torch.float32))
     with pytest.raises(stc.DtypeError, match=r"found torch\.float64 on meta"):
         kernel.with_values(dense(nnz).to("meta"))
+
+
+def test_what_a_message_quotes_is_no_command_of_a_terminal() -> None:
+    for kind in (stc.SparsetcError, stc.IOFormatError, stc.CoordinateError, stc.OutOfMemoryError):
+        assert str(kind("a\x1b]0;b\x07 \u202ec\r\n  ^ é")) == "a\\x1b]0;b\\x07 \\u202ec\\r\n  ^ é"
+    with pytest.raises(stc.EquationError) as refused:
+        stc.einsum("ij,j->\x1b[2J", stc.eye(3), torch.ones(3))
+    assert str(refused.value).replace("\n", "").isprintable()
+    with pytest.warns(UserWarning, match=r"sparsetc: a\\x1b"):
+        notices.warn("a\x1b")

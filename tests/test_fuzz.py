@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -298,12 +297,10 @@ def test_the_script_counts_cases(tmp_path: Path) -> None:
 
 
 def test_a_case_that_takes_too_long_ends_its_process_and_is_shown(tmp_path: Path) -> None:
-    started = time.monotonic()
     status, said = run("contractions", "--limit", 0.001, "--database", tmp_path)
     assert status == 1
     assert "Timeout (0:00:00.001000)!" in said
     assert "or no end, in this case:\nimport copy, io, pickle" in said
-    assert time.monotonic() - started < 100
 
 
 def test_no_time_for_a_case_is_no_success(tmp_path: Path) -> None:

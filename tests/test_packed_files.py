@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import multiprocessing
 import os
 import random
 import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,21 @@ def test_several_threads(tmp_path: Path, small: None) -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_a_worker_that_was_spawned(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = tensor((30, 40, 5))
+    stc.write(tmp_path / "x.parquet", x)
+    monkeypatch.chdir(tmp_path)
+    inside = (x.coords[0] >= 3) & (x.coords[0] < 9)
+    with stc.open_packed("x.parquet") as file:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as workers:
+            coords, values = workers.submit(parquet.PackedFile.rows, file, 3, 9).result()
+        monkeypatch.chdir("/")
+        copied = copy.copy(file)
+    assert torch.equal(coords, x.coords[:, inside])
+    assert torch.equal(values, x.values[inside])
+    assert torch.equal(copied.rows(3, 9)[1], values)
 
 
 def test_the_dtype_wanted(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -300,21 +299,26 @@ def test_an_interrupted_call_leaves_nothing(
 
 
 PACKED = """
-import sys, sparsetc as stc
-print("begun", flush=True)
+import sys, time, sparsetc as stc
+from sparsetc.io import packing
+
+def waiting(*arguments):
+    print("sorted", flush=True)
+    while True:
+        time.sleep(0.1)
+
+packing._batch = waiting
 stc.pack(*sys.argv[1:3], memory_limit="128MiB")
 """
 
 
 def spilling(source: Path, target: Path) -> subprocess.Popen[str]:
-    """A process that packs, and has begun to write beside the target."""
+    """A process that packs, has written beside the target, and waits for a signal before it goes on."""
     command = [sys.executable, "-c", PACKED, str(source), str(target)]
     process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    until = time.monotonic() + 120
-    while not list(target.parent.glob(".sparsetc-*.spill/*")):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sorted\n", process.communicate()[1]
+    assert list(target.parent.glob(".sparsetc-*.spill/*"))
     return process
 
 
@@ -362,6 +366,19 @@ def test_a_full_disk(tmp_path: Path, large: Path, most: int) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert str(target) in done.stdout
+    assert left(tmp_path) == []
+
+
+def test_a_disk_that_is_full_for_duckdb(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks how much is free when it begins, and calls that a limit of memory once it is used up."""
+    duckdb = pytest.importorskip("duckdb")
+    connect, target = duckdb.connect, tmp_path / "x.parquet"
+    monkeypatch.setattr(
+        duckdb, "connect", lambda name, config: connect(name, config=config | {"max_temp_directory_size": "1MB"})
+    )
+    with pytest.raises(OSError, match="No space left on device for what does not fit in memory") as caught:
+        stc.pack(large, target, memory_limit="128MiB")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(target))
     assert left(tmp_path) == []
 
 

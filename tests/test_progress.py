@@ -43,10 +43,11 @@ def drawn(terminal: Terminal, text: str) -> bool:
 
 def test_what_is_short_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = watched_terminal(monkeypatch)
+    monkeypatch.setattr(progress, "PATIENCE", 60)
     with bar(10, "short") as at:
         at(10)
-    time.sleep(0.1)
     assert terminal.getvalue() == ""
+    assert not progress._display.lines
 
 
 def test_each_thing_under_way_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

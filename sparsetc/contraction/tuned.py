@@ -201,7 +201,7 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
         for key in storage_keys(plan, made.canonical.kept):  # others of the pattern may take what is packed
             if (packed := run.packed.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
-    with suppress(*DAMAGED, RuntimeError, IndexError, OverflowError):  # a damaged line, which leaves all as it was
+    with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
         choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
         made.take(choice, run.made if run else None)
 

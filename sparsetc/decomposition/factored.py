@@ -27,6 +27,7 @@ from sparsetc.errors import (
     OutOfMemoryError,
     ShapeError,
     SparsetcError,
+    printable,
 )
 from sparsetc.io import memory
 from sparsetc.io.atomic import replacing
@@ -241,7 +242,7 @@ class Factored:
         except (library.SafetensorError, SparsetcError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, OutOfMemoryError):
                 raise
-            fault = f"it has no {error}" if isinstance(error, KeyError) else f"{error!s:.200}"
+            fault = f"it has no {error}" if isinstance(error, KeyError) else printable(f"{error!s:.200}")
             raise IOFormatError(f"{os.fspath(path)}: {fault}") from error
 
 

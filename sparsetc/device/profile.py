@@ -246,8 +246,7 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
         raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     entries = {n: {"value": getattr(profile, n), "source": profile.sources[n]} for n in MEASURED}
     document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
-    files.claim(path.parent.parent)
-    files.claim(path.parent, tighten=True)
+    files.claim_record(path)
     files.write_private(path, (json.dumps(document, indent=1) + "\n").encode())
     _read.cache_clear()
     return path
@@ -257,9 +256,7 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
 def _read(path: Path, gpu: str) -> DeviceProfile | None:
     """Return the recorded profile, None where there is none; remembered, so that a warning is given once."""
     try:
-        data = files.read_private(path, MAX_BYTES)
-        files.check(path.parent.parent)
-        files.check(path.parent)
+        data = files.read_record(path, MAX_BYTES)
         # every number as a float, since an integer may have more digits than one holds
         return _profile(json.loads(data, parse_int=float), gpu)
     except FileNotFoundError:

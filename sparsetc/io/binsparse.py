@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.io import bounds, memory, mtx, npy, npz
+from sparsetc.io import bounds, lines, memory, mtx, npy, npz
 from sparsetc.io.atomic import replacing
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+HEAP = rb"GCOL\x01\0\0\0"
+"""How a heap of texts begins in HDF5."""
 _SYMMETRIES = {"symmetric": "symmetric", "skew_symmetric": "skew-symmetric", "hermitian": "hermitian"}
 
 
@@ -75,7 +79,7 @@ def _npz(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
 def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
     import h5py
 
-    with npy.on_disk(path) as raw, memory.of_file(path, Exception), h5py.File(raw, "r") as file:
+    with npy.on_disk(path) as raw, memory.of_file(path, Exception), h5py.File(_checked(raw), "r") as file:
 
         def get(name: str) -> np.ndarray:
             if name == "binsparse":
@@ -89,6 +93,28 @@ def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
             return np.asarray(data[()])
 
         yield _Arrays(get)
+
+
+def _checked(raw: IO[bytes]) -> IO[bytes]:
+    """Return the file; ValueError for a heap with an object of no bytes, in front of which HDF5 stays for ever."""
+    begin, seen = 0, set[int]()
+    while len(text := raw.read(lines.BLOCK)) >= len(HEAP):
+        for heap in re.finditer(HEAP, text):
+            raw.seek(begin + heap.start() + 8)
+            end = begin + heap.start() + int.from_bytes(raw.read(8), "little")
+            at = begin + heap.start() + 16
+            while at + 16 <= end and at not in seen:
+                seen.add(at)
+                raw.seek(at)
+                number, size = struct.unpack("<H6xQ", raw.read(16).ljust(16, b"\1"))
+                step = (size + 23) // 8 * 8 % 2**64 if number else size  # number 0 is what is free
+                if step == 0:
+                    raise ValueError("a damaged heap of HDF5")
+                at += step
+        begin += len(text) - len(HEAP) + 1
+        raw.seek(begin)
+    raw.seek(0)
+    return raw
 
 
 def _entries(path: str | os.PathLike[str], tensor: Any) -> tuple[torch.Tensor, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -60,5 +59,5 @@ def of_file(path: str | os.PathLike[str], kinds: type[Exception] = SparsetcError
     except kinds as error:
         if isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error):
             raise
-        said = re.sub(r"[^ -~]", "?", str(error).partition("\n")[0][:300])  # no command of a terminal
+        said = str(error).partition("\n")[0][:300]
         raise IOFormatError(f"{os.fspath(path)}: {said}") from error

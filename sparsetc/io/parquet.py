@@ -152,7 +152,7 @@ class Table:
         except (self._arrow.ArrowException, ValueError, KeyError, OverflowError, AttributeError, OSError) as error:
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
-            said = "".join(c if c.isprintable() else "?" for c in str(error).partition("\n")[0][:200])  # for a terminal
+            said = str(error).partition("\n")[0][:200]
             raise self.fault(f"{what}: {said}" if type(error) is ValueError else f"{what}: damaged: {said}") from error
 
 
@@ -160,7 +160,7 @@ class PackedFile(Table):
     """The nonzeros of an open packed file, in lexicographic order; `sparsetc.open_packed` opens one.
 
     It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. The row group that
-    was read last is held where a range ended within it.
+    was read last is held where a range ended within it. A copy, and what another process is sent, opens the same path.
 
     Raises:
         IOFormatError: a file that is no packed file, is truncated or altered; the message names footer or row group.
@@ -182,6 +182,7 @@ class PackedFile(Table):
         super().__init__(path)
         assert self.header is not None
         self.shape, self.dtype = self.header
+        self._opened = os.path.abspath(self.path)  # wherever the current folder is later
         self._held = (-1, [np.empty(0)])
 
     @property
@@ -196,6 +197,9 @@ class PackedFile(Table):
 
     def __repr__(self) -> str:
         return f"PackedFile({str(self.path)!r}, shape={self.shape}, nnz={self.nnz}, dtype={self.dtype})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_packed, (self._opened,)
 
     def __enter__(self) -> PackedFile:
         return self

@@ -167,7 +167,7 @@ def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Re
         if recipe.numbered != compiler.template.output.sparse:
             raise ValueError("rows are numbered where the result is sparse, and nowhere else")
     except MALFORMED as error:
-        raise file.fault(f"its metadata has no einsum ({error})") from None
+        raise file.fault(f"its metadata has no einsum ({error!s:.200})") from None
     return recipe, compiler
 
 
@@ -201,7 +201,7 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
             raise ValueError("rows that are not in order")
     except MALFORMED as error:
         raise file.fault(
-            f"its chunks were packed for other programs than this version of sparsetc makes ({error}); pack them again"
+            f"its chunks were packed for other programs than this version of sparsetc makes ({error!s:.200}); pack them again"
         ) from None
     file.check = lambda number, buffer: _check(made, compiler, number, buffer)
     return made

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import torch
 
-from sparsetc.errors import FormatError, IOFormatError, PlanError
+from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
 
 EARLIER = b"\x89STCS"
 """How files of chunks began before they were safetensors."""
@@ -189,7 +189,7 @@ class ChunkFile:
 
     def fault(self, reason: str) -> IOFormatError:
         """Return the error that names the file."""
-        return IOFormatError(f"{self.path}: {reason}")
+        return IOFormatError(f"{self.path}: {printable(reason)}")
 
     def read(self, number: int, into: torch.Tensor) -> None:
         """Read a buffer into (as many or more,) uint8, in this thread."""

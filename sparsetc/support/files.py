@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 PREFIX, SUFFIX = ".sparsetc-", ".tmp"
 """Of the names of files that are being written; between them are hexadecimal digits."""
@@ -115,15 +115,44 @@ def renamed(path: Path, mode: int) -> Iterator[BinaryIO]:
 
 def read_private(path: Path, limit: int) -> bytes:
     """The bytes of a file; `OSError` for a link, a file of others, one that is not regular or is over the limit."""
-    handle = os.open(path, os.O_RDONLY | _PLAIN | _AT_ONCE)
-    with open(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        _check_owner(path, status)
+    with open_private(path, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(f"{path} has more than {limit:,} bytes")
+    return data
+
+
+def open_private(path: Path, mode: str, flags: int = 0) -> BinaryIO:
+    """Open a file, with mode 0600 if ``flags`` make it; `OSError` for a link, a file of others or one not regular."""
+    file = open_regular(path, mode, flags | _PLAIN)
+    try:
+        _check_owner(path, os.fstat(file.fileno()))
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def open_regular(path: Path, mode: str = "rb", flags: int = 0) -> BinaryIO:
+    """Open a file on disk; `OSError` for what is none, such as a FIFO, whose other end is not waited for."""
+    file = open(path, mode, opener=lambda name, usual: os.open(name, usual | flags | _AT_ONCE, 0o600))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a regular file")
+    return cast(BinaryIO, file)
+
+
+def claim_record(path: Path) -> None:
+    """`claim` the folder of a record, which is one of the cache folder, and the cache folder."""
+    claim(path.parent.parent)
+    claim(path.parent, tighten=True)
+
+
+def read_record(path: Path, limit: int) -> bytes:
+    """`read_private`, of a record whose folders are the user's alone too."""
+    data = read_private(path, limit)
+    check(path.parent.parent)
+    check(path.parent)
     return data
 
 

@@ -11,6 +11,8 @@ import sys
 import time
 import warnings
 
+from sparsetc.errors import printable
+
 PASSED_OVER = frozenset({"sparsetc", "sparsetc_generated", "torch"})
 """Top-level modules whose frames lie between a user and a warning: autograd calls the package from torch's."""
 
@@ -22,7 +24,7 @@ def warn(message: str) -> None:
     frame, level = sys._getframe(1), 2  # and outwards to the outermost of all, where a thread has none of a user's
     while str(frame.f_globals.get("__name__")).partition(".")[0] in PASSED_OVER and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"sparsetc: {message}", UserWarning, stacklevel=level)
+    warnings.warn(f"sparsetc: {printable(message)}", UserWarning, stacklevel=level)
 
 
 def warn_once(message: str) -> None:

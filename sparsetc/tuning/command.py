@@ -6,8 +6,9 @@ In: a parser of commands, then arguments. Out: text, and files of lines.
 from __future__ import annotations
 
 import gzip
+import zlib
 from argparse import Namespace
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -16,8 +17,8 @@ from sparsetc.device.calibrate import keep
 from sparsetc.device.profile import of_gpu, path_of
 from sparsetc.errors import FormatError
 from sparsetc.explain import aligned
-from sparsetc.support.files import renamed
-from sparsetc.tuning.lines import Line, append, lines, read, rewrite, written
+from sparsetc.support.files import open_regular, renamed
+from sparsetc.tuning.lines import Line, append, lines, read, remove, written
 from sparsetc.tuning.refit import refit
 
 MOST_MERGED = 1 << 26
@@ -44,11 +45,15 @@ def run(options: Namespace) -> None:
     {"list": _list, "forget": _forget, "export": _export, "merge": _merge, "refit": _refit}[options.action](options)
 
 
-def _records() -> Iterator[tuple[Path, list[Line]]]:
-    """The files of the cache folder, with their lines."""
+def _paths() -> list[Path]:
+    """The records of the cache folder."""
     folder = path_of("", "tuning")
-    for path in sorted(folder.parent.glob("*.jsonl")) if folder is not None else ():
-        yield path, list(lines(path))
+    return [] if folder is None else sorted(folder.parent.glob("*.jsonl"))
+
+
+def _timed() -> list[Line]:
+    """Their lines."""
+    return [line for path in _paths() for line in lines(path)]
 
 
 def _asked(options: Namespace, line: Line) -> bool:
@@ -58,10 +63,8 @@ def _asked(options: Namespace, line: Line) -> bool:
 
 def _list(options: Namespace) -> None:
     by_problem: dict[tuple[str, ...], list[Line]] = {}
-    for _, found in _records():
-        for line in found:
-            if _asked(options, line):
-                by_problem.setdefault((line.device, line.versions, line.equation, line.key), []).append(line)
+    for line in filter(partial(_asked, options), _timed()):
+        by_problem.setdefault((line.device, line.versions, line.equation, line.key), []).append(line)
     for (device, versions, equation, _), found in by_problem.items():
         first, latest = found[0], {line.name: line for line in found}
         times = sorted(latest.values(), key=lambda line: line.timing.median)
@@ -76,16 +79,12 @@ def _list(options: Namespace) -> None:
 
 
 def _forget(options: Namespace) -> None:
-    gone = 0
-    for path, found in _records():
-        kept = [line for line in found if not _asked(options, line)]
-        gone += len(found) - len(kept)
-        rewrite(path, kept)
-    print(f"{gone} lines removed")
+    gone = [remove(path, partial(_asked, options)) for path in _paths()]
+    print(f"{sum(gone)} lines removed")
 
 
 def _export(options: Namespace) -> None:
-    every = [line for _, found in _records() for line in found]
+    every = _timed()
     with renamed(options.file.absolute(), 0o666) as file:
         file.write(written(every))
     print(f"{options.file}: {len(every)} lines")
@@ -93,17 +92,20 @@ def _export(options: Namespace) -> None:
 
 def _given(path: Path) -> tuple[Line, ...]:
     """The lines of a file, which may be packed by gzip."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         packed = file.read(2) == b"\x1f\x8b"
-    with gzip.open(path) if packed else open(path, "rb") as text:
-        found = read(text.read(MOST_MERGED))
+        file.seek(0)
+        try:
+            found = read((gzip.GzipFile(fileobj=file) if packed else file).read(MOST_MERGED))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise FormatError(f"{path}: a truncated or damaged gzip file ({error})") from error
     if not found:
         raise FormatError(f"{path} holds no lines of a record of tuning")
     return found
 
 
 def _refit(options: Namespace) -> None:
-    found = [line for _, found in _records() for line in found] + [*(_given(options.file) if options.file else ())]
+    found = [*_timed(), *(_given(options.file) if options.file else ())]
     timed = [line for line in found if line.problem.get("backend") == "triton"]
     if not timed:
         print("nothing was timed on a GPU")

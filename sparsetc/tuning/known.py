@@ -23,6 +23,7 @@ from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.notices import warn_once
+from sparsetc.support.pickles import misfit
 from sparsetc.tensor.checksum import bits
 from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of, read
 from sparsetc.tuning.search import STORED, Trial, best_of
@@ -88,9 +89,9 @@ class Facts:
 
 
 @lru_cache(maxsize=1)
-def shipped() -> tuple[Line, ...]:
-    """The lines that come with the package: the fastest plan of each problem that rates were fitted to."""
-    return read(gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes()))
+def shipped() -> bytes:
+    """The record that comes with the package: the fastest plan of each problem that rates were fitted to."""
+    return gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes())
 
 
 def bits_of(counts: Counts) -> int:
@@ -106,7 +107,7 @@ def _rounded(value: Any) -> Any:
     return value.bit_length() if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
+DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """What a damaged line may raise."""
 
 
@@ -116,6 +117,8 @@ def candidate_of(line: Line) -> Candidate:
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
         raise ValueError("no plan")
+    if any(misfit(sizes) or min(sizes.chain, *sizes.symbols, *dict(sizes.runs).values()) < 0 for sizes in expected):
+        raise ValueError("sizes that no part has")
     return Candidate(plan, tuple(expected), line.name, line.predicted)
 
 
@@ -137,7 +140,8 @@ class Known:
         self._facts, self._device, self._path = facts, device, path_of(device, "tuning", "jsonl")
         self._key = digest(facts.tensor, facts.equation, sorted(facts.problem.items()), request.name, request.options)
         self._like, now = facts.alike, versions()
-        found = [line for line in (*shipped(), *lines(self._path)) if line.device == device]
+        names = self._key, self._like
+        found = [line for line in (*read(shipped(), *names), *lines(self._path, *names)) if line.device == device]
         self.timed = {line.name: line for line in found if (line.key, line.versions) == (self._key, now)}
         fastest: dict[str, Line] = {}
         for line in found:
@@ -147,11 +151,11 @@ class Known:
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """The candidate to take, one of these but for its options; None where the first of them was not timed."""
-        own, allowed = [], {skeleton(c.plan) for c in candidates}
+        own, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
         for line in self.timed.values():
             with suppress(*DAMAGED):
                 found = candidate_of(line)
-                if skeleton(found.plan) in allowed:
+                if (skeleton(found.plan), len(found.expected), len(line.predicted)) in allowed:
                     own.append(Trial[Any](found, None, line.timing))
         first = [t for t in own if t.candidate.name == candidates[0].name]
         return best_of([*first, *own]).candidate if first else None

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,17 @@ from sparsetc.device.timing import Timing
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.support import files
-from sparsetc.support.pickles import Record, from_state, misfit
+from sparsetc.support.notices import warn_once
+from sparsetc.support.pickles import Record, fits, from_state, misfit
 
 MOST_BYTES = 1 << 23
 """Bytes of a file, at most; a line takes about 1.5 kB."""
+MOST_LINE = 1 << 18
+"""Bytes of a line, at most."""
+MOST_DIGITS = 20
+"""Digits and sign of an integer, at most."""
+MOST_FOUND = 256
+"""Lines of one problem, or of problems like it, that are read of a file, at most: the newest."""
 TRIES, WAIT = 50, 0.01
 """How often a file is asked for that another process writes to, and seconds in between; a write takes 1 ms."""
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
@@ -76,15 +82,27 @@ class Line:
 
 
 def parsed(text: bytes) -> Line | None:
-    """The line; None where it is damaged."""
+    """The line; None where it is damaged, or holds what a terminal should not be shown."""
+    if len(text) > MOST_LINE:
+        return None
     try:
-        data: dict[str, Any] = json.loads(text)
+        data: dict[str, Any] = json.loads(text, parse_int=_integer)
         values: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
         line = Line(**values)
+        shape, dtype = line.pattern.get("shape", []), line.problem.get("dtype", "")
+        texts = [value for value in (*values.values(), dtype) if isinstance(value, str)]
         fine = not misfit(line) and len(line.seconds) == 3 and all(0 < s < 1e6 for s in line.seconds)
-        return line if fine else None
+        fine = fine and fits(shape, tuple[int, ...], (list,)) and fits(dtype, str)
+        return line if fine and all(map(str.isprintable, texts)) else None
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _integer(digits: str) -> int:
+    """The integer; ValueError where floats may not hold it."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
 
 
 # -- plans as plain data -----------------------------------------------------------------------------------------------
@@ -116,40 +134,58 @@ def plan_of(data: Any) -> Any:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)
-def _read(path: Path, changed: tuple[int, ...]) -> tuple[Line, ...]:
-    return read(files.read_private(path, 2 * MOST_BYTES))
+def read(text: bytes, *names: str) -> tuple[Line, ...]:
+    """The lines of a text, the oldest first, without those that are damaged.
+
+    Args:
+        text: of a file.
+        names: keys of problems, and of problems like them, to look for: all but the newest lines of these are skipped,
+            unparsed, since parsing a full record takes a second. Without any all lines are read.
+    """
+    rows = dict(row for name in names for row in _newest(text, f'"{name}"'.encode()))
+    chosen = [rows[at] for at in sorted(rows)] if names else text.splitlines()
+    return tuple(filter(None, map(parsed, chosen)))
 
 
-def read(text: bytes) -> tuple[Line, ...]:
-    """The lines of a text, without those that are damaged."""
-    return tuple(filter(None, map(parsed, text.splitlines())))
+def _newest(text: bytes, name: bytes) -> Iterator[tuple[int, bytes]]:
+    """Where the newest lines that have a name begin, and these lines."""
+    end = len(text)
+    for _ in range(MOST_FOUND):
+        at = text.rfind(name, 0, end)
+        if at < 0:
+            return
+        begin, behind = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
+        yield begin, text[begin : behind if behind >= 0 else None]
+        end = begin
 
 
-def lines(path: Path | None) -> tuple[Line, ...]:
-    """The lines of a file, the oldest first; none where it is absent, or cannot be trusted."""
-    with suppress(OSError):
-        if path is not None:
-            status = os.stat(path)
-            return _read(path, (status.st_mtime_ns, status.st_size, status.st_ino))
-    return ()
+def lines(path: Path | None, *names: str) -> tuple[Line, ...]:
+    """The lines of a file, as of `read`; none where it is absent or, with a warning, where it cannot be trusted."""
+    try:
+        return () if path is None else read(files.read_record(path, 2 * MOST_BYTES), *names)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        warn_once(f"a record of what was timed is passed over: {error}")
+        return ()
 
 
 def append(path: Path | None, new: Iterable[Line]) -> None:
-    """Add lines to a file; `OSError` where it cannot be written to."""
+    """Add lines to a file; `OSError` where it cannot be written to, or would not be read."""
     data = written(new)
     if path is None or not data:
         return
-    with _locked(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        with open(handle, "r+b") as file:
-            size = os.fstat(handle).st_size
-            torn = size and os.pread(handle, 1, size - 1) != b"\n"  # by a writer that was killed
-            os.write(handle, (b"\n" if torn else b"") + data)
-            if size + len(data) > MOST_BYTES:
-                file.seek(0)
-                newer = file.read()[-MOST_BYTES // 2 :]
-                files.write_private(path, newer[newer.index(b"\n") + 1 :])
+    with _locked(path), files.open_private(path, "r+b", os.O_CREAT | os.O_APPEND) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size > 2 * MOST_BYTES:
+            raise OSError(f"{path} has more than {2 * MOST_BYTES:,} bytes")
+        file.seek(max(0, size - 1))
+        torn = file.read() not in (b"", b"\n")  # by a writer that was killed
+        file.write((b"\n" if torn else b"") + data)
+        file.flush()
+        if size + len(data) > MOST_BYTES:
+            file.seek(-(MOST_BYTES // 2), os.SEEK_END)
+            files.write_private(path, file.read().partition(b"\n")[2])
 
 
 def written(of: Iterable[Line]) -> bytes:
@@ -157,18 +193,21 @@ def written(of: Iterable[Line]) -> bytes:
     return b"".join(json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n" for line in of)
 
 
-def rewrite(path: Path, kept: Iterable[Line]) -> None:
-    """Make these the lines of a file."""
+def remove(path: Path, chosen: Callable[[Line], bool]) -> int:
+    """Remove lines from a file; return how many were chosen. What is damaged goes with them."""
     with _locked(path):
-        files.write_private(path, written(kept))
+        found = lines(path)
+        kept = [line for line in found if not chosen(line)]
+        if len(kept) < len(found):
+            files.write_private(path, written(kept))
+    return len(found) - len(kept)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """A block in which no other process writes to the file; `OSError` where one goes on doing so."""
-    files.claim(path.parent.parent)
-    files.claim(path.parent, tighten=True)
-    with open(path.with_suffix(".lock"), "ab", opener=partial(os.open, mode=0o600)) as lock:
+    files.claim_record(path)
+    with files.open_private(path.with_suffix(".lock"), "r+b", os.O_CREAT) as lock:
         with suppress(ImportError):  # Windows
             import fcntl
 

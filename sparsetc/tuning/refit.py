@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from math import exp, log
+from math import exp, inf, log
 from typing import Any, NamedTuple
 
 import torch
 
-from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated
+from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated, default_gpu
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS
+from sparsetc.tensor.inputs import NAMED
 from sparsetc.tuning.known import DAMAGED, candidate_of, today
 from sparsetc.tuning.lines import Line
 
@@ -155,7 +156,7 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
 def price_of(line: Line) -> Price:
     """What profiles expect of the plan of a line; one of `DAMAGED` where it holds none."""
     facts, shape, nnz = dict(line.problem), line.pattern["shape"], line.pattern["nnz"]
-    sizes, dtype = facts.pop("sizes"), getattr(torch, facts.pop("dtype").removeprefix("torch."))
+    sizes, dtype = facts.pop("sizes"), NAMED[facts.pop("dtype").removeprefix("torch.")]
     terms = line.equation.split("->")[0].replace(" ", "").split(",")
     bound = parse(line.equation, [[sizes[c] for c in term] for term in terms], [n == 0 for n in range(len(terms))])
     counts = Counts(torch.empty(len(shape), 0, dtype=torch.int64), tuple(shape), share=(nnz, lambda: None))
@@ -163,4 +164,6 @@ def price_of(line: Line) -> Price:
     problem = Problem(bound=bound, dtype=dtype, counts=counts, memory_limit=None, **facts)
     candidate = candidate_of(line)
     about = candidate.plan, tuple(costs(candidate, problem)), candidate.expected, problem.backend
+    if not 0 < sum(seconds_of(*about, default_gpu())) < inf:
+        raise ValueError("sizes that no plan has")
     return lambda profile: sum(seconds_of(*about, profile))
