@@ -19,9 +19,9 @@ from typing import Any, Literal, TypeAlias, TypedDict
 import torch
 from typing_extensions import Unpack
 
-from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
+from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.support.memory import as_bytes, available_memory, limit_in_force
 from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
@@ -111,20 +111,7 @@ class Options:
         """Bytes that may be taken on a device: the limit that was set, or what is available now."""
         return available_memory(device) if self.memory_limit is None else self.memory_limit
 
-    def check_memory(self, nbytes: int, device: torch.device, what: str, limit: int | None = None) -> None:
-        """Raise `OutOfMemoryError`, before anything is allocated, when `what` would pass the limit, known or not."""
-        if limit is None and self.memory_limit is None and nbytes < FREE:
-            return
-        limit = self.memory_on(device) if limit is None else limit
-        if nbytes > limit:
-            raise OutOfMemoryError(
-                f"{what} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; raise it with "
-                "sparsetc.options(memory_limit=...), or keep more modes sparse in the output"
-            )
 
-
-FREE = 1 << 20
-"""Bytes up to which nobody asks what a device has free: to ask takes longer than to allocate them."""
 _DEFAULT = Options()
 _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=None)
 
@@ -138,6 +125,7 @@ def current() -> Options:
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put these options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
+    limit = limit_in_force.set(chosen.memory_limit)
     try:
         latest.number = _number(chosen)
     except TypeError:  # a plan that cannot be hashed
@@ -146,6 +134,7 @@ def in_force(chosen: Options) -> Iterator[Options]:
         yield chosen
     finally:
         _current.reset(token)
+        limit_in_force.reset(limit)
         latest.number = before
 
 

@@ -281,7 +281,7 @@ def test_memory_is_asked_for_before_it_is_taken(tmp_path: Path) -> None:
         },
         {"values": np.ones(1, np.int8)},
     )
-    with pytest.raises(OutOfMemoryError, match=r"x.bsp.h5: the tensor would take 16,000,000,000,000 bytes"):
+    with pytest.raises(OutOfMemoryError, match=r"x.bsp.h5: 1,000,000,000,000 values would take 16,000,000,"):
         stc.read(tmp_path / "x.bsp.h5")
     with h5py.File(tmp_path / "y.bsp.h5", "w") as file:  # a million times smaller on disk
         file.attrs["binsparse"] = json.dumps(
@@ -298,7 +298,7 @@ def test_memory_is_asked_for_before_it_is_taken(tmp_path: Path) -> None:
         file.create_dataset("values", (10**10,), np.int8, chunks=(10**6,), compression="gzip")
     with (
         stc.options(memory_limit=10**9),
-        pytest.raises(OutOfMemoryError, match="array values would take 10,000,000,000"),
+        pytest.raises(OutOfMemoryError, match="10,000,000,000 values would take 160,000,"),
     ):
         stc.read(tmp_path / "y.bsp.h5")
 

@@ -90,9 +90,13 @@ def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torc
 
 def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """(order + dense modes, nnz * positions): each nonzero's coordinates before those of every position, row-major."""
-    positions = prod(sizes)
-    grid = torch.cartesian_prod(*(torch.arange(n, device=coords.device) for n in sizes)).reshape(positions, len(sizes))
-    return torch.cat((coords.repeat_interleave(positions, dim=1), grid.T.repeat(1, coords.shape[1])))
+    positions, (order, nnz) = prod(sizes), coords.shape
+    whole = coords.new_empty((order + len(sizes), nnz * positions))
+    whole[:order].view(order, nnz, positions).copy_(coords.unsqueeze(2))
+    for mode, size in enumerate(sizes):
+        row = whole[order + mode].view(nnz * prod(sizes[:mode]), size, prod(sizes[mode + 1 :]))
+        row.copy_(torch.arange(size, device=coords.device).unsqueeze(1))
+    return whole
 
 
 def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
