@@ -26,6 +26,7 @@ from sparsetc.support import memory
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import result_bytes
 
 
 class CutOperand:
@@ -90,7 +91,7 @@ class BlockLetters:
         self.patterns = [o.pattern for o in self.operands]
         sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(blocked, terms, strict=True)])
         if not sparse:
-            nbytes = prod(bound.output_shape) * blocked[0].dtype.itemsize
+            nbytes = prod(bound.output_shape) * result_bytes(blocked[0].dtype)
             memory.check(f"the result of {bound}", nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
         tables = any(o.tables for o in self.operands)
         # What is contracted by nonzeros has coordinates of all letters.

@@ -42,7 +42,7 @@ from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator, captured, summed_dtype
+from sparsetc.tensor.sums import INTEGERS, captured, result_bytes, summed_dtype
 
 _numbers = itertools.count()
 
@@ -103,7 +103,7 @@ class Contraction(Inspectable, ABC):
         orders = [x.order if expanded else x.sparse_order for x in sparse]
         self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
         if not self.sparse:
-            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
+            nbytes = prod(bound.output_shape) * result_bytes(self.dtype)
             memory.check(f"the result of {bound}", nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         self.bare = [x.pattern.bare() for x in sparse]

@@ -31,7 +31,7 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.support import memory
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.sums import accumulator, result_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Preparation:
         self.settings, self.operand, pattern = settings, x._bare(), x.pattern
         self.canonical = canonical = canonicalise(bound, operands, repeated, cut)
         self.output = output_of(canonical, pattern, form)
-        nbytes = self.output.rows * self.output.width * accumulator(x.dtype).itemsize
+        nbytes = self.output.rows * self.output.width * result_bytes(x.dtype)
         what = f"the result of {bound.einsum.text or bound}"
         memory.check(what, nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)

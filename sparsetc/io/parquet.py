@@ -353,7 +353,7 @@ def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
     """The tensor of a file of another program."""
     order, dtype = len(table.names) - 1, dtype or table.value_dtype()
     row = 8 * order + dtype.itemsize + memory.SORTED
-    memory.check(table.path, "the tensor", table.nnz * row + 2 * table.largest_group)
+    memory.check(table.path, "the tensor", table.nnz * row + 4 * table.largest_group)  # as pyarrow has it
     coords, values = torch.empty((order, table.nnz), dtype=torch.int64), torch.empty(table.nnz, dtype=dtype)
     at = 0
     for columns_of_group, values_of_group in batches(table, dtype):

@@ -46,7 +46,7 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
     key = crd.linear_key(x.coords, sizes)[0]
     flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
     with without_autocast(x.device):
-        found = flat.index_copy_(0, key, values).reshape(*sizes, *values.shape[1:])
+        found = flat.index_put_((key,), values).reshape(*sizes, *values.shape[1:])
     return found if blocks is None else blocks.laid_out(found)
 
 

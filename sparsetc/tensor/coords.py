@@ -54,6 +54,14 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
     return number % order
 
 
+def offset_of(offset: Any) -> int:
+    """An offset of a diagonal, within int64, beyond which no entry is either; `ShapeError` for what is no integer."""
+    try:
+        return max(-INT64_SIZES, min(operator.index(offset), INT64_SIZES - 1))
+    except TypeError:
+        raise ShapeError(f"the offset of a diagonal is an integer, found {offset!r:.80}") from None
+
+
 def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero") -> None:
     """CoordinateError naming mode, `what`, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
     if coords.shape[1] == 0:

@@ -248,6 +248,7 @@ class Structure:
         first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
         if first == second:
             raise ShapeError(f"diagonal takes two modes, found {dim1} and {dim2}")
+        offset = crd.offset_of(offset)
         up, down = max(0, offset), max(0, -offset)
         size = max(0, min(x.shape[first] - down, x.shape[second] - up))
         others = [m for m in range(x.ndim) if m not in (first, second)]
@@ -272,6 +273,7 @@ class Structure:
         x = _untyped(self).expand_dense().coalesce()
         if x.ndim < 2:
             raise ShapeError("a triangle is of two modes, found one")
+        diagonal = crd.offset_of(diagonal)
 
         def made() -> Taken:
             c = x._pattern.coords
