@@ -172,9 +172,9 @@ class options(contextlib.ContextDecorator):
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: where generated source is kept, and the profiles of calibrated GPUs.
         memory_limit: upper limit in bytes for a dense or an expanded result, for reading a file, and for packed
-            storage. What copies on the way take is counted, and what would pass the limit is refused before it is allocated;
-            an einsum counts its result, and not what packing its operands takes. Tiles that would take more are stored
-            as bitmaps, and windows leave more rows to runs. A number, or text as in ``"8GB"`` and ``"512MiB"``.
+            storage. Copies on the way are counted, and what would pass the limit is refused before it is allocated.
+            An einsum counts its result, and not what it takes to pack its operands. Tiles that would take more are
+            stored as bitmaps, and windows leave more rows to runs. A number, or text as in ``"8GB"`` and ``"512MiB"``.
             Default: what is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.

@@ -113,6 +113,8 @@ MAKERS: dict[str, Callable[[], object]] = {
     "einsum of two": lambda: stc.einsum("ij,kl->ik", stc.eye(100), stc.eye(100), output="dense"),
     "amax of an einsum": lambda: stc.einsum("ij->ij", stc.eye(100), reduce="amax", output="dense"),
     "CP": lambda: stc.decomposition.CP(torch.ones(1), [torch.ones(100, 1)] * 2).to_dense(),
+    "cp_als": lambda: stc.decomposition.cp_als(stc.eye(100), 60, n_iter_max=1),
+    "tucker": lambda: stc.decomposition.tucker(stc.eye(100), (60, 60), n_iter_max=1),
     "Tucker": lambda: stc.decomposition.Tucker(torch.ones(1, 1), [torch.ones(100, 1)] * 2).to_dense(),
 }
 

@@ -375,8 +375,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
 
         The limit is a number or text like ``"8GB"``; without one it is that of `sparsetc.options`, or what is free now
-        on the tensor's device. What is taken on the way counts: 8 bytes an entry, more where duplicates are summed, and a
-        copy of a tensor in blocks.
+        on the tensor's device. Memory that is taken on the way counts: 8 bytes an entry, more where duplicates are
+        summed, and a copy of a tensor in blocks.
         """
         return (convert.to_dense if torch.compiler.is_compiling() else _to_dense)(self, memory_limit)
 
