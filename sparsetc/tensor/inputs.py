@@ -286,7 +286,7 @@ def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
     """
     width = math.prod(values.shape[1:])
     sums = 80 * width if values.dtype in INTEGERS else 3 * width * values.dtype.itemsize
-    return n * (8 * len(shape) + 56 + 16 * (math.prod(shape).bit_length() // 48) + sums)
+    return n * (8 * len(shape) + 64 + 16 * (math.prod(shape).bit_length() // 48) + sums)
 
 
 def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
