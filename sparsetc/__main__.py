@@ -24,8 +24,8 @@ from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import printable
 from sparsetc.explain import aligned
-from sparsetc.options import current
 from sparsetc.planner.problem import Counts
+from sparsetc.support import memory
 from sparsetc.tensor.inputs import NAMED, dtype_name
 from sparsetc.tuning import command as tune
 
@@ -143,13 +143,10 @@ def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tenso
         )
     sizes = dict(zip(first, x.shape, strict=True))
     shapes = [tuple(sizes.get(c, rank) for c in term) for term in terms]
-    nbytes, limit = x.dtype.itemsize * sum(map(prod, shapes)), current().memory_on(x.device)
-    if nbytes > limit:
-        written = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
-        raise stc.OutOfMemoryError(
-            f"dense operands of {written} would take {nbytes:,} bytes, the limit on {x.device} is {limit:,}; give a "
-            "smaller --rank, or contract fewer large modes"
-        )
+    nbytes = x.dtype.itemsize * sum(map(prod, shapes))
+    written = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
+    instead = "give a smaller --rank, or contract fewer large modes"
+    memory.check(f"dense operands of {written}", nbytes, x.device, instead=instead)
     return [torch.zeros(shape, dtype=x.dtype, device=x.device) for shape in shapes]
 
 

@@ -103,7 +103,8 @@ def einsum(
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
         from sparsetc.contraction.reduced import reduced
 
-        return reduced(partial(einsum, **settings), *_prepared(args), reduce, output)
+        limit = of_call(settings).memory_limit
+        return reduced(partial(einsum, **settings), *_prepared(args), reduce, output, limit)
     if torch.compiler.is_compiling() or traced_by_modes():
         from sparsetc.contraction import library  # loaded where a graph is traced first
 

@@ -19,9 +19,9 @@ from typing import Any, Literal, TypeAlias, TypedDict
 import torch
 from typing_extensions import Unpack
 
-from sparsetc.errors import DeviceError, DtypeError, KeywordError, OutOfMemoryError, PlanError
+from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.support.memory import as_bytes, available_memory, limit_in_force
 from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
@@ -111,20 +111,7 @@ class Options:
         """Bytes that may be taken on a device: the limit that was set, or what is available now."""
         return available_memory(device) if self.memory_limit is None else self.memory_limit
 
-    def check_memory(self, nbytes: int, device: torch.device, what: str, limit: int | None = None) -> None:
-        """Raise `OutOfMemoryError`, before anything is allocated, when `what` would pass the limit, known or not."""
-        if limit is None and self.memory_limit is None and nbytes < FREE:
-            return
-        limit = self.memory_on(device) if limit is None else limit
-        if nbytes > limit:
-            raise OutOfMemoryError(
-                f"{what} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; raise it with "
-                "sparsetc.options(memory_limit=...), or keep more modes sparse in the output"
-            )
 
-
-FREE = 1 << 20
-"""Bytes up to which nobody asks what a device has free: to ask takes longer than to allocate them."""
 _DEFAULT = Options()
 _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=None)
 
@@ -138,6 +125,7 @@ def current() -> Options:
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put these options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
+    limit = limit_in_force.set(chosen.memory_limit)
     try:
         latest.number = _number(chosen)
     except TypeError:  # a plan that cannot be hashed
@@ -146,6 +134,7 @@ def in_force(chosen: Options) -> Iterator[Options]:
         yield chosen
     finally:
         _current.reset(token)
+        limit_in_force.reset(limit)
         latest.number = before
 
 
@@ -182,9 +171,11 @@ class options(contextlib.ContextDecorator):
         plan: a plan's name, a `Plan`, or ``"auto"``.
         deterministic: the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: where generated source is kept, and the profiles of calibrated GPUs.
-        memory_limit: bytes that a result may take, and stored tiles, which are bitmaps where they would take more; of
-            windows more rows are left to runs then, or the plan is refused. A number, or text as in ``"8GB"`` and
-            ``"512MiB"``. Default: what is free.
+        memory_limit: upper limit in bytes for a dense or an expanded result, for reading a file, and for packed
+            storage. Copies on the way are counted, and what would pass the limit is refused before it is allocated.
+            An einsum counts its result, and not what it takes to pack its operands. Tiles that would take more are
+            stored as bitmaps, and windows leave more rows to runs. A number, or text as in ``"8GB"`` and ``"512MiB"``.
+            Default: what is free.
         device: where `read` puts tensors.
         backend: ``"triton"``, ``"torch"`` or ``"auto"``.
         tune: how the plan is chosen among those that are allowed. ``"model"`` (default): by the cost model, the same

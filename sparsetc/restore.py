@@ -22,6 +22,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
+from sparsetc.support import memory
 from sparsetc.support.pickles import from_state, misfit, quoted, saved
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
@@ -49,9 +50,7 @@ def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(data.shape)}; it is damaged")
     nbytes = data.numel() * data.element_size()
     if nbytes > data.untyped_storage().nbytes():
-        current().check_memory(
-            nbytes, data.device, "the values of a saved SparseTensor, which a file has once for many,"
-        )
+        memory.check("the values of a saved SparseTensor, which a file has once for many,", nbytes, data.device)
     return SparseTensor._make(pattern, data)
 
 

@@ -291,6 +291,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x ** 0": (lambda x: x**0, stc.DtypeError, "above 0"),
     "x ** x": (lambda x: x**x, stc.DtypeError, "above 0"),
     "x + shape": (lambda x: x + sparse(dense(0, (5, 7))), stc.ShapeError, r"\(5, 6\) and \(5, 7\)"),
+    "x * too many modes": (lambda x: x * torch.ones(1, 1, 1, 1), stc.ShapeError, "broadcast"),
     "x * shape": (lambda x: x * torch.ones(7), stc.ShapeError, "broadcast"),
     "x + text": (lambda x: x + "a", stc.DtypeError, "found str"),
     "x * None": (lambda x: x * None, stc.DtypeError, "found NoneType"),
@@ -376,3 +377,11 @@ def test_arguments_by_torchs_names() -> None:
 def test_comparisons_sum_duplicates_first() -> None:
     x = stc.SparseTensor(torch.tensor([[1, 0, 1]]), torch.tensor([2.0, 1.0, 3.0]), (3,), coalesce=False)
     assert (x < x * 2).to_dense().tolist() == [1, 1, 0]
+
+
+def test_one_number_is_broadcast_to_more_positions_than_torch_has() -> None:
+    x = stc.SparseTensor([[5], [7]], [2.0], (2**40, 2**40))
+    assert (x * torch.full((1, 1), 3.0)).values.tolist() == [6.0]
+    assert (x / torch.full((1,), 4.0)).values.tolist() == [0.5]
+    assert stc.where(torch.ones(1, 1, dtype=torch.bool), x).values.tolist() == [2.0]
+    assert stc.where(x > 1, 9.0, x).values.tolist() == [9.0]

@@ -282,7 +282,7 @@ def test_memory_is_asked_for_before_it_is_taken(tmp_path: Path) -> None:
         },
         {"values": np.ones(1, np.int8)},
     )
-    with pytest.raises(OutOfMemoryError, match=r"x.bsp.h5: the tensor would take 16,000,000,000,000 bytes"):
+    with pytest.raises(OutOfMemoryError, match=r"x.bsp.h5: 1,000,000,000,000 values would take 16,000,000,"):
         stc.read(tmp_path / "x.bsp.h5")
     with h5py.File(tmp_path / "y.bsp.h5", "w") as file:  # a million times smaller on disk
         file.attrs["binsparse"] = json.dumps(
@@ -299,9 +299,42 @@ def test_memory_is_asked_for_before_it_is_taken(tmp_path: Path) -> None:
         file.create_dataset("values", (10**10,), np.int8, chunks=(10**6,), compression="gzip")
     with (
         stc.options(memory_limit=10**9),
-        pytest.raises(OutOfMemoryError, match="array values would take 10,000,000,000"),
+        pytest.raises(OutOfMemoryError, match="10,000,000,000 values would take 160,000,"),
     ):
         stc.read(tmp_path / "y.bsp.h5")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("size", [10**9, 2**62])
+@pytest.mark.parametrize("below", [dense(ELEMENT), dense(dense(ELEMENT)), dense(ELEMENT, 2)])
+def test_a_dense_level_of_nothing_takes_nothing(tmp_path: Path, suffix: str, size: int, below: Level) -> None:
+    """Its size is in the descriptor alone: a file of a kilobyte took 8 bytes a position."""
+    shape = [3, *[size] * str(below).replace("'rank': 2", "rank rank").count("rank")]
+    descriptor = {
+        "format": "custom",
+        "custom": {"level": sparse(below)},
+        "shape": shape,
+        "number_of_stored_values": 0,
+        "data_types": {"indices_0": "int64", "values": "float32"},
+    }
+    save(tmp_path / f"x{suffix}", descriptor, {"indices_0": np.zeros(0, np.int64), "values": np.zeros(0, np.float32)})
+    with stc.options(memory_limit=100_000):
+        x = stc.read(tmp_path / f"x{suffix}")
+    assert (x.shape, x.nnz) == (tuple(shape), 0)
+
+
+def test_one_value_for_all_is_counted_before_it_is_written_out(tmp_path: Path) -> None:
+    kinds = {"values": "complex[iso[float32]]"}
+    descriptor = {"format": "DVEC", "shape": [10**9], "data_types": kinds, "number_of_stored_values": 10**9}
+    save(tmp_path / "x.bsp.npz", descriptor, {"values": np.ones(1, np.float32)})
+    with stc.options(memory_limit="1GB"), pytest.raises(OutOfMemoryError, match=r"x\.bsp\.npz: 1,000,000,000 values"):
+        stc.read(tmp_path / "x.bsp.npz")
+
+
+def test_arrays_together_heed_the_limit(tmp_path: Path) -> None:
+    stc.write(tmp_path / "x.bsp.npz", stc.SparseTensor(torch.arange(4000).repeat(3, 1), torch.ones(4000)))
+    with stc.options(memory_limit=100_000), pytest.raises(OutOfMemoryError, match=r"x\.bsp\.npz: "):
+        stc.read(tmp_path / "x.bsp.npz")
 
 
 def test_other_files_are_not_read(tmp_path: Path) -> None:

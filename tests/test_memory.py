@@ -1,15 +1,21 @@
-"""Memory that runs out: one error of ours, wherever the allocation failed."""
+"""Memory that runs out, and the limit of memory: one error of ours, before or wherever an allocation failed."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
+import processes
 import pytest
 import torch
 from cases import random_sparse
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peak_memory import SLACK, Case, measure
 
 import sparsetc as stc
 from sparsetc.support.entry import entry_point
@@ -93,3 +99,77 @@ def test_a_limit_of_the_process(call: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=170, env=environment)
     assert found.stdout.strip() == "refused", found.stderr
+
+
+# -- the limit of memory --------------------------------------------------------------------------------------------
+
+MAKERS: dict[str, Callable[[], object]] = {
+    "to_dense": lambda: stc.eye(100).to_dense(),
+    "sum": lambda: stc.eye(100).sum((), output="dense"),
+    "full": lambda: stc.full((100, 100), 1.0),
+    "kron": lambda: stc.kron(stc.eye(100), stc.eye(100)),
+    "expand_dense": lambda: stc.eye(100).with_values(torch.ones(100, 100)).expand_dense(),
+    "einsum": lambda: stc.einsum("ij->ji", stc.eye(100), output="dense"),
+    "einsum of two": lambda: stc.einsum("ij,kl->ik", stc.eye(100), stc.eye(100), output="dense"),
+    "amax of an einsum": lambda: stc.einsum("ij->ij", stc.eye(100), reduce="amax", output="dense"),
+    "CP": lambda: stc.decomposition.CP(torch.ones(1), [torch.ones(100, 1)] * 2).to_dense(),
+    "cp_als": lambda: stc.decomposition.cp_als(stc.eye(100), 60, n_iter_max=1),
+    "tucker": lambda: stc.decomposition.tucker(stc.eye(100), (60, 60), n_iter_max=1),
+    "Tucker": lambda: stc.decomposition.Tucker(torch.ones(1, 1), [torch.ones(100, 1)] * 2).to_dense(),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_whatever_makes_a_dense_result_heeds_the_limit_in_one_text(make: Callable[[], object]) -> None:
+    said = r" would take [\d,]+ bytes, the limit on cpu is 20,000; raise it with sparsetc\.options\(memory_limit="
+    with stc.options(memory_limit=20_000), pytest.raises(stc.OutOfMemoryError, match=said):
+        make()
+    with stc.options(memory_limit="10MB"):
+        make()
+
+
+KINDS = ("dense", "full", "kron", "expand", "blocks", "sum", "einsum", "model", "core")
+FILES = (".npz", "csc.npz", ".bsp.npz", ".bsp.h5", ".parquet", ".tns", ".mtx")
+SHAPES = {1: (12_000_000,), 2: (4000, 3500), 3: (300, 250, 200)}
+
+
+@pytest.fixture(scope="module")
+def measured() -> Iterator[Callable[[Case], list[tuple[int, int]]]]:
+    """What a process of its own answers, which imports the libraries once."""
+    here, there = multiprocessing.Pipe()
+    child = processes._context().Process(target=measure, args=(there,), daemon=True)
+    child.start()
+
+    def answer(case: Case) -> list[tuple[int, int]]:
+        here.send(case)
+        while not here.poll(0.05):
+            assert child.is_alive(), case
+        return here.recv()  # type: ignore[no-any-return]
+
+    yield answer
+    here.send(None)
+    child.join()
+
+
+cases = st.builds(
+    lambda kind, order, dtype, in_order: Case(
+        kind,
+        SHAPES[2 if kind in ("model", "core", ".mtx", "csc.npz") else 3 if kind == "sum" else order],
+        1 if kind in ("full", "model", "core") else 100_000 if kind in ("kron", "blocks", "einsum") else 300_000,
+        dtype,
+        in_order,
+    ),
+    st.sampled_from((*KINDS, *FILES)),
+    st.integers(1, 3),
+    st.sampled_from(("float32", "float64", "int32")),
+    st.booleans(),
+)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@settings(max_examples=16, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases)
+def test_the_limit_bounds_the_peak(measured: Callable[[Case], list[tuple[int, int]]], case: Case) -> None:
+    """The least limit that lets a call run, and each that does not, is not passed by more than what does not grow."""
+    for limit, peak in measured(case):
+        assert peak <= limit + SLACK, f"{case}: {peak:,} bytes at a limit of {limit:,}"

@@ -428,6 +428,16 @@ def test_few_bytes_of_many_rows(tmp_path: Path) -> None:
         stc.read(path, columns=("i", "v"))
 
 
+def test_row_groups_of_a_row(tmp_path: Path) -> None:
+    """Each takes its time however little it holds, so that there may be few of them."""
+    path, table = tmp_path / "x.parquet", pyarrow.table({"i": np.arange(3000), "v": np.ones(3000, np.float32)})
+    pyarrow_parquet.write_table(table, path, row_group_size=1)
+    with pytest.raises(stc.IOFormatError, match=r"x\.parquet: its footer: 3,000 row groups of 3,000 rows: "):
+        stc.read(path, columns=("i", "v"))
+    pyarrow_parquet.write_table(table, path, row_group_size=3)
+    assert torch.equal(stc.read(path, columns=("i", "v")).coords, torch.arange(3000)[None])
+
+
 MUTATED = r"""
 import random, resource, sys, time
 import torch, sparsetc as stc

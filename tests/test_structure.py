@@ -197,3 +197,13 @@ def test_edges_of_indices_and_conversions() -> None:
     assert twice.int().to_dense().tolist() == [1]
     empty = stc.SparseTensor([[1]], torch.zeros(1, 0, 4), (2, 0, 4))
     assert empty.reshape(2, -1).shape == (2, 0)
+
+
+def test_diagonals_beyond_int64_have_no_entries() -> None:
+    x = stc.eye(3)
+    for offset in (2**62, 2**63 - 1, 2**63, 2**70):
+        for sign in (1, -1):
+            assert (x.diagonal(sign * offset).shape, x.diagonal(sign * offset).nnz) == ((0,), 0)
+        assert (x.tril(offset).nnz, x.triu(offset).nnz, x.tril(-offset).nnz, x.triu(-offset).nnz) == (3, 0, 0, 3)
+    with pytest.raises(stc.ShapeError, match=r"offset of a diagonal is an integer, found 0\.5"):
+        x.diagonal(0.5)  # type: ignore[arg-type]

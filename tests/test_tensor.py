@@ -7,6 +7,7 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import sparsetc as stc
 from sparsetc.errors import CoordinateError, DeviceError, DtypeError, FormatError, OutOfMemoryError, ShapeError
+from sparsetc.options import options
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -306,9 +308,10 @@ def test_numpy_views_are_accepted() -> None:
 
 def test_the_memory_limit() -> None:
     x = SparseTensor([[0], [0]], [1.0], (100, 100))
-    assert x.to_dense(memory_limit=40_000).shape == (100, 100)
-    with pytest.raises(OutOfMemoryError, match="40000 bytes; the limit is 39999"):
-        x.to_dense(memory_limit=39_999)
+    assert x.to_dense(memory_limit=40_008).shape == (100, 100)  # and a key of 8 bytes
+    for limited in (options(memory_limit=40_007), nullcontext()):
+        with limited as limit, pytest.raises(OutOfMemoryError, match=r"would take 40,008 .* is 40,007"):
+            x.to_dense(memory_limit=None if limit else 40_007)
     with pytest.raises(MemoryError):
         SparseTensor([[0], [0]], [1.0], (2**40, 2**40)).to_dense()
 

@@ -17,14 +17,16 @@ from string import ascii_letters
 import torch
 
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, repeated_dims
-from sparsetc.contraction.output import SPARE, Letters, is_sparse
+from sparsetc.contraction.output import KEEP_SPARSE, SPARE, Letters, is_sparse
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import requested
 from sparsetc.options import Options
+from sparsetc.support import memory
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import result_bytes
 
 
 class CutOperand:
@@ -89,8 +91,8 @@ class BlockLetters:
         self.patterns = [o.pattern for o in self.operands]
         sparse = is_sparse(form, e, [t[: x.sparse_order] for x, t in zip(blocked, terms, strict=True)])
         if not sparse:
-            nbytes = prod(bound.output_shape) * blocked[0].dtype.itemsize
-            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+            nbytes = prod(bound.output_shape) * result_bytes(blocked[0].dtype)
+            memory.check(f"the result of {bound}", nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
         tables = any(o.tables for o in self.operands)
         # What is contracted by nonzeros has coordinates of all letters.
         whole = by_nonzeros or (len(blocked) > 1 and not tables)

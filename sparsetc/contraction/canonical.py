@@ -20,6 +20,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
 from sparsetc.options import Options, current
 from sparsetc.runtime.calls import integer_einsum
+from sparsetc.support import memory
 from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.inputs import as_dense
@@ -101,7 +102,7 @@ def table(
         return whole
     if 0 in whole.stride():
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
-        settings.check_memory(whole.numel() * whole.element_size(), whole.device, what)
+        memory.check(what, whole.numel() * whole.element_size(), whole.device, settings.memory_limit)
     return whole.contiguous()
 
 

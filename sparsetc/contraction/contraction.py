@@ -26,7 +26,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims, stand_in
 from sparsetc.contraction.guard import IntegerSums
-from sparsetc.contraction.output import Result, check_form, is_sparse, without_zeros
+from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import OutOfMemoryError
@@ -37,11 +37,12 @@ from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support import memory
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator, captured, summed_dtype
+from sparsetc.tensor.sums import INTEGERS, captured, result_bytes, summed_dtype
 
 _numbers = itertools.count()
 
@@ -102,8 +103,8 @@ class Contraction(Inspectable, ABC):
         orders = [x.order if expanded else x.sparse_order for x in sparse]
         self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
         if not self.sparse:
-            nbytes = prod(bound.output_shape) * accumulator(self.dtype).itemsize
-            settings.check_memory(nbytes, self.device, f"the result of {bound}")
+            nbytes = prod(bound.output_shape) * result_bytes(self.dtype)
+            memory.check(f"the result of {bound}", nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         self.bare = [x.pattern.bare() for x in sparse]
         # Intermediate sums may need 64 bits where the result does not.

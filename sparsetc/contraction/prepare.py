@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
 from sparsetc.contraction.canonical import Operands, canonicalise, one_mode_a_letter
-from sparsetc.contraction.output import output_of
+from sparsetc.contraction.output import KEEP_SPARSE, output_of
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -29,8 +29,9 @@ from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
+from sparsetc.support import memory
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.sums import accumulator, result_bytes
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,9 @@ class Preparation:
         self.settings, self.operand, pattern = settings, x._bare(), x.pattern
         self.canonical = canonical = canonicalise(bound, operands, repeated, cut)
         self.output = output_of(canonical, pattern, form)
-        settings.check_memory(
-            self.output.rows * self.output.width * accumulator(x.dtype).itemsize,
-            x.device,
-            f"the result of {bound.einsum.text or bound}",
-        )
+        nbytes = self.output.rows * self.output.width * result_bytes(x.dtype)
+        what = f"the result of {bound.einsum.text or bound}"
+        memory.check(what, nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(canonical.coords, canonical.shape, pattern.counts, pattern.cache)
         rows, sparse = self.output.rows, self.output.sparse
@@ -144,7 +143,7 @@ class Preparation:
             2 * count * self.output.width * accumulator(self.canonical.dtype).itemsize
         )  # as they are stored, and in order
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
-        self.settings.check_memory(nbytes, self.canonical.device, what)
+        memory.check(what, nbytes, self.canonical.device, self.settings.memory_limit)
         bound = [
             self.bound_part(part, old.packed, number, False, range(*span), ends[-1]) if adds else old
             for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))

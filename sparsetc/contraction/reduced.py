@@ -8,13 +8,16 @@ A mean is a sum of entries that were divided first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
 
 from sparsetc.contraction.canonical import Operands
+from sparsetc.contraction.output import KEEP_SPARSE
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.parse import parse
+from sparsetc.support import memory
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, summed_dtype
@@ -23,7 +26,7 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
 
 def reduced(
-    einsum: Callable[..., Any], text: str, operands: Operands, reduce: str, output: str
+    einsum: Callable[..., Any], text: str, operands: Operands, reduce: str, output: str, limit: int | None = None
 ) -> torch.Tensor | SparseTensor:
     """The result of an einsum, reduced over the modes of its sparse operand that it does not keep.
 
@@ -32,6 +35,7 @@ def reduced(
         text: the equation.
         operands: of it.
         reduce: one of `REDUCTIONS`.
+        limit: bytes that a dense result may take, if not those of the options in force.
         output: of `einsum`; where no entry goes, a dense result is 0, and 1 of products, as PyTorch Geometric's are.
 
     Raises:
@@ -66,6 +70,7 @@ def reduced(
     if written is not None and (output == "sparse" or (output == "auto" and len(kept) == len(own))):
         return written.permute(places)
     shape = *pattern.shape, *found.shape[1:]
+    memory.check(f"the result of {text}", prod(shape) * found.itemsize, found.device, limit, KEEP_SPARSE)
     dense = found.new_full(shape, 1 if reduce == "prod" else 0)
     if kept:
         dense = dense.index_put(tuple(pattern.coords), found)

@@ -35,6 +35,7 @@ from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products.hybrid import estimates
+from sparsetc.support import memory
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log_since, warn_once
 from sparsetc.support.progress import bar
@@ -144,7 +145,7 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
     """
     random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
     nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
-    made.settings.check_memory(nbytes, made.device, "operands for timing candidates (tune=)")
+    memory.check("operands for timing candidates (tune=)", nbytes, made.device, made.settings.memory_limit)
     operands = [torch.empty(shape, dtype=dtype, device=made.device) for shape in shapes]
     for one in operands:
         if dtype.is_complex or dtype.is_floating_point:

@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
-from math import prod
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -29,10 +28,8 @@ from sparsetc.errors import (
     SparsetcError,
     printable,
 )
-from sparsetc.io import memory
 from sparsetc.io.atomic import replacing
-from sparsetc.options import current
-from sparsetc.support.memory import as_bytes
+from sparsetc.support import memory
 from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.picture import as_html
 
@@ -149,9 +146,8 @@ class Factored:
         Raises:
             OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
         """
-        limit = None if memory_limit is None else as_bytes(memory_limit)
-        nbytes = prod(self.shape) * self.dtype.itemsize
-        current().check_memory(nbytes, self.device, f"the model in full, {self.shape}", limit)
+        limit = None if memory_limit is None else memory.as_bytes(memory_limit)
+        memory.check(f"the model in full, {self.shape},", self._numbers() * self.dtype.itemsize, self.device, limit)
         return self._dense()
 
     def values_at(self, coords: Any) -> torch.Tensor:
@@ -169,6 +165,10 @@ class Factored:
 
     def _dense(self) -> torch.Tensor:
         """The tensor in full."""
+        raise NotImplementedError
+
+    def _numbers(self) -> int:
+        """How many numbers `_dense` holds at most, those on the way included."""
         raise NotImplementedError
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:
@@ -222,6 +222,7 @@ class Factored:
         try:
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("a model is read from a file on disk, this is none")
+            memory.check(f"{os.fspath(path)}: the model, and the mapped file,", 2 * status.st_size, torch.device("cpu"))
             if zipfile.is_zipfile(path):
                 raise ValueError(
                     f"a model of an earlier version (.npz): save {cls.KIND}({cls.HEAD}, factors) of its arrays, which "
@@ -231,7 +232,6 @@ class Factored:
                 metadata, names = opened.metadata() or {}, sorted(opened.keys())
                 if metadata.get("kind") != cls.KIND:
                     raise ValueError(f"it holds no {cls.KIND} model")
-                memory.check(path, "the model", status.st_size)
                 tensors = {name: opened.get_tensor(name).clone() for name in names}
             for name, tensor in tensors.items():
                 if tensor.dtype not in DTYPES:

@@ -22,6 +22,7 @@ from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, 
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError
 from sparsetc.options import Settings
+from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -76,6 +77,8 @@ def tucker(
     sparse = checks.tensor(x, NAME)
     sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order, NAME)
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+    numbers = sum(n * rank for n, rank in zip(sparse.shape, sizes, strict=True)) + 2 * prod(sizes)
+    memory.check(f"{NAME}: factors and a core of ranks {sizes}", numbers * sparse.dtype.itemsize, sparse.device)
 
     def model(rows: Rows, stopped: str = "") -> Tucker:
         return Tucker(core.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped)

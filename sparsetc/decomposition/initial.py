@@ -13,7 +13,7 @@ import torch
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.leading import drawn, leading_vectors
 from sparsetc.errors import DecompositionError
-from sparsetc.options import current
+from sparsetc.support import memory
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 STARTS = ("random", "nvecs")
@@ -76,7 +76,7 @@ def cp_factors(
         OutOfMemoryError: factors of this rank, and their float64 Gram matrices, would pass the memory limit.
     """
     nbytes = rank * (sum(x.shape) * x.dtype.itemsize + x.order * rank * 8)
-    current().check_memory(nbytes, x.device, f"{name}: factors of rank {rank:,}, and their Gram matrices,")
+    memory.check(f"{name}: factors of rank {rank:,}, and their Gram matrices,", nbytes, x.device)
     weights, factors = begun(x, [rank] * x.order, init, random, free, "CP", name, starts)
     for mode, vectors in enumerate(factors):  # a mode has no more leading vectors than its size
         size, count = vectors.shape

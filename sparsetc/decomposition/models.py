@@ -7,6 +7,7 @@ In: weights or a core, and factor matrices. Out: frozen records that unpack as t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -64,8 +65,17 @@ class CP(Factored):
         weights = self.weights.double()
         return (weights @ gram @ weights).clamp(min=0).sqrt()
 
+    @property
+    def _half(self) -> int:
+        """The number of modes that are rows of the matrix by which the tensor in full is made."""
+        return min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
+
+    def _numbers(self) -> int:
+        sides = prod(self.shape[: self._half]) + prod(self.shape[self._half :])
+        return prod(self.shape) + 2 * self.rank * sides
+
     def _dense(self) -> torch.Tensor:
-        half = min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
+        half = self._half
         left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
         right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
         return (left @ right.T).reshape(self.shape)
@@ -143,6 +153,11 @@ class Tucker(Factored):
         core = self.core.double()
         seen = _multiplied(core, [f.double().T @ f.double() for f in self.factors])
         return (seen * core).sum().clamp(min=0).sqrt()
+
+    def _numbers(self) -> int:
+        # of each product the core before and after, and both with the mode in front
+        steps = [prod(self.shape[:mode]) * prod(self.rank[mode:]) for mode in range(self.order + 1)]
+        return 2 * max(before + after for before, after in pairwise(steps))
 
     def _dense(self) -> torch.Tensor:
         return _multiplied(self.core, self.factors)

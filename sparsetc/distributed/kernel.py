@@ -27,6 +27,7 @@ from sparsetc.distributed.share import Share
 from sparsetc.errors import DistributedError, DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import Form, of_call
+from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.inputs import as_dense
@@ -209,7 +210,7 @@ def _made(
         if gather and kernel.pattern is None:
             nbytes = 2 * prod(share.bound.output_shape) * kernel.contraction.result_dtype.itemsize
             what = f'the whole result of "{share.bound.einsum.text}" on every rank'
-            of_call(settings).check_memory(nbytes, x.device, what)
+            memory.check(what, nbytes, x.device, of_call(settings).memory_limit)
         return kernel
 
     kernel = on_all(x.ranks, "compile", make, settings)

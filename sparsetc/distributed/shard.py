@@ -19,7 +19,7 @@ from sparsetc.distributed.cut import Box, Cut, chosen
 from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DistributedError, ShapeError
-from sparsetc.options import current
+from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -106,7 +106,7 @@ class Sharded:
         local = self.as_whole(range(self.local.sparse_order))
         row = 8 * local.sparse_order + local.dtype.itemsize * prod(local.values.shape[1:])
         what = f"the whole of {self!r}"
-        agreed(self.ranks, "gather", lambda: current().check_memory(2 * row * self.nnz, local.device, what))
+        agreed(self.ranks, "gather", lambda: memory.check(what, 2 * row * self.nnz, local.device))
         coords = self.ranks.gathered(local.coords.T.contiguous(), self.cut.nnz)
         values = self.ranks.gathered(local.values.detach(), self.cut.nnz)
         return SparseTensor(coords.T.contiguous(), values, self.shape, check=False)

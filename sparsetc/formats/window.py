@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import FormatError, OutOfMemoryError, PlanError
+from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import rows, short_rows
 from sparsetc.ir.nest.coordinates import Listed
@@ -45,6 +45,7 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit, padded_axes
 from sparsetc.similarity.groups import Groups, group_rows
+from sparsetc.support import memory
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.coords import narrow_ranks, narrow_runs, starts_of_runs
 
@@ -284,13 +285,10 @@ def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Can
     candidates = [split for part in parts for split in splits(problem, counts, name, part, threshold)]
     if not candidates:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
-    if fitting := [split for split in candidates if _nbytes(problem, split) <= problem.memory]:
-        return cheapest(fitting, problem, in_order)
-    least = min(_nbytes(problem, split) for split in candidates)
-    raise OutOfMemoryError(
-        f'tiles of plan "{name}" would take {least:,} bytes, the limit is {problem.memory:,}; raise it with '
-        "sparsetc.options(memory_limit=...), or leave more rows to runs by a higher threshold"
-    )
+    most, least = problem.memory, min(_nbytes(problem, split) for split in candidates)
+    instead = "leave more rows to runs by a higher threshold"
+    memory.check(f'tiles of plan "{name}"', least, counts.coords.device, most, instead)
+    return cheapest([split for split in candidates if _nbytes(problem, split) <= most], problem, in_order)
 
 
 def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Part]:

@@ -64,7 +64,7 @@ def read(
     suffix = _suffix(path)
     parquet.check_columns(path, columns)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    with cpu, memory.named(path, lambda: "reading takes up to three times the bytes of the tensor"):
+    with cpu, memory.named(path, lambda: "reading takes several times the bytes of the tensor"):
         if suffix.startswith(".tns"):
             found = tns.read(path, dtype, progress)
         elif suffix.startswith(".bsp"):

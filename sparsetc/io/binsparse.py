@@ -40,27 +40,48 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
     library = _imported()
     opened = _npz if os.fspath(path).lower().endswith(".npz") else _hdf5
     with opened(path) as arrays:
-        container = library.NPZBinsparseContainer(arrays)
-        tensor = library.BinsparseTensor.parse(container, alias=False)
-        if tensor.fill is True and tensor.fill_value != 0:
-            raise ValueError(f"its fill value is {tensor.fill_value}; that of a sparse tensor is 0")
-        if not 1 <= len(tensor.shape) <= bounds.ORDER:
-            raise ValueError(f"a tensor of {len(tensor.shape)} modes; a file holds 1 to {bounds.ORDER}")
-        coords, stored = _entries(path, tensor)
-        values = npz.stored(stored, dtype)
-        structure = container.read_header().get("structure")
+        coords, values, shape, structure = _parsed(library, arrays, dtype)
         if structure is not None:
             coords, values = _in_full(path, coords, values, str(structure))
-        return SparseTensor(coords, values, tensor.shape)
+        return memory.tensor_of(path, coords, values, shape)
+
+
+def _parsed(
+    library: Any, arrays: _Arrays, dtype: torch.dtype | None
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...], Any]:
+    """Coordinates, values, shape and structure; the library's arrays are gone when it returns."""
+    container = library.NPZBinsparseContainer(arrays)
+    header = container.read_header()
+    count = int(header["number_of_stored_values"])
+    arrays.take(f"{count:,} values", 16 * count)  # written out where the file has one for all, and then once more
+    tensor = library.BinsparseTensor.parse(container, alias=False)
+    if tensor.fill is True and tensor.fill_value != 0:
+        raise ValueError(f"its fill value is {tensor.fill_value}; that of a sparse tensor is 0")
+    if not 1 <= len(tensor.shape) <= bounds.ORDER:
+        raise ValueError(f"a tensor of {len(tensor.shape)} modes; a file holds 1 to {bounds.ORDER}")
+    coords, stored = _entries(arrays, tensor)
+    return coords, npz.stored(stored, dtype), tensor.shape, header.get("structure")
 
 
 class _Arrays:
     """Arrays by name, each checked as it is asked for; the descriptor, a JSON text, is one of them."""
 
-    def __init__(self, get: Callable[[str], np.ndarray]) -> None:
-        self._get = get
+    def __init__(
+        self, path: str | os.PathLike[str], sized: Callable[[str], tuple[int, int]], get: Callable[[str], np.ndarray]
+    ) -> None:
+        """``sized`` gives the elements and bytes of an array, or says why it is not read; ``get`` reads it."""
+        self._path, self._sized, self._get, self._bytes = path, sized, get, dict[str, int]()
+
+    def take(self, what: str, nbytes: int) -> None:
+        """Raise `OutOfMemoryError` unless there is room for so many bytes more, beside all arrays asked for so far."""
+        memory.check(self._path, what, sum(self._bytes.values()) + nbytes)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        count, nbytes = self._sized(name)
+        # narrow elements may be converted; Python takes up to 30 times the bytes of JSON
+        converted = 8 * count if nbytes < 8 * count else 0
+        self._bytes[name] = 30 * nbytes if name == "binsparse" else nbytes + converted
+        self.take(f"array {name}", 0)
         return self._get(name)
 
 
@@ -68,11 +89,11 @@ class _Arrays:
 def _npz(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
     with npy.opened(path) as archive:
 
-        def get(name: str) -> np.ndarray:
-            memory.check(path, f"array {name}", archive.header(name).nbytes)
-            return archive.array(name)
+        def sized(name: str) -> tuple[int, int]:
+            header = archive.header(name)
+            return header.count, header.nbytes
 
-        yield _Arrays(get)
+        yield _Arrays(path, sized, archive.array)
 
 
 @contextmanager
@@ -81,18 +102,17 @@ def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
 
     with npy.on_disk(path) as raw, memory.of_file(path, Exception), h5py.File(_checked(raw), "r") as file:
 
-        def get(name: str) -> np.ndarray:
+        def sized(name: str) -> tuple[int, int]:
             if name == "binsparse":
-                return np.asarray(file.attrs[name])
+                return 1, file.attrs.get_id(name).get_storage_size()
             data = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
             if not isinstance(data, h5py.Dataset) or data.ndim != 1 or data.dtype.kind not in "biuf":
                 raise ValueError(f"{name} is no array of numbers of one dimension")
             if data.external or data.is_virtual:
                 raise ValueError(f"{name} lies in other files, which are not read")
-            memory.check(path, f"array {name}", data.nbytes)
-            return np.asarray(data[()])
+            return data.size, data.nbytes
 
-        yield _Arrays(get)
+        yield _Arrays(path, sized, lambda name: np.asarray(file.attrs[name] if name == "binsparse" else file[name][()]))
 
 
 def _checked(raw: IO[bytes]) -> IO[bytes]:
@@ -117,36 +137,40 @@ def _checked(raw: IO[bytes]) -> IO[bytes]:
     return raw
 
 
-def _entries(path: str | os.PathLike[str], tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
+def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
     """Coordinates (order, n) and values of what is stored, level by level from the outermost."""
-    order, transpose = len(tensor.shape), tensor.transpose or range(len(tensor.shape))
-    stored, level = np.zeros((0, 1), np.int64), tensor.level
+    order, transpose = len(tensor.shape), list(tensor.transpose or range(len(tensor.shape)))
+    rows, count, level = list[np.ndarray](), 1, tensor.level
     while level.rank:
+        modes = range(len(rows), len(rows) + level.rank)
+        sizes = [tensor.shape[transpose[mode]] for mode in modes]
+        total = count * math.prod(sizes) if level.level_desc == "dense" else level.indices[0].size
+        # the rows before and after, a number for each entry and what becomes of it, and at last all coordinates
+        arrays.take("the tensor", 8 * (len(rows) * count + (modes.stop + 3) * total))
         if level.level_desc == "dense":
-            sizes = [tensor.shape[transpose[mode]] for mode in range(len(stored), len(stored) + level.rank)]
-            each: Any = math.prod(sizes)
-            memory.check(path, "the tensor", 8 * order * stored.shape[1] * each)
-            inner = np.tile(np.indices(sizes).reshape(level.rank, -1), stored.shape[1])
+            sizes = sizes if total else [0] * level.rank  # which may pass int64
+            each, numbers = math.prod(sizes), np.arange(total)
+            inner = [numbers // math.prod(sizes[at + 1 :]) % size for at, size in enumerate(sizes)]
         else:
-            inner = np.stack([_integers(index) for index in level.indices])
-            ends = level.pointers_to_next
-            ends = np.array([0, inner.shape[1]]) if ends is None else _integers(ends)
-            if ends.size != stored.shape[1] + 1 or ends[0] != 0 or ends[-1] != inner.shape[1]:
-                raise ValueError(f"pointers to level {len(stored)} do not deal its {inner.shape[1]} indices")
+            inner, ends = [_integers(index) for index in level.indices], level.pointers_to_next
+            ends = np.array([0, total]) if ends is None else _integers(ends)
+            if ends.size != count + 1 or ends[0] != 0 or ends[-1] != total or any(one.size != total for one in inner):
+                raise ValueError(f"pointers to level {len(rows)} do not deal its {total} indices")
             each = np.diff(ends)
-            memory.check(path, "the tensor", 8 * order * inner.shape[1])
-        stored, level = np.concatenate((np.repeat(stored, each, axis=1), inner)), level.level
-    if level.values.shape != stored.shape[1:]:
-        raise ValueError(f"{stored.shape[1]} values should be stored, found {level.values.size}")
-    coords = np.empty_like(stored)
-    coords[list(transpose)] = stored
-    return torch.from_numpy(coords), np.require(level.values, requirements=("C", "W"))
+        rows, count, level = [*(np.repeat(row, each) for row in rows), *inner], total, level.level
+    if level.values.shape != (count,):
+        raise ValueError(f"{count} values should be stored, found {level.values.size}")
+    arrays.take("the tensor", 8 * (2 * order + 1) * count)
+    coords = torch.empty((order, count), dtype=torch.int64)
+    for mode in reversed(range(order)):
+        coords[transpose[mode]] = torch.from_numpy(rows.pop())
+    return coords, np.require(level.values, requirements=("C", "W"))
 
 
 def _integers(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "iu" or (array.size and array.max() >= 2**63):
         raise ValueError(f"indices and pointers should be integers of int64, found {array.dtype}")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def _in_full(
@@ -158,7 +182,7 @@ def _in_full(
         raise ValueError(f"structure {structure} of a tensor of order {len(coords)}")
     if bool((coords[0] < coords[1] if triangle == "lower" else coords[1] < coords[0]).any()):
         raise ValueError(f"entries in the other triangle of a matrix of structure {structure}")
-    memory.check(path, "both triangles", 2 * (coords.nbytes + values.nbytes))
+    memory.check(path, "both triangles", mtx.TRIANGLES * (coords.nbytes + values.nbytes))
     return mtx.in_full(coords, values, _SYMMETRIES[kind])
 
 

@@ -7,5 +7,9 @@ ORDER = 64
 """Modes of a tensor in a file: numpy has no more, and the letters of an equation are 52."""
 SLACK = 16 * 2**20
 """Bytes of text that need not hold any number: comments, blanks, and digits beyond what `PER_NUMBER` allows."""
+GROUPS = 1024
+"""Row groups of a Parquet file that may be of any size; each takes a third of a millisecond."""
+PER_GROUP = 256
+"""Rows that a row group must have on average, beyond `GROUPS`. Files in use have 1,000 to 1,000,000."""
 PER_NUMBER = 256
 """Bytes of text a number may take on average, beyond `SLACK`. Files in use have 2 to 25."""

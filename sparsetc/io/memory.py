@@ -1,21 +1,27 @@
-"""Errors that name the file: of its path, of memory, refused before it is taken if that is known, of what is in it."""
+"""What readers share: errors that name the file, and the tensor that is made of what a file holds.
+
+Readers ask for all the memory that they take at their peak, by `sparsetc.support.memory.check`, before they take it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
-from sparsetc.options import current
+from sparsetc.support import memory
 from sparsetc.support.entry import lacks_memory
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.inputs import as_coords, as_shape, as_values, coalescing_bytes
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
-
-def limit() -> int:
-    """Return the bytes that the tensor of a file may take: ``options(memory_limit=)``, or what is available now."""
-    return current().memory_on(torch.device("cpu"))
+CPU = torch.device("cpu")
+SORTED = 24
+"""Bytes a nonzero that it takes to see whether nonzeros are in order: two keys at most, and what compares them."""
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
@@ -28,14 +34,29 @@ def text_of(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def check(path: str | os.PathLike[str], what: str, nbytes: int, most: int | None = None) -> None:
-    """Raise `OutOfMemoryError` when ``what`` would pass the limit: ``most`` bytes, or those of `limit`."""
-    most = limit() if most is None else most
-    if nbytes > most:
-        raise OutOfMemoryError(
-            f"{os.fspath(path)}: {what} would take {nbytes:,} bytes of memory, the limit is {most:,}; raise it with "
-            "sparsetc.options(memory_limit=...)"
-        )
+def check(path: str | os.PathLike[str], what: str, nbytes: int) -> None:
+    """Raise `OutOfMemoryError`, which names the file, unless the memory limit allows so many bytes on the host."""
+    memory.check(f"{os.fspath(path)}: {what}", nbytes, CPU)
+
+
+def tensor_of(path: str | os.PathLike[str], coords: Any, values: Any, shape: Sequence[int] | None) -> SparseTensor:
+    """Return the tensor of the nonzeros of a file, in any order, whose coordinates and values nobody else has.
+
+    Raises:
+        IOFormatError: coordinates, values and shape that are those of no tensor.
+        OutOfMemoryError: the nonzeros are in no order, and the memory limit does not allow for putting them in order.
+    """
+    with of_file(path):
+        values = as_values(values)
+        coords = as_coords(coords, values)
+        sizes = as_shape(shape, coords, values)
+        order = coords.shape[0]
+        crd.check_range(coords, sizes[:order])
+        in_order = crd.is_sorted_unique(crd.sort_keys(coords, sizes[:order]))
+        if not in_order:
+            nbytes = coalescing_bytes(sizes[:order], values.shape[0], values)
+            check(path, "putting its nonzeros in order", coords.nbytes + values.nbytes + nbytes)
+        return SparseTensor._of(coords, values, sizes, in_order).coalesce()
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"%"
 _BANNER = re.compile(rb"%%MatrixMarket[ \t]+matrix[ \t]+coordinate[ \t]+(\w+)[ \t]+([\w-]+)[ \t]*$", re.I | re.M)
+TRIANGLES = 5
+"""Times the bytes of one triangle that `in_full` takes at most: that one, the other twice, and both together."""
 _NUMBERS = {"pattern": 0, "real": 1, "double": 1, "integer": 1, "complex": 2}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
@@ -87,9 +89,9 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         header.check(dtype)
         coords, reals = table.read(reader, header.layout(dtype), fault)
     if header.symmetry != "general":
-        memory.check(path, "both triangles", 2 * sum(column.nbytes for column in (coords, *reals)))
-    with memory.of_file(path):
-        return SparseTensor(*header.entries_of(coords, reals, dtype), header.shape)
+        memory.check(path, "both triangles", TRIANGLES * sum(column.nbytes for column in (coords, *reals)))
+    coords, values = header.entries_of(coords, reals, dtype)
+    return memory.tensor_of(path, coords, values, header.shape)
 
 
 def head(reader: lines.LineReader) -> MatrixHeader:

@@ -64,7 +64,7 @@ class Archive:
         self.header(name)
         with self._zip.open(self._members[name]) as member:
             array = np.lib.format.read_array(member, allow_pickle=False)
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
+        return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
 
     def _header(self, name: str) -> ArrayHeader:
         """What the array is; ValueError if it is no plain one, or the archive says otherwise."""

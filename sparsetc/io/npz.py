@@ -41,7 +41,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         raise DtypeError(f"{path}: values cannot be read as {dtype}")
     with npy.opened(path) as archive:
         foreign = "data" in archive.names and "values" not in archive.names
-        _check(archive, "data" if foreign else "values")
+        _check(archive, "data" if foreign else "values", dtype)
         if foreign:
             found = (_pydata if "fill_value" in archive.names else _scipy)(path)
             x = SparseTensor.coerce(_signed(found, dtype))
@@ -52,12 +52,13 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
             if values.dtype != np.uint16:
                 raise ValueError(f"bfloat16 values must be stored as uint16, found {values.dtype}")
             values = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-        values, shape = stored(values, dtype), archive.array("shape")
-        made = SparseTensor.from_blocks if values.ndim > shape.size else SparseTensor
-        return made(archive.array("coords"), values, shape.tolist())
+        values, shape = stored(values, dtype), archive.array("shape").tolist()
+        if values.ndim > len(shape):
+            return SparseTensor.from_blocks(archive.array("coords"), values, shape)
+        return memory.tensor_of(path, archive.array("coords"), values, shape)
 
 
-def _check(archive: npy.Archive, values: str) -> None:
+def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None:
     """Refuse arrays that would pass the memory limit, or are of no tensor, by their headers."""
     headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
     headers[values], shape = archive.header(values), archive.header("shape")
@@ -68,10 +69,17 @@ def _check(archive: npy.Archive, values: str) -> None:
             raise ValueError(f"{name} should be integers, found {header.dtype}")
         if name in _SMALL and header.count > bounds.ORDER:
             raise ValueError(f"{name} has {header.count:,} elements, more than modes")
-    # a nonzero has 8 bytes a coordinate; dense modes have none
-    coordinates = headers["coords"].count if "coords" in headers else headers[values].count * shape.count
-    nbytes = 8 * coordinates + headers[values].nbytes
-    memory.check(archive.path, "the tensor", max(nbytes, sum(h.nbytes for h in headers.values())))
+    stored, coords = headers[values], headers.get("coords")
+    nonzeros, nbytes = stored.shape[0] if stored.shape else 0, sum(header.nbytes for header in headers.values())
+    if values == "data" or coords is None:  # what other libraries make of it is their affair, up to three copies
+        nbytes = 3 * nbytes + stored.count * (16 * shape.count + 64)
+    elif coords.dtype != np.int64 or len(stored.shape) > shape.count:  # those of blocks are copied
+        nbytes += 8 * coords.count
+    if len(stored.shape) > shape.count:  # blocks are put in order, and looked at past the end
+        nbytes += stored.nbytes + 2 * stored.count + 64 * nonzeros
+    if dtype is not None:
+        nbytes += stored.count * (2 * dtype.itemsize + 2)
+    memory.check(archive.path, "the tensor", nbytes + memory.SORTED * nonzeros)
 
 
 def _scipy(path: str | os.PathLike[str]) -> Any:

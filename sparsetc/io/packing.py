@@ -26,7 +26,7 @@ from sparsetc.io import lines, memory, mtx, npz, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
-from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
 from sparsetc.tensor.sums import INTEGERS, halves, joined
@@ -40,7 +40,7 @@ THREAD = 32 * 2**20
 HELD = 8
 """Nonzeros are sorted here that take at most the room over this: a copy, keys and their order are made of them."""
 WHOLE = 4
-"""A tensor or row group may take the limit over this: reading takes up to three times as much."""
+"""A row group may take the limit over this: its rows are copied, and sorted with others."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def pack(
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz"):
         parquet.check_columns(name, columns)
-        with cpu, options(memory_limit=limit // WHOLE):
+        with cpu, options(memory_limit=limit):
             parquet.write(path, npz.read(name, dtype))
         return
     with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
@@ -138,10 +138,7 @@ def _limit(source: str, given: Any) -> int:
     given, least = current().memory_limit if given is None else as_bytes(given), FIXED + THREAD
     if given is None:
         return max(available_memory(torch.device("cpu")) // SHARE, least)
-    if given < least:
-        raise OutOfMemoryError(
-            f"{source}: packing takes at least {least:,} bytes of memory, the limit is {given:,}; raise memory_limit"
-        )
+    check(f"{source}: packing", least, torch.device("cpu"), given)
     return given
 
 

@@ -70,6 +70,9 @@ class Table:
                 self.header = None if columns else _header(self._file.metadata.metadata)
                 self.names = self._checked_names(columns)
                 about = self._file.metadata
+                if about.num_row_groups > bounds.GROUPS + about.num_rows // bounds.PER_GROUP:
+                    rule = f"beyond {bounds.GROUPS:,}, one may be had for {bounds.PER_GROUP} rows"
+                    raise ValueError(f"{about.num_row_groups:,} row groups of {about.num_rows:,} rows: {rule}")
                 sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
                 if min(sizes, default=0) < 0 or sum(sizes) != about.num_rows or (self.header and 0 in sizes):
                     raise ValueError(f"row groups of {sizes!s:.60} rows in a file of {about.num_rows:,}")
@@ -90,10 +93,7 @@ class Table:
     def group(self, group: int, names: Sequence[str] | None = None) -> list[np.ndarray]:
         """The columns of one row group, or those named."""
         names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
-        with self._faults(f"row group {group}"):
-            chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
-            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
-        memory.check(self.path, f"row group {group}", max(unpacked, rows * 8 * len(names)))
+        memory.check(self.path, f"row group {group}", self._nbytes(group, names))
         with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
             found = self._file.read_row_group(group, names)
             columns = [found.column(name) for name in names]
@@ -102,6 +102,18 @@ class Table:
             if any(column.null_count for column in columns):
                 raise ValueError("a coordinate or value is null")
             return [column.to_numpy() for column in columns]
+
+    @property
+    def largest_group(self) -> int:
+        """Bytes that reading a row group takes at most."""
+        return max((self._nbytes(group, self.names) for group in range(len(self.starts) - 1)), default=0)
+
+    def _nbytes(self, group: int, names: Sequence[str]) -> int:
+        """Bytes of columns of a row group, as they are unpacked, and as they are decoded."""
+        with self._faults(f"row group {group}"):
+            chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
+            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
+        return max(0, unpacked) + 8 * len(names) * (self.starts[group + 1] - self.starts[group])
 
     def value_dtype(self) -> torch.dtype:
         """What values are read as where nothing is asked for; IOFormatError where that must be."""
@@ -258,7 +270,8 @@ class PackedFile(Table):
             IOFormatError: as of `verify`.
             OutOfMemoryError: it would take more than the memory limit.
         """
-        memory.check(self.path, "the tensor", self.nnz * self.row_bytes)
+        row = self.row_bytes + self.dtype.itemsize + memory.SORTED
+        memory.check(self.path, "the tensor", self.nnz * row + self.largest_group)
         coords, values = self.block(0, self.nnz)
         self._check_order(coords)
         return SparseTensor._of(coords, values, self.shape, True)
@@ -342,10 +355,17 @@ def read(
 
 def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
     """The tensor of a file of another program."""
-    memory.check(table.path, "the tensor", table.nnz * 8 * len(table.names))
-    parts = list(batches(table, dtype))
-    coords = torch.stack([torch.cat([part[0][mode] for part in parts]) for mode in range(len(table.names) - 1)])
-    return SparseTensor(coords, torch.cat([part[1] for part in parts]), tuple((coords.amax(1) + 1).tolist()))
+    order, dtype = len(table.names) - 1, dtype or table.value_dtype()
+    row = 8 * order + dtype.itemsize + memory.SORTED
+    memory.check(table.path, "the tensor", table.nnz * row + 4 * table.largest_group)  # as pyarrow has it
+    coords, values = torch.empty((order, table.nnz), dtype=torch.int64), torch.empty(table.nnz, dtype=dtype)
+    at = 0
+    for columns_of_group, values_of_group in batches(table, dtype):
+        end = at + values_of_group.numel()
+        torch.stack(list(columns_of_group), out=coords[:, at:end])
+        values[at:end] = values_of_group
+        at = end
+    return memory.tensor_of(table.path, coords, values, None)
 
 
 def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:

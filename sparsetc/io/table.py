@@ -54,8 +54,8 @@ class TableLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that a row takes in a tensor: coordinates are int64."""
-        return 8 * self.order + self.dtype.itemsize * max(self.reals, 1)
+        """Bytes that a row takes at most where parts become a tensor, beside them: values are copied once."""
+        return 8 * self.order + 2 * self.dtype.itemsize * max(self.reals, 1) + memory.SORTED
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class ParsedPart:
     reals: list[torch.Tensor]
     rows: int
     single: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(c.nbytes for c in self.coords) + sum(real.nbytes for real in self.reals)
 
 
 Describe = Callable[[int, str], str]
@@ -91,12 +96,13 @@ def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[t
         IOFormatError: a line that is not as the layout says, or more or fewer lines than it says.
         OutOfMemoryError: more rows than the memory limit allows.
     """
-    limit, found, rows = memory.limit(), [], 0
+    found, rows, held = list[ParsedPart](), 0, 0
     for part in parts(reader, layout, describe):
         found.append(part)
         rows += part.rows
+        held += part.nbytes
         check_declared(reader, layout, rows)
-        memory.check(reader.path, f"its first {rows:,} nonzeros", rows * layout.row_bytes, limit)
+        memory.check(reader.path, f"its first {rows:,} nonzeros", held + rows * layout.row_bytes)
     check_declared(reader, layout, rows, ended=True)
     dtype = torch.float32 if layout.dtype_open and all(part.single for part in found) else layout.dtype
     columns = [[part.reals[at].to(dtype) for part in found] for at in range(layout.reals)]

@@ -37,8 +37,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
     with lines.opened(path, COMMENT, show) as reader:
         layout = head(reader, dtype)
         coords, reals = table.read(reader, layout, fault)
-    with memory.of_file(path):
-        return SparseTensor(coords, reals[0], layout.sizes, check=False)
+    return memory.tensor_of(path, coords, reals[0], layout.sizes)
 
 
 def head(

@@ -15,6 +15,7 @@ import torch
 from sparsetc.join.join import PIECE, Join
 from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
+from sparsetc.support import memory
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort
@@ -187,7 +188,7 @@ class JoinBudget:
 
     def require(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemoryError unless so many bytes fit; `what` names them."""
-        self.settings.check_memory(nbytes, self.device, what, self.limit)
+        memory.check(what, nbytes, self.device, self.limit)
 
     @property
     def entry_bytes(self) -> int:

@@ -201,7 +201,8 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
             raise ValueError("rows that are not in order")
     except MALFORMED as error:
         raise file.fault(
-            f"its chunks were packed for other programs than this version of sparsetc makes ({error!s:.200}); pack them again"
+            f"its chunks were packed for other programs than this version of sparsetc makes ({error!s:.200}); "
+            "pack them again"
         ) from None
     file.check = lambda number, buffer: _check(made, compiler, number, buffer)
     return made

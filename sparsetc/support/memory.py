@@ -1,6 +1,6 @@
-"""Numbers of bytes: as a user writes them, and those that a device has free.
+"""Numbers of bytes: as a user writes them, those that a device has free, and the one check of the memory limit.
 
-In: a number, or text as in ``"8GB"``, or a device. Out: bytes.
+In: a number, or text as in ``"8GB"``, or a device. Out: bytes; or `OutOfMemoryError`, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -8,14 +8,21 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from sparsetc.errors import PlanError
+from sparsetc.errors import OutOfMemoryError, PlanError
 
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 """Letters before ``B`` or ``iB``, by the power of 1000, or of 1024, that they stand for."""
+FREE = 1 << 20
+"""Bytes up to which nobody asks what a device has free: to ask takes longer than to allocate them."""
+MOST = 2**63 - 1
+"""Bytes that no tensor passes, whatever the limit."""
+limit_in_force: ContextVar[int | None] = ContextVar("sparsetc_memory_limit", default=None)
+"""The memory limit that `sparsetc.options` has set; None where it has set none."""
 SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
@@ -55,3 +62,34 @@ def available_memory(device: torch.device) -> int:
 
 
 available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced
+
+
+def _limit(limit: int | None) -> int | None:
+    return limit_in_force.get() if limit is None else limit
+
+
+_limit._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as it has no context variables
+
+
+def check(what: str, nbytes: int, device: torch.device, limit: int | None = None, instead: str = "") -> None:
+    """Raise `OutOfMemoryError` when ``what`` would take more bytes than the memory limit allows.
+
+    Everything that makes a dense or an unpacked result calls this before it allocates.
+
+    Args:
+        what: what would be made, as the message begins.
+        nbytes: bytes at the peak, beyond what is there before.
+        device: where they would be taken.
+        limit: bytes that may be taken. Default: what `sparsetc.options` says, else what the device has free.
+        instead: what can be done other than raising the limit.
+    """
+    limit = _limit(limit)
+    if limit is None:
+        if nbytes < FREE:
+            return
+        limit = available_memory(device)
+    if nbytes > min(limit, MOST):
+        raise OutOfMemoryError(
+            f"{what} would take {nbytes:,} bytes, the limit on {device} is {limit:,}; raise it with "
+            f"sparsetc.options(memory_limit=...){instead and ', or '}{instead}"
+        )

@@ -243,12 +243,20 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any]
     if other.device != x.device:
         raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
     x = without_blocks(x)
-    table = other[(None,) * (x.ndim - other.ndim)]
-    if table.ndim > x.ndim or any(n not in (1, size) for n, size in zip(table.shape, x.shape, strict=True)):
-        raise ShapeError(f"{tuple(other.shape)} cannot be broadcast to the sparse operand's {x.shape}")
-    # Not expanded, which torch refuses for 2**63 positions and more.
-    places = tuple(row * (n > 1) for row, n in zip(x._pattern.coords, table.shape, strict=False))
-    return x._make(x._pattern, apply(x._values, table[places]))  # type: ignore[no-any-return]
+    return x._make(x._pattern, apply(x._values, at_entries(other, x, "the dense operand")))  # type: ignore[no-any-return]
+
+
+def at_entries(dense: torch.Tensor, x: Any, what: str) -> torch.Tensor:
+    """Return the elements (nnz, *dense sizes) of a dense tensor, broadcast to the shape of x, at the entries of x.
+
+    Torch cannot broadcast to 2**63 positions, so modes of size 1 are read at 0. `ShapeError` where they do not fit.
+    """
+    shape, first = x.shape, x.order - dense.ndim
+    if first < 0 or any(n not in (1, m) for n, m in zip(dense.shape, shape[max(0, first) :], strict=True)):
+        raise ShapeError(f"{what} of shape {tuple(dense.shape)} cannot be broadcast to {shape}")
+    dense = dense.reshape([1] * first + list(dense.shape)).expand([-1] * x.sparse_order + list(shape[x.sparse_order :]))
+    rows = [0 if n == 1 else row for row, n in zip(x._pattern.coords, dense.shape, strict=False)]
+    return dense[tuple(rows)].expand(x._values.shape)
 
 
 # -- of two patterns ---------------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, ShapeError
+from sparsetc.errors import DtypeError, FormatError, ShapeError
+from sparsetc.support import memory
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
-from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, not_plain, reading
+from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, coalescing_bytes, not_plain, reading
 from sparsetc.tensor.pattern import Pattern, lasting
 
 if TYPE_CHECKING:
@@ -30,21 +30,24 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Tensor:
     """See SparseTensor.to_dense."""
-    nbytes = math.prod(x.shape) * x.values.element_size()
-    limit = available_memory(x.device) if memory_limit is None else min(as_bytes(memory_limit), crd.INT64_SIZES - 1)
-    if nbytes > limit:
-        raise OutOfMemoryError(
-            f"a dense tensor of shape {x.shape} and {x.dtype} needs {nbytes} bytes; the limit is {limit} bytes"
-        )
+    blocks, values = x.pattern.blocks, x.values
+    limit = None if memory_limit is None else memory.as_bytes(memory_limit)
+    # blocks are laid out in a copy, with what they hold past the end
+    whole = x.shape if blocks is None else (2, *blocks.grid, *values.shape[1:])
+    scratch = (8 if x.sparse_order > 1 else 0) * x.nnz
+    if not x.is_coalesced:
+        scratch += coalescing_bytes(x.pattern.shape, x.nnz, values)
+    what = f"a dense tensor of shape {x.shape} and {x.dtype}"
+    memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, limit)
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
     x = x.coalesce()  # so that float16 duplicates are summed in float32
     sizes, values = x.pattern.shape, x.values
-    key = crd.sort_keys(x.coords, sizes)[0]  # the only one: the number of bytes is below 2**63
+    key = crd.linear_key(x.coords, sizes)[0]
     flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
     with without_autocast(x.device):
-        found = flat.index_add(0, key, values).reshape(*sizes, *values.shape[1:])
-    return found if x.pattern.blocks is None else x.pattern.blocks.laid_out(found)
+        found = flat.index_put_((key,), values).reshape(*sizes, *values.shape[1:])
+    return found if blocks is None else blocks.laid_out(found)
 
 
 def to_torch(
@@ -76,10 +79,9 @@ def to_torch(
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if layout != torch.sparse_coo:
         pointers = 8 * (1 + x.shape[int(layout in (torch.sparse_csc, torch.sparse_bsc))])
-        if pointers > available_memory(x.device):
-            raise OutOfMemoryError(
-                f"{layout} of shape {x.shape} has {pointers} bytes of pointers; take torch.sparse_coo"
-            )
+        memory.check(
+            f"the pointers of {layout} of shape {x.shape}", pointers, x.device, instead="take torch.sparse_coo"
+        )
         x = x.coalesce()
     if blocks is not None:
         if blocksize is not None and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True)):
@@ -348,4 +350,7 @@ def expand_dense(x: SparseTensor) -> SparseTensor:
         return expand_dense(type(x)._make(pattern, found.reshape(pattern.nnz, *found.shape[1 + x.sparse_order :])))
     if not x.dense_order:
         return x
+    nbytes = 8 * x.order * x.values.numel()
+    nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
+    memory.check(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
     return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))

@@ -54,6 +54,14 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
     return number % order
 
 
+def offset_of(offset: Any) -> int:
+    """An offset of a diagonal, within int64, beyond which no entry is either; `ShapeError` for what is no integer."""
+    try:
+        return max(-INT64_SIZES, min(operator.index(offset), INT64_SIZES - 1))
+    except TypeError:
+        raise ShapeError(f"the offset of a diagonal is an integer, found {offset!r:.80}") from None
+
+
 def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero") -> None:
     """CoordinateError naming mode, `what`, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
     if coords.shape[1] == 0:
@@ -90,9 +98,13 @@ def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torc
 
 def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """(order + dense modes, nnz * positions): each nonzero's coordinates before those of every position, row-major."""
-    positions = prod(sizes)
-    grid = torch.cartesian_prod(*(torch.arange(n, device=coords.device) for n in sizes)).reshape(positions, len(sizes))
-    return torch.cat((coords.repeat_interleave(positions, dim=1), grid.T.repeat(1, coords.shape[1])))
+    positions, (order, nnz) = prod(sizes), coords.shape
+    whole = coords.new_empty((order + len(sizes), nnz * positions))
+    whole[:order].view(order, nnz, positions).copy_(coords.unsqueeze(2))
+    for mode, size in enumerate(sizes):
+        row = whole[order + mode].view(nnz * prod(sizes[:mode]), size, prod(sizes[mode + 1 :]))
+        row.copy_(torch.arange(size, device=coords.device).unsqueeze(1))
+    return whole
 
 
 def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:

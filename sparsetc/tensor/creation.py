@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
-from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import only, places
+from sparsetc.tensor.arithmetic import at_entries, only, places
+from sparsetc.tensor.inputs import check_dtype, coalescing_bytes
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 PERMUTED = 1 << 22
@@ -96,9 +98,12 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     """
     x, y = (one.expand_dense().coalesce() for one in _alike((x, y), "kron"))
     shape = crd.checked_shape([n * m for n, m in zip(x.shape, y.shape, strict=True)])
+    count, like = x.nnz * y.nnz, torch.empty(0, dtype=torch.result_type(x.values, y.values), device=x.device)
+    nbytes = count * (8 * x.order + like.itemsize) + coalescing_bytes(shape, count, like)
+    memory.check(f"the {count:,} entries of a Kronecker product of shape {shape}", nbytes, x.device)
     sizes = torch.tensor(y.shape, device=x.device).view(-1, 1, 1)
     coords = (x.coords.unsqueeze(2) * sizes + y.coords.unsqueeze(1)).flatten(1)
-    return SparseTensor(coords, torch.outer(x.values, y.values).flatten(), shape, check=False)
+    return SparseTensor._of(coords, torch.outer(x.values, y.values).flatten(), shape, False).coalesce()
 
 
 @entry_point
@@ -137,8 +142,15 @@ def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None
         tensor(42.)
     """
     sizes = crd.checked_shape(shape)
-    values = torch.full((prod(sizes),), value, dtype=dtype, device=device)
-    return SparseTensor(_at(torch.arange(values.numel(), device=device), sizes), values, sizes, check=False)
+    if not sizes:
+        raise FormatError("full takes the size of at least one mode, found ()")
+    none = torch.zeros((0, 1), dtype=torch.int64, device=device)
+    like = torch.full((), value, dtype=dtype, device=device)
+    check_dtype(like.dtype)
+    nbytes = prod(sizes) * (8 * len(sizes) + like.itemsize) + 8 * max(sizes)
+    memory.check(f"all entries of shape {sizes}", nbytes, like.device)
+    values = like.new_full((prod(sizes),), value)
+    return SparseTensor._of(crd.with_dense_modes(none, sizes), values, sizes, True)
 
 
 @entry_point
@@ -168,7 +180,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
     if sparse and not isinstance(x, SparseTensor):
         if isinstance(x, int | float | complex):
             like = y.values if isinstance(y, SparseTensor) else torch.ones(())
-            x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).expand(condition.shape)
+            x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).reshape(1)
         x = condition.map(lambda values: torch.ones_like(values, dtype=torch.int8)) * x
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
         found = f"{type(x).__name__} and {type(y).__name__}"
@@ -184,11 +196,7 @@ def _where_it_holds(x: SparseTensor, condition: Any, wanted: bool) -> SparseTens
         if condition.shape != x.shape:
             raise ShapeError(f"where: the condition has shape {condition.shape}, an operand {x.shape}")
         return only(x, places(condition.pattern, x.pattern)[1] == wanted)
-    try:
-        held = condition.expand(x.shape)
-    except RuntimeError:
-        raise ShapeError(f"where: {tuple(condition.shape)} cannot be broadcast to {x.shape}") from None
-    return only(x, (held[tuple(x.coords)] != 0) == wanted)
+    return only(x, (at_entries(condition, x, "where: a condition") != 0) == wanted)
 
 
 @entry_point

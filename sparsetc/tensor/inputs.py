@@ -12,6 +12,7 @@ hundredth of the time of reading them again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -273,16 +274,30 @@ class Merge:
             return add_rows(total, self.run, values.to(total.dtype)).to(values.dtype)
 
 
+def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
+    """Return the bytes that `coalesced` and `Merge.values` take at most, beyond n nonzeros that are in no order.
+
+    Args:
+        shape: sizes of the sparse modes; where they multiply to more than 2**63 there are several keys.
+        n: how many nonzeros.
+        values: of these, or of others of the same dtype and dense modes.
+    """
+    width = math.prod(values.shape[1:])
+    sums = 80 * width if values.dtype in INTEGERS else 3 * width * values.dtype.itemsize
+    return n * (8 * len(shape) + 64 + 16 * (math.prod(shape).bit_length() // 48) + sums)
+
+
 def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
     """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
     keys = crd.sort_keys(coords, shape[: coords.shape[0]])
     if crd.is_sorted_unique(keys):
         return coords, None
     order, fresh = crd.sorted_runs(keys)
+    del keys
     kept = torch.nonzero(fresh).squeeze(1)
     if kept.shape[0] == order.shape[0]:
         return coords.index_select(1, order), Merge(order, None, order.shape[0])
-    run = torch.cumsum(fresh, 0) - 1
+    run = torch.cumsum(fresh, 0).sub_(1)
     return coords.index_select(1, order[kept]), Merge(order, run, kept.shape[0])
 
 

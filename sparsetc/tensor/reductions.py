@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
+from sparsetc.support import memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import check_reduction, groups_of, products, reduced_groups
+from sparsetc.tensor.inputs import coalescing_bytes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator, summed_dtype
 
@@ -116,8 +118,9 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")
     check_reduction(kind, x.dtype)
-    x, gone = without_blocks(x), _modes(x.order, dim)
-    dtype = summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype
+    gone, dtype = _modes(x.order, dim), summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype
+    _check_memory(x, kind, gone, output, dtype)
+    x = without_blocks(x)
     if kind != "sum" and not entries and 0 in [x.shape[m] for m in gone]:
         nothing = _of_nothing(x, kind, gone, keepdim, dtype)
         return x.from_dense(nothing) if output == "sparse" and nothing.ndim else nothing
@@ -149,6 +152,17 @@ def _modes(order: int, dim: Dims) -> list[int]:
     if len({*modes}) < len(modes):
         raise ShapeError(f"dim names a mode twice: {dim!r:.80}")
     return modes
+
+
+def _check_memory(x: Any, kind: str, gone: Sequence[int], output: str, dtype: torch.dtype) -> None:
+    """Raise `OutOfMemoryError` where groups of entries, and a dense result, would pass the memory limit."""
+    left = [n for m, n in enumerate(x.shape) if m not in gone]
+    dense = output == "dense" or len(left) < 2 or 0 in x.shape
+    # to number groups takes up to 72 bytes an entry, and their coordinates 8 a mode
+    nbytes = x._values.numel() * (8 * len(left) + 96 + 2 * accumulator(x.dtype).itemsize)
+    if not x.is_coalesced:
+        nbytes += coalescing_bytes(x._pattern.shape, x.nnz, x._values)
+    memory.check(f"the {kind} over modes {gone} of {x.shape}", nbytes + dense * prod(left) * dtype.itemsize, x.device)
 
 
 def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: torch.dtype) -> torch.Tensor:

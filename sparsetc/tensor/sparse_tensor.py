@@ -338,7 +338,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
         """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
 
-        The limit is a number or text like ``"8GB"``; without one, the memory available now on the tensor's device.
+        The limit is a number or text like ``"8GB"``; without one it is that of `sparsetc.options`, or what is free now
+        on the tensor's device. Memory that is taken on the way counts: 8 bytes an entry, more where duplicates are
+        summed, and a copy of a tensor in blocks.
         """
         return (convert.to_dense if torch.compiler.is_compiling() else _to_dense)(self, memory_limit)
 

@@ -248,7 +248,7 @@ class Structure:
         first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
         if first == second:
             raise ShapeError(f"diagonal takes two modes, found {dim1} and {dim2}")
-        offset = _offset(x, offset)
+        offset = crd.offset_of(offset)
         up, down = max(0, offset), max(0, -offset)
         size = max(0, min(x.shape[first] - down, x.shape[second] - up))
         others = [m for m in range(x.ndim) if m not in (first, second)]
@@ -273,7 +273,7 @@ class Structure:
         x = _untyped(self).expand_dense().coalesce()
         if x.ndim < 2:
             raise ShapeError("a triangle is of two modes, found one")
-        diagonal = _offset(x, diagonal)
+        diagonal = crd.offset_of(diagonal)
 
         def made() -> Taken:
             c = x._pattern.coords
@@ -281,12 +281,6 @@ class Structure:
             return x._pattern.like(c[:, kept], True), kept
 
         return _with_entries(x, *x._pattern._once(("triangle", diagonal, compare.__name__), made))
-
-
-def _offset(x: SparseTensor, offset: int) -> int:
-    """The offset of a diagonal, which 64 bits hold: all beyond the largest size are as empty as the first there."""
-    most = max(x.shape)
-    return max(-most, min(offset, most))
 
 
 def _untyped(x: Any) -> Any:

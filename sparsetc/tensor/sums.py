@@ -49,6 +49,15 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
+def result_bytes(dtype: torch.dtype) -> int:
+    """Return the bytes that a sum takes at most: as it is kept, and as one of this dtype where that is another.
+
+    Sums of integers are made in float64 too, to see whether they wrapped.
+    """
+    wide = accumulator(dtype)
+    return wide.itemsize * (3 if dtype in INTEGERS else 1) + (dtype.itemsize if wide != dtype else 0)
+
+
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a plain sum: int64 of integers, as torch's is; that of the terms otherwise."""
     return torch.int64 if dtype in INTEGERS else dtype
