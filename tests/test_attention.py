@@ -265,6 +265,8 @@ def test_a_block_mask_whose_function_divides(admitted: bool) -> None:
     found = stc.attention(q, k, v, mask)
     expected = torch.cat([scaled_dot_product_attention(q[s], k[s], v[s]) for s in (slice(128), slice(128, 256))])
     torch.testing.assert_close(found, expected * admitted)
+    with pytest.raises(stc.FormatError, match="one batch and head"):
+        stc.attention(q, k, v, create_block_mask(same, None, 2, 256, 256, device="cpu"))
 
 
 def test_what_attention_refuses() -> None:

@@ -191,6 +191,15 @@ def test_graph_attention(targets: int, sources: int, loops: bool) -> None:
     torch.testing.assert_close(found, dense_attention(layer, meets, x[:sources], other_targets))
 
 
+def test_where_weights_start() -> None:
+    torch.manual_seed(0)
+    layer, bound = stc.nn.GATConv(5, 40, heads=30), (6 / 70) ** 0.5  # Glorot and Bengio's
+    for weight in (layer.of_source, layer.of_target):
+        assert weight.min() < -0.9 * bound
+        assert 0.9 * bound < weight.max() <= bound
+    assert not layer.bias.any()
+
+
 def test_graph_attention_of_16_bits_and_in_forward_mode() -> None:
     torch.manual_seed(0)
     layer, adjacency, x = stc.nn.GATConv(5, 4, heads=3).double(), graph(), 4 * torch.randn(9, 5, dtype=torch.float64)
