@@ -18,6 +18,7 @@ from sparsetc.io import binsparse, bounds, memory, mtx, npz, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
+from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
@@ -101,7 +102,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     suffix = _suffix(path)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
-        raise FormatError(f"write takes a sparse tensor, found {type(x).__name__}; see SparseTensor.from_dense")
+        raise FormatError(f"write takes a sparse tensor, {not_sparse(x)}")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
     if suffix.startswith(".bsp"):
