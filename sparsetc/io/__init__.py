@@ -46,8 +46,8 @@ def read(
             integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
         columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
             mode each, and then that of the values. Each size is the largest coordinate and one.
-        progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
-            True always, False never. Needs rich; without it there is none.
+        progress: a progress bar on stderr (.tns only): None for what takes longer than two seconds when stderr is a
+            terminal, True always, False never. Needs rich; without it there is none.
 
     Raises:
         IOFormatError: an unknown suffix, or a file that is not what its suffix promises (file, line, text), or that

@@ -55,15 +55,11 @@ class Functions:
         raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of numpy that is no ufunc; refused are others, which might take our attributes for numpy's."""
+        """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
         name = function.__name__
         if function.__module__ != "numpy" or name not in ARRAY_FUNCTIONS:
             raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
         return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
-
-
-def _size(a: Any, axis: int | None = None) -> int:
-    return a.numel() if axis is None else a.size(axis)  # type: ignore[no-any-return]
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -225,7 +221,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
 """The same of numpy's functions, by numpy's names."""
 ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(("sum", "mean", "prod", "squeeze", "flip", "shape", "ndim", "fix")),
-    "size": _size,
+    "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
