@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from cases import random_sparse, random_values
@@ -147,6 +149,32 @@ def test_an_einsum_is_exported(
         "aten.sin.default",
         "sparsetc.contract.default",
     ]
+
+
+LAYER = """
+import sys, torch, sparsetc as stc
+
+def exported(seed):
+    places = torch.randperm(20, generator=torch.Generator().manual_seed(seed))[:8]
+    x = stc.SparseTensor(torch.stack((places // 5, places % 5)), torch.ones(8), (4, 5))
+
+    class Layer(torch.nn.Module):
+        def forward(self, b):
+            return stc.einsum("ij,jr->ir", x, b)
+
+    return x, torch.export.export(Layer(), (torch.ones(5, 2),))
+"""
+
+
+@pytest.mark.parametrize("before", ["", "x, same = exported(1)\n"])
+def test_a_program_of_another_process_is_read_and_runs_no_kernel_but_its_own(before: str, tmp_path: Path) -> None:
+    """The second process may have the same einsum of the same sizes, its first one too, for another pattern."""
+    path = str(tmp_path / "program.pt2")
+    done = processes.run(["-c", f"{LAYER}\nx, program = exported(0)\ntorch.export.save(program, {path!r})"])
+    assert done.returncode == 0, done.stderr
+    done = processes.run(["-c", f"{LAYER}\n{before}torch.export.load({path!r}).module()(torch.ones(5, 2))"])
+    assert "TransformError: the graph was traced with the kernel 'ij,jr->ir" in done.stderr
+    assert "which this process does not have" in done.stderr
 
 
 def test_compiling_and_packing_stay_outside(
