@@ -99,6 +99,7 @@ def test_a_bar_that_is_asked_for_is_drawn_at_once(name: str, tmp_path: Path, mon
         monkeypatch.setattr(progress, "PATIENCE", 600.0)  # what is not asked for waits
         LONG[name](wanted)
         assert bool(terminal.getvalue()) is bool(wanted)
+        assert ("streaming" in terminal.getvalue()) is (name == "stream" and bool(wanted)), "not its packing alone"
 
 
 @pytest.mark.parametrize("tune", ["model", "now"])
