@@ -151,6 +151,25 @@ def test_an_einsum_is_exported(
     ]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("before", ["made", "moved", "loaded", "called"])
+def test_a_sparse_layer_is_exported(before: str, strict: bool, breaks: Callable[[], int]) -> None:
+    """Whatever was done to it before: what is traced are stand-ins of its places, of which nothing can be counted."""
+    dense = [torch.zeros(4, 6).index_put((torch.arange(4), torch.tensor(at)), torch.tensor(2.0)) for at in (1, 5)]
+    layer, other = (stc.nn.SparseLinear.from_dense(weight, torch.ones(4)) for weight in dense)
+    given = torch.arange(12.0).reshape(2, 6)
+    if before == "moved":
+        layer, given = layer.double(), given.double()
+    elif before == "loaded":
+        layer.load_state_dict(other.state_dict())
+    elif before == "called":
+        layer(given)
+    program = torch.export.export(layer, (given,), strict=strict)
+    weight = dense[before == "loaded"].to(given.dtype)
+    torch.testing.assert_close(program.module()(given), given @ weight.T + 1)
+    assert "sparsetc.contract.default" in [str(node.target) for node in program.graph.nodes]
+
+
 LAYER = """
 import sys, torch, sparsetc as stc
 
