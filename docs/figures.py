@@ -210,7 +210,7 @@ def graphs_cpu() -> str:
 @figure
 def relations() -> str:
     """Return messages of several relations, each with a matrix of its own."""
-    axis = "PyTorch Geometric ÷ sparsetc"
+    axis = "a loop over relations in torch ÷ sparsetc"
     return _ratios("relations", "Relations, nodes, edges and features of a relational graph layer", axis)
 
 

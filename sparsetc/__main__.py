@@ -103,9 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
 
     pack = commands.add_parser("pack", help="make a packed file of a file of any size, in bounded memory")
-    pack.add_argument("source", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
+    pack.add_argument("source", help="a .tns, .mtx (either also .gz) or .npz file, or a .parquet table")
     pack.add_argument("target", help="the packed file to be, .parquet")
-    pack.add_argument("--memory", help="bytes to take, such as 2GB (default: a quarter of what is free)")
+    pack.add_argument("--columns", nargs="+", help="of a table: the columns of coordinates, then that of the values")
+    pack.add_argument("--memory-limit", help="bytes to take, such as 2GB (default: a quarter of what is free)")
     pack.add_argument("--dtype", choices=NAMED, help="of the values (default: as sparsetc.read)")
 
     blocking = commands.add_parser("blocking", help="group similar rows of a matrix from a file into dense blocks")
@@ -182,7 +183,7 @@ def _info_packed(path: str) -> None:
 
 def _pack(options: argparse.Namespace) -> None:
     dtype = NAMED[options.dtype] if options.dtype else None
-    stc.pack(options.source, options.target, dtype=dtype, memory_limit=options.memory)
+    stc.pack(options.source, options.target, dtype=dtype, columns=options.columns, memory_limit=options.memory_limit)
     with stc.open_packed(options.target) as file:
         shape = " x ".join(map(str, file.shape))
         print(f"{options.target}: {shape}, {file.nnz:,} nonzeros, {os.path.getsize(file.path):,} bytes")

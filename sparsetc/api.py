@@ -5,7 +5,6 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -267,10 +266,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
     for number, operand in enumerate(given, 1):
         coerced = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
         if not isinstance(coerced, SparseTensor | torch.Tensor):
-            said = f"operand {number} must be a torch tensor or sparse, found {type(coerced).__name__}"
-            of_file = "stc.read reads a file, and stc.stream takes a packed one"
-            is_file = isinstance(coerced, str | os.PathLike) or hasattr(coerced, "block")
-            raise DtypeError(f"{said}; {of_file if is_file else 'use torch.as_tensor'}")
+            found = inputs.not_sparse(coerced, "use torch.as_tensor")
+            raise DtypeError(f"operand {number} must be a torch tensor or sparse, {found}")
         if isinstance(coerced, SparseTensor) and coerced.device.type == "meta":
             raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
         operands.append(coerced)

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from sparsetc.api import einsum
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.options import Settings
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import gathered
@@ -63,9 +64,9 @@ class SparseLinear(nn.Module):
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
         sparse = without_blocks(sparse)
         self.out_features, self.in_features, self.settings = *sparse.shape, settings
-        self._weight: SparseTensor | None = None
         self.register_buffer("coords", sparse.coords.clone())
         self.values = nn.Parameter(sparse.values.detach().clone())
+        self._weight = self._at_places()
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     @classmethod
@@ -91,11 +92,18 @@ class SparseLinear(nn.Module):
     @property
     def weight(self) -> SparseTensor:
         """The weight, (out_features, in_features), of the values as they are."""
-        known = self._weight
-        if known is None or known.coords is not self.coords:
-            shape = self.out_features, self.in_features
-            known = self._weight = SparseTensor._of(self.coords, self.values.detach(), shape, True)
-        return known.with_values(self.values)
+        if self._weight.coords is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
+            self._weight = self._at_places()
+        return self._weight.with_values(self.values)
+
+    def _at_places(self) -> SparseTensor:
+        return SparseTensor._of(self.coords, self.values.detach(), (self.out_features, self.in_features), True)
+
+    def _apply(self, *args: Any, **settings: Any) -> SparseLinear:
+        """Move the places at once, as a graph may be traced before the next call."""
+        super()._apply(*args, **settings)
+        self._weight = self.weight
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply (*, in_features) activations to (*, out_features)."""
@@ -125,7 +133,7 @@ class SparseLinear(nn.Module):
                 self.coords = self.coords.new_empty(found.shape)
                 self.values.data = self.values.new_empty(found.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
-        self._weight = None
+        self._weight = self._at_places()
 
 
 class GraphConv(nn.Module):

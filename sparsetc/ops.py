@@ -26,7 +26,7 @@ from sparsetc.contraction.output import accumulated, check_accumulation, check_s
 from sparsetc.errors import DistributedError, EquationError, ShapeError
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support.entry import traced_by_modes
-from sparsetc.tensor.inputs import as_dense, check_plain
+from sparsetc.tensor.inputs import check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import summed_dtype
 
@@ -220,9 +220,11 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
         >>> stc.spmm(stc.eye(2, 3), torch.ones(3, 4)).shape
         torch.Size([2, 4])
     """
-    sparse = _matrix(a, "spmm")
-    b = as_dense(b, "spmm: b")
-    if not isinstance(b, torch.Tensor) or b.ndim not in (1, 2) or b.shape[0] != sparse.shape[1]:
+    sparse = _matrix(a, "spmm", b)
+    b = as_operand(b, "spmm: b")
+    if not isinstance(b, torch.Tensor):
+        raise ShapeError(f"spmm: b must be a dense tensor, found {type(b).__name__}; a @ b takes a sparse one too")
+    if b.ndim not in (1, 2) or b.shape[0] != sparse.shape[1]:
         raise ShapeError(f"spmm: b must have {sparse.shape[1]} rows, as a has columns, found {_found(b)}")
     check_operand(b, "spmm: b", sparse.dtype, sparse.device)
     wide = "r" if b.ndim == 2 else ""
@@ -291,7 +293,7 @@ def contract(
         >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape
         torch.Size([4, 2])
     """
-    sparse = _sparse(x, "contract")
+    sparse = _sparse(x, "contract", y)
     second = as_operand(y, "contract: y")
     if not isinstance(second, SparseTensor | torch.Tensor):
         raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(second).__name__}")
@@ -348,7 +350,8 @@ def equation(letters: str, terms: Sequence[str], kept: str) -> str:
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _sparse(x: Any, name: str) -> SparseTensor:
+def _sparse(x: Any, name: str, other: Any = None) -> SparseTensor:
+    """The first operand, which must be sparse; `other` is the second one of a product."""
     if type(x) is SparseTensor or sharded_of((x,)) is not None:
         return x  # type: ignore[no-any-return]
     if isinstance(x, str):
@@ -358,14 +361,14 @@ def _sparse(x: Any, name: str) -> SparseTensor:
     check_plain(x, f"{name}: the first operand")
     sparse = SparseTensor.coerce(x)
     if sparse is None:
-        raise EquationError(
-            f"{name}: the first operand must be sparse, found {type(x).__name__}; see SparseTensor.from_dense"
-        )
+        exchanged = "where only the second is, call torch.tensordot, torch.matmul or einsum"
+        found = not_sparse(x) if SparseTensor.coerce(other) is None else not_sparse(x, exchanged)
+        raise EquationError(f"{name}: the first operand must be sparse, {found}")
     return sparse
 
 
-def _matrix(a: Any, name: str) -> SparseTensor:
-    sparse = _sparse(a, name)
+def _matrix(a: Any, name: str, other: Any = None) -> SparseTensor:
+    sparse = _sparse(a, name, other)
     if sparse.order != 2:
         raise ShapeError(f"{name}: a must be a matrix, found order {sparse.order}, shape {sparse.shape}")
     return sparse

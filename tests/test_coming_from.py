@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+import sparsetc as stc
+
 Names = dict[str, Any]
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "coming_from"
 
@@ -75,6 +77,18 @@ def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         if "tensorly" in names:
             names["tensorly"].set_backend("numpy")  # as it was
+
+
+def test_pyttb_and_we_do_not_read_one_anothers_files(tmp_path: Path) -> None:
+    pyttb = pytest.importorskip("pyttb")
+    theirs, ours = str(tmp_path / "theirs.tns"), str(tmp_path / "ours.tns")
+    x = stc.SparseTensor([[0, 2], [1, 0]], [1.0, 2.0], (3, 4))
+    pyttb.export_data(pyttb.sptensor(x.coords.numpy().T, x.values.numpy()[:, None], x.shape), theirs)
+    stc.write(ours, x)
+    with pytest.raises(stc.IOFormatError, match="line 1"):
+        stc.read(theirs)
+    with pytest.raises(Exception, match="#"):
+        pyttb.import_data(ours)
 
 
 def compare(page: str, names: Names, here: list[list[Any]]) -> None:

@@ -84,6 +84,22 @@ def test_what_is_refused_is_said_in_one_line(
     assert err.count("\n") == 1
 
 
+def test_a_table_is_packed_by_its_columns(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What refuses it without names the option, and so does what refuses a limit."""
+    pandas = pytest.importorskip("pandas")
+    table = {"item": [1, 3, 1], "user": [0, 0, 2], "rating": [4.0, 2.5, 5.0]}
+    pandas.DataFrame(table).to_parquet("ratings.parquet")
+    status, _, err = _run(capsys, "pack", "ratings.parquet", "x.parquet")
+    assert status == 2
+    assert "name its columns=" in err
+    assert _run(capsys, "pack", "ratings.parquet", "x.parquet", "--columns", "user", "item", "rating")[0] == 0
+    assert stc.read("x.parquet").to_dense().tolist() == [[0, 4, 0, 2.5], [0] * 4, [0, 5, 0, 0]]
+    said = _run(capsys, "pack", "float.npz", "y.parquet", "--memory-limit", "1MB")[2]
+    assert said.endswith("raise memory_limit\n")
+    said = _run(capsys, "pack", "--help")[1]
+    assert all(f"--{name.replace('_', '-')}" in said for name in ("memory_limit", "columns", "dtype"))
+
+
 @pytest.mark.parametrize("name", ["int8", "float", "huge"])
 def test_blocking_prints_a_line_a_similarity(files: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, err = _run(capsys, "blocking", f"{name}.npz", "--width", "2", "--tau", "0.25", "1")

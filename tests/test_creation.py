@@ -49,6 +49,15 @@ def test_entries_anywhere(draw: object, shape: tuple[int, ...], nnz: int) -> Non
         assert abs(float(made[0].coords[0].double().mean()) / shape[0] - 0.5) < 0.1
 
 
+@pytest.mark.parametrize("shape", [(1000, 1000), (3000, 2000), (1 << 40, 1 << 20)])
+def test_positions_are_not_biased(shape: tuple[int, ...]) -> None:
+    """Of n uniform coordinates the mean is within 5 / sqrt(12 n) of the middle, and a tenth lies in the last tenth."""
+    x = stc.rand(shape, nnz=20_000, generator=torch.Generator().manual_seed(0))
+    for row, size in zip(x.coords.double(), shape, strict=True):
+        assert abs(float(row.mean()) / size - 0.5) < 0.0102
+        assert 0.089 < float((row >= 0.9 * size).double().mean()) < 0.111
+
+
 def test_densities() -> None:
     assert stc.rand((100, 100)).nnz == 100
     assert stc.rand((10, 10), 0.25, dtype=torch.float64).nnz == 25

@@ -94,7 +94,7 @@ def test_nothing_at_all() -> None:
 
 
 def test_dtypes_are_not_mixed() -> None:
-    message = r"operand 2 has dtype torch\.float32, the sparse operand has torch\.float64; convert one of them with"
+    message = r"operand 2 has dtype torch\.float32, the sparse operand has torch\.float64; convert one of them: \.to"
     with pytest.raises(stc.DtypeError, match=message):
         stc.einsum("ijk,jr->ir", x(), dense(5, 2, dtype=torch.float32))
 

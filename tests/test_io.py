@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -516,6 +517,12 @@ def test_writing_through_a_link(tmp_path: Path) -> None:
     sio.write(tmp_path / "link.tns", random_tensor((5, 6), 9))
     assert (tmp_path / "link.tns").is_symlink()
     assert sio.read(tmp_path / "real.tns").shape == (5, 6)
+
+
+def test_matrix_market_needs_no_scipy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    sio.write(tmp_path / "x.mtx", random_tensor((3, 4), 5))
+    assert sio.read(tmp_path / "x.mtx").shape == (3, 4)
 
 
 # ---- .mtx and .npz ----------------------------------------------------------------------------------------------

@@ -277,6 +277,70 @@ def test_ndarrays_are_dense_operands() -> None:
         stc.einsum("ijk,jr,kr->ir", x(), np.array([["a"] * 2] * 5), c)
 
 
+class Wrapper(torch.Tensor):
+    """A tensor around another, with no memory of its own, as torch_geometric's EdgeIndex."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        wrapper: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*[one.inner if isinstance(one, cls) else one for one in args], **(kwargs or {}))
+
+
+class Named(torch.Tensor):
+    """A subclass whose operators give the subclass."""
+
+
+@pytest.mark.parametrize("kind", [Wrapper, lambda t: t.as_subclass(Named)])
+def test_coordinates_of_a_subclass_are_plain(kind: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    edges = torch.tensor([[0, 1, 1], [2, 0, 2]])
+    graph = stc.SparseTensor(kind(edges), torch.tensor([1.0, 2.0, 3.0]), (2, 3))
+    assert type(graph.coords) is torch.Tensor
+    assert graph.coords.data_ptr() != edges.data_ptr()
+    assert graph.to_dense().tolist() == [[0, 0, 1], [2, 0, 3]]
+    assert stc.einsum("ij->i", graph).tolist() == [1, 5]
+
+
+# --- the way on that a refusal names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda e: stc.spmm(e, e), "b must be a dense tensor, found SparseTensor; a @ b takes a sparse one too"),
+        (lambda e: stc.spmm(e.to_dense(), e), "where only the second is, call torch.tensordot, torch.matmul"),
+        (lambda e: stc.contract(e.to_dense(), e, 1), "found Tensor; where only the second is, call torch.tensordot"),
+        (lambda e: stc.contract(e.to_dense(), e.to_dense(), 1), "found Tensor; see SparseTensor.from_dense"),
+        (lambda e: torch.addmm(e, e.to_dense(), e.to_dense()), r"call \.to_dense\(\) of the input, or torch.sparse"),
+        (lambda e: torch.sparse.sampled_addmm(e, torch.ones(2, 3, 4), torch.ones(2, 4, 3)), "three batches of them"),
+        (lambda e: torch.deg2rad(e.to(torch.complex64)), "deg2rad takes no torch.complex64"),
+        (lambda e: stc.einsum("ij,j->i", e.to_scipy(), torch.ones(3).double()), r"\.astype\(dtype\) of numpy, scipy"),
+        (lambda e: stc.SparseTensor.coerce(e.to_scipy().astype(bool)), r"\.astype\(dtype\) of numpy, scipy"),
+        (lambda e: stc.SparseTensor.from_table({"i": [0], "v": [True]}, ["i"], "v"), r"scipy and tables"),
+    ],
+)
+def test_a_refusal_names_what_can_be_called(call: Callable[[stc.SparseTensor], object], said: str) -> None:
+    with pytest.raises(stc.SparsetcError, match=said):
+        call(stc.eye(3))
+
+
+def test_what_these_name_is_right() -> None:
+    e, d = stc.SparseTensor([[0, 1], [2, 0]], [2.0, 3.0], (3, 3)), dense(3, 3)
+    torch.testing.assert_close(torch.tensordot(d, e, 1), d @ e.to_dense())
+    torch.testing.assert_close(torch.matmul(d, e), d @ e.to_dense())
+    torch.testing.assert_close((e @ e).to_dense(), e.to_dense() @ e.to_dense())
+    batch, left, right = stc.stack([e, e.T]), dense(2, 3, 4), dense(2, 4, 3)
+    found = torch.sparse.sampled_addmm(batch, left, right, beta=2, alpha=3)
+    expected = torch.where(batch.to_dense() == 0, 0, 2 * batch.to_dense() + 3 * left @ right)
+    torch.testing.assert_close(found.to_dense(), expected)
+
+
 # --- files and tables in the place of tensors -----------------------------------------------------------------------
 
 
@@ -285,6 +349,9 @@ def test_ndarrays_are_dense_operands() -> None:
     [
         (lambda: stc.einsum("ijk,jr,kr->ir", "x.parquet", *factors()[1:]), "stc.read reads a file"),
         (lambda: stc.stream("ijk,jr,kr->ir", "x.tns", *factors()[1:]), r"stc.pack\('x.tns', 'x.parquet'\)"),
+        (lambda: stc.decomposition.cp_als(packed(), 1), "found PackedFile; stc.read reads a file"),
+        (lambda: stc.decomposition.tucker("x.tns", 1), "found str; stc.read reads a file"),
+        (lambda: stc.mttkrp(packed(), factors(), 0), "found PackedFile; stc.read reads a file"),
         (lambda: stc.read("ratings.csv"), "from_table"),
         (lambda: table(np.array(["ann", "bob"])), "pandas.factorize numbers"),
         (lambda: table(np.array([0, -1])), "missing label"),
@@ -295,6 +362,10 @@ def test_ndarrays_are_dense_operands() -> None:
 def test_files_tables_and_tensors_of_another_kind(call: Call, said: str) -> None:
     with pytest.raises(stc.SparsetcError, match=said):
         call()
+
+
+def packed() -> stc.PackedFile:
+    return stc.PackedFile.__new__(stc.PackedFile)
 
 
 def table(users: np.ndarray) -> stc.SparseTensor:

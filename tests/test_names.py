@@ -74,6 +74,22 @@ def test_names_that_formats_take_are_free(name: str) -> None:
     assert names.is_free(name)
 
 
+ARGUMENTS = ["x", "n_iter_max", "tol", "init", "reduce", "random_state", "precision", "memory_limit", "device", "tune"]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "near"),
+    [
+        *(("precison", "precision"), ("maxiters", "n_iter_max"), ("iters", "n_iter_max"), ("memory", "memory_limit")),
+        *(("memorylimit", "memory_limit"), ("random", "random_state"), ("max_iter", "n_iter_max")),
+        *((word, None) for word in ("optimize", "semiring", "seed", "keepdims", "dtype", "threads", "path", "verbose")),
+    ],
+)
+def test_only_a_name_that_is_near_is_proposed(unknown: str, near: str | None) -> None:
+    said = names.refused([unknown], ARGUMENTS)
+    assert (f"{unknown} (did you mean {near}?);" in said) if near else ("did you mean" not in said), said
+
+
 TAKEN = ["for", "range", "pos", "pos_0", "tl", "torch", "at_i", "in_r", "b_jr", "operand_3_jr", "i", "A", "word_bits"]
 TAKEN += ["values", "item_ptr", "high_values", "low_values", "most", "most_B", "scaled_C", "unscale_X", "x_high"]
 

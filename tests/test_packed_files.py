@@ -397,7 +397,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     for name in ("x.stc", "x.STC"):
         (tmp_path / name).write_bytes(b"")
         for opened in (stc.read, stc.open_packed):
-            with pytest.raises(stc.IOFormatError, match=r"\.stc files are no longer read; write it as \.npz with"):
+            with pytest.raises(stc.IOFormatError, match=r"\.stc files are no longer read; pack the source again"):
                 opened(tmp_path / name)
 
 

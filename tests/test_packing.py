@@ -463,12 +463,12 @@ def test_what_is_in_the_way_is_told_before_anything_is_read(tmp_path: Path, monk
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = text(tmp_path / "x.tns", *entries(100)), tmp_path / "packed.parquet"
-    assert command_line.main(["pack", str(source), str(target), "--memory", "256MiB", "--dtype", "float64"]) == 0
+    assert command_line.main(["pack", str(source), str(target), "--memory-limit", "256MiB", "--dtype", "float64"]) == 0
     assert "nonzeros" in capsys.readouterr().out
     is_as_read(source, torch.float64)
     assert command_line.main(["info", str(target)]) == 0
     assert "packed, order 3" in capsys.readouterr().out
-    assert command_line.main(["pack", str(source), str(target), "--memory", "1MB"]) == 2
+    assert command_line.main(["pack", str(source), str(target), "--memory-limit", "1MB"]) == 2
     assert capsys.readouterr().err.startswith(f"sparsetc: {source}: packing would take 134,217,728 bytes")
 
 

@@ -108,6 +108,30 @@ def test_factors_of_modes_that_have_names_and_ranks_of_their_own() -> None:
         stc.plot.factors(model, modes=("user", "item"))
 
 
+def test_what_stands_beside_a_picture() -> None:
+    """Labels name the axis that they stand at, and titles what is drawn."""
+    x, b = cube(), (torch.rand(40, 4), torch.rand(700, 4))
+    image = stc.plot.spy(x, (2, 0))
+    assert (image.get_ylabel(), image.get_xlabel(), image.get_title()) == ("mode 2", "mode 0", "500 entries")
+    assert image.images[0].get_extent() == [0, 30, 700, 0]
+    kernel = stc.compile("ijk,jr,kr->ir", x, *b, plan="coo")
+    bars, (part,) = stc.plot.plan(kernel, *b), kernel.explain().parts
+    names = [label.get_text() for label in bars.get_yticklabels()]
+    assert names == [f"0: {part.format}\n{part.nbytes / 1e6:,.1f} MB", "measured"]
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["expected", "floor", "measured, all parts"]
+    assert (bars.get_xlabel(), bars.get_title()) == ("microseconds a call", "ijk,jr,kr->ir: coo")
+    tiles = stc.plot.tiles(kernel)
+    assert [text.get_text() for text in tiles.get_legend().get_texts()] == [f"0: {part.format}, 500 nonzeros"]
+    assert (tiles.get_title(), tiles.get_ylabel(), tiles.get_xlabel()) == ("ijk,jr,kr->ir: coo", "mode 0", "mode 1")
+    model = cp_als(x, 2, n_iter_max=3, random_state=0)
+    fit = stc.plot.fit(model)
+    assert (fit.get_xlabel(), fit.get_ylabel(), fit.get_title()) == ("iteration", "fit", f"{model.KIND}, rank 2")
+    assert fit.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert stc.plot.factors(model)[1, 2].get_title() == "mode 2, component 1"
+    counts = stc.decomposition.cp_apr(x, 2, n_iter_max=2, random_state=0)
+    assert stc.plot.fit(counts).get_ylabel() == "log-likelihood"
+
+
 def test_notebooks() -> None:
     x = cube()
     html = x._repr_html_()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,30 @@ def test_an_interrupt_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -
         interrupted(terminal)
     assert progress._display.drawn is None
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")  # the cursor is shown
+
+
+CUBE = stc.SparseTensor(torch.arange(5).expand(3, 5), torch.arange(1.0, 6.0), (5, 5, 5))
+LONG: dict[str, Callable[[bool | None], object]] = {
+    "read": lambda wanted: stc.read("x.tns", progress=wanted),
+    "pack": lambda wanted: stc.pack("x.tns", "x.parquet", progress=wanted),
+    "cp_als": lambda wanted: stc.decomposition.cp_als(CUBE, 1, n_iter_max=1, progress=wanted),
+    "cp_apr": lambda wanted: stc.decomposition.cp_apr(CUBE, 1, n_iter_max=1, progress=wanted),
+    "tucker": lambda wanted: stc.decomposition.tucker(CUBE, 1, n_iter_max=1, progress=wanted),
+    "stream": lambda wanted: stc.stream("ijk->i", CUBE, progress=wanted),
+    "blocking_curve": lambda wanted: stc.blocking_curve(CUBE.sum(2), taus=(0.5,), progress=bool(wanted)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_bar_that_is_asked_for_is_drawn_at_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stc.write("x.tns", CUBE)
+    for wanted in (None, False, True):
+        terminal = watched_terminal(monkeypatch)
+        monkeypatch.setattr(progress, "PATIENCE", 600.0)  # what is not asked for waits
+        LONG[name](wanted)
+        assert bool(terminal.getvalue()) is bool(wanted)
+        assert ("streaming" in terminal.getvalue()) is (name == "stream" and bool(wanted)), "not its packing alone"
 
 
 @pytest.mark.parametrize("tune", ["model", "now"])

@@ -24,6 +24,16 @@ def of_dense(x: torch.Tensor, name: str, dim: Any, keepdim: bool = False) -> tor
     return (x != 0).long() if name == "count_nonzero" and not modes else x
 
 
+@pytest.mark.parametrize(
+    "names", [{"dim": 0, "axis": 1}, {"keepdim": True, "keepdims": True}, {"keepdim": True, "keepdims": False}]
+)
+def test_one_argument_by_two_names(names: dict[str, Any]) -> None:
+    with pytest.raises(stc.KeywordError, match="a reduction takes one of them"):
+        stc.eye(3).sum(**names)
+    numpys, other = [*names.items()][1]
+    assert stc.eye(3).sum(**{numpys: other}).shape == ((3,) if numpys == "axis" else (1, 1) if other else ())
+
+
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", DIMS, ids=str)
 @pytest.mark.parametrize("name", REDUCTIONS)

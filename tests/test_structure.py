@@ -89,6 +89,12 @@ def test_spellings(kind: str, name: str) -> None:
         assert torch.autograd.gradcheck(call, values)
 
 
+def test_view_is_reshape() -> None:
+    x = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 4.0]])
+    assert torch.equal(stc.SparseTensor.from_dense(x).view(3, 2).to_dense(), x.view(3, 2))
+    assert torch.equal(stc.SparseTensor.from_dense(x).view(-1).to_dense(), x.view(-1))
+
+
 def test_patterns_are_found_once() -> None:
     x = sparse(dense(0, (4, 6)))
     for call in (lambda y: y.T, lambda y: y.reshape(3, 8), lambda y: y.tril(), lambda y: y.diagonal()):

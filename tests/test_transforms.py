@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 from cases import random_sparse, random_values
@@ -147,6 +149,51 @@ def test_an_einsum_is_exported(
         "aten.sin.default",
         "sparsetc.contract.default",
     ]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("before", ["made", "moved", "loaded", "called"])
+def test_a_sparse_layer_is_exported(before: str, strict: bool, breaks: Callable[[], int]) -> None:
+    """Whatever was done to it before: what is traced are stand-ins of its places, of which nothing can be counted."""
+    dense = [torch.zeros(4, 6).index_put((torch.arange(4), torch.tensor(at)), torch.tensor(2.0)) for at in (1, 5)]
+    layer, other = (stc.nn.SparseLinear.from_dense(weight, torch.ones(4)) for weight in dense)
+    given = torch.arange(12.0).reshape(2, 6)
+    if before == "moved":
+        layer, given = layer.double(), given.double()
+    elif before == "loaded":
+        layer.load_state_dict(other.state_dict())
+    elif before == "called":
+        layer(given)
+    program = torch.export.export(layer, (given,), strict=strict)
+    weight = dense[before == "loaded"].to(given.dtype)
+    torch.testing.assert_close(program.module()(given), given @ weight.T + 1)
+    assert "sparsetc.contract.default" in [str(node.target) for node in program.graph.nodes]
+
+
+LAYER = """
+import sys, torch, sparsetc as stc
+
+def exported(seed):
+    places = torch.randperm(20, generator=torch.Generator().manual_seed(seed))[:8]
+    x = stc.SparseTensor(torch.stack((places // 5, places % 5)), torch.ones(8), (4, 5))
+
+    class Layer(torch.nn.Module):
+        def forward(self, b):
+            return stc.einsum("ij,jr->ir", x, b)
+
+    return x, torch.export.export(Layer(), (torch.ones(5, 2),))
+"""
+
+
+@pytest.mark.parametrize("before", ["", "x, same = exported(1)\n"])
+def test_a_program_of_another_process_is_read_and_runs_no_kernel_but_its_own(before: str, tmp_path: Path) -> None:
+    """The second process may have the same einsum of the same sizes, its first one too, for another pattern."""
+    path = str(tmp_path / "program.pt2")
+    done = processes.run(["-c", f"{LAYER}\nx, program = exported(0)\ntorch.export.save(program, {path!r})"])
+    assert done.returncode == 0, done.stderr
+    done = processes.run(["-c", f"{LAYER}\n{before}torch.export.load({path!r}).module()(torch.ones(5, 2))"])
+    assert "TransformError: the graph was traced with the kernel 'ij,jr->ir" in done.stderr
+    assert "which this process does not have" in done.stderr
 
 
 def test_compiling_and_packing_stay_outside(

@@ -23,7 +23,7 @@ from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support import memory
 from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.inputs import as_dense
+from sparsetc.tensor.inputs import CONVERT, as_dense
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -380,7 +380,7 @@ def check_operand(
     what = position if isinstance(position, str) else f"operand {position + 1}"
     if operand.dtype != dtype:
         raise DtypeError(
-            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them with .to()"
+            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them: {CONVERT}"
         )
     if operand.device != device:
         raise DeviceError(

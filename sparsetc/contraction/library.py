@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches, one_by_one
 from sparsetc.contraction.canonical import Tensors, converted, promoted
-from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
+from sparsetc.contraction.contraction import RESULT, Contraction, compiled, known, operators, wrap
 from sparsetc.contraction.kernel import Kernel, NewValues
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
@@ -30,6 +30,7 @@ from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
+from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured
@@ -42,36 +43,28 @@ def _of(key: str) -> Contraction:
     contraction = known.get(key)
     if contraction is None:
         raise TransformError(
-            f"the graph was traced with the kernel {key!r}, which this process has no more; keep the kernel, or the "
-            "tensor that einsum was called with, and trace again"
+            f"the graph was traced with the kernel {key!r}, which this process does not have; keep the kernel, or the "
+            "tensor that einsum was called with, and trace again; a program of another process is exported again here"
         )
     return contraction
 
 
+def _named(key: str) -> str:
+    """The name of a contraction in graphs, with a checksum of its patterns: another process may load the graph."""
+    made = _of(key)
+    with lasting(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        name = " ".join([key, *(f"{bits(pattern.coords):x}" for pattern in _patterns_of(made))])
+    known[name] = made
+    return name
+
+
+_named._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 # -- operators --------------------------------------------------------------------------------------------------------
 
-_library = torch.library.Library("sparsetc", "DEF")
-_library.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
-_library.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
-_library.define("run(str kernel, Tensor[] tensors, int operand) -> Tensor")
-RESULT = -1
-"""In place of an operand's number: the result is wanted, and no gradient."""
 
-
-def _ran(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: torch.Tensor) -> torch.Tensor:
-    """The first two, below autograd: `run`, which is what torch leaves of them in a graph once it made gradients."""
-    return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)  # type: ignore[no-any-return]
-
-
-for _key in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
-    _library.impl("contract", _ran, _key)
-    _library.impl("gradient", _ran, _key)
-_library.impl("run", torch.library.fallthrough_kernel, "Autograd")
-
-
-@torch.library.impl(_library, "run", "CompositeExplicitAutograd")
-def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
-    """The result of values and dense operands, or the gradient for one of them, with the result's as last tensor."""
+def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    """Return the result of values and dense operands, or an operand's gradient, with the result's as last tensor."""
     contraction = _of(kernel)
     count, end = len(contraction.bare), None if operand == RESULT else -1
     values, dense, upstream = tensors[:count], tensors[count:end], tensors[-1]
@@ -81,14 +74,14 @@ def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor
         return torch.ops.sparsetc.gradient(kernel, values, dense, operand, upstream)  # type: ignore[no-any-return]
     _check_tangents(upstream)
     holder = contraction.kernels.get(tuple(map(id, values)))
-    patterns = holder._patterns if holder else _patterns_of(contraction, values)
+    patterns = holder._patterns if holder else _checked_patterns(contraction, values)
     if end is not None:
         return _fresh(contraction.gradient(patterns, operand, values, dense, upstream), [upstream])
     packed = None if captured(values[0]) else contraction.packed(values)  # a CUDA graph packs them itself
     return _fresh(contraction.evaluate(patterns, values, dense, packed), tensors)
 
 
-@torch.library.register_fake("sparsetc::run", lib=_library)
+@torch.library.register_fake("sparsetc::run", lib=operators)
 def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
     contraction = _of(kernel)
     if operand == RESULT:
@@ -96,16 +89,18 @@ def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> tor
     return tensors[operand].new_empty(tensors[operand].shape)
 
 
-def _patterns_of(made: Contraction, values: Tensors) -> list[Pattern]:
-    """The patterns, of which the values are: kernels read them without a look at their size.
+def _patterns_of(made: Contraction) -> list[Pattern]:
+    """The patterns of its sparse operands; those that are gone have left nothing to share, and are made again."""
+    return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
 
-    Patterns that are gone have left nothing to share, and are made again.
-    """
+
+def _checked_patterns(made: Contraction, values: Tensors) -> list[Pattern]:
+    """The patterns, of which the values are: kernels read them without a look at their size."""
     expected = [(tuple(shape), made.dtype, made.device) for _, shape in made.compiled_for]
     kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
     if kinds != expected:
         raise ShapeError(f"values of the kernel {made.key!r} must be {expected}, (shape, dtype, device), found {kinds}")
-    return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
+    return _patterns_of(made)
 
 
 def _check_tangents(tensor: torch.Tensor) -> None:
@@ -160,8 +155,8 @@ def _gradients(ctx: Any, tensors: Sequence[torch.Tensor], upstream: torch.Tensor
     return gradients[: ctx.count], gradients[ctx.count :]
 
 
-torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=_library)
-torch.library.register_autograd("sparsetc::gradient", _backward_of_gradient, setup_context=_remember, lib=_library)
+torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=operators)
+torch.library.register_autograd("sparsetc::gradient", _backward_of_gradient, setup_context=_remember, lib=operators)
 
 
 def _register_batches(name: str) -> None:
@@ -184,8 +179,8 @@ def _register_batches(name: str) -> None:
 
         return in_batches(called, *tensors)[0]
 
-    torch.library.register_vmap(f"sparsetc::{name}", rule, lib=_library)
-    _library.impl(name, of_autograd, "Batched")
+    torch.library.register_vmap(f"sparsetc::{name}", rule, lib=operators)
+    operators.impl(name, of_autograd, "Batched")
 
 
 for _operator in ("contract", "gradient", "run"):
@@ -204,9 +199,10 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
     if kernel.drop_zeros or _transforms(is_dynamo_compiling()):
         return kernel._called(tuple(dense), values)
     made, held = kernel.contraction, kernel._values if values is None else kernel._given(values)
-    if _is_plain(made.key):
-        return contract(made.key, [*held], [*dense])  # type: ignore[no-any-return]
-    return wrap(made, contract(made.key, [*held], [*converted(dense, made.dtype, made.device)]), kernel._patterns)
+    name = _named(made.key)
+    if _is_plain(name):
+        return contract(name, [*held], [*dense])  # type: ignore[no-any-return]
+    return wrap(made, contract(name, [*held], [*converted(dense, made.dtype, made.device)]), kernel._patterns)
 
 
 def _is_plain(key: str) -> bool:
@@ -326,14 +322,15 @@ def _compiled(
         options = of_call({name: _setting(value) for name, value in settings})
         contraction = compiled(text, [o for o in operands if o is not None], options, output)
         root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
-        _traced.setdefault(root, {})[contraction.key] = contraction
+        name = _named(contraction.key)
+        _traced.setdefault(root, {})[name] = contraction
         pattern = contraction.pattern_on(patterns)
         if pattern is None:
-            return DENSE + contraction.key
+            return DENSE + name
         if pattern is root:
-            return OWN + contraction.key
-        root.results[contraction.key] = pattern
-        return OTHER + contraction.key
+            return OWN + name
+        root.results[name] = pattern
+        return OTHER + name
 
 
 _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.tensor import tables
-from sparsetc.tensor.inputs import as_dense, check_plain
+from sparsetc.tensor.inputs import CONVERT, as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
 
@@ -67,7 +67,7 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
         x = SparseTensor.from_table(x, modes, values)
     sparse = SparseTensor.coerce(x)
     if sparse is None:
-        raise DtypeError(f"{name}: x must be sparse, found {type(x).__name__}; see SparseTensor.from_dense")
+        raise DtypeError(f"{name}: x must be sparse, {not_sparse(x)}")
     if sparse.dtype in INTEGERS:
         sparse = sparse.to(torch.get_default_dtype())
     kind(sparse.dtype, sparse.device, sparse.shape, name)
@@ -181,7 +181,7 @@ def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> to
     if tuple(given.shape) != shape:
         raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
     if given.dtype != x.dtype:
-        raise DtypeError(f"{what} has dtype {given.dtype}, x has {x.dtype}; convert one of them with .to()")
+        raise DtypeError(f"{what} has dtype {given.dtype}, x has {x.dtype}; convert one of them: {CONVERT}")
     if given.device != x.device:
         raise DeviceError(f"{what} is on {given.device}, x is on {x.device}; move one of them with .to()")
     if not bool(given.isfinite().all()):

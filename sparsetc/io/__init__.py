@@ -18,6 +18,7 @@ from sparsetc.io import binsparse, bounds, memory, mtx, npz, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
+from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
@@ -45,8 +46,8 @@ def read(
             integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
         columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
             mode each, and then that of the values. Each size is the largest coordinate and one.
-        progress: a progress bar on stderr (.tns only): None for files over 64 MB when stderr is a terminal,
-            True always, False never. Needs rich; without it there is none.
+        progress: a progress bar on stderr (.tns only): None for what takes longer than two seconds when stderr is a
+            terminal, True always, False never. Needs rich; without it there is none.
 
     Raises:
         IOFormatError: an unknown suffix, or a file that is not what its suffix promises (file, line, text), or that
@@ -101,7 +102,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     suffix = _suffix(path)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
-        raise FormatError(f"write takes a sparse tensor, found {type(x).__name__}; see SparseTensor.from_dense")
+        raise FormatError(f"write takes a sparse tensor, {not_sparse(x)}")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
     if suffix.startswith(".bsp"):

@@ -4,8 +4,7 @@ In: a path. Out: a SparseTensor of order 2; or the other way round. Every field 
 values are 1) and symmetry is read, symmetric ones in full; the dense ``array`` format is refused. What is written is
 ``coordinate``, ``general``.
 
-scipy.io.mmread is not used: that of scipy 1.17 ends the process with a segmentation fault on some damaged files, for
-example when the header declares fewer entries than there are.
+scipy.io.mmread is not used: it allocates what a header declares before it reads an entry, and knows no memory limit.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def pack(
         columns: of a .parquet, as in `read`.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
-        progress: a progress bar on stderr: None for long files when stderr is a terminal, True always, False never.
+        progress: a progress bar on stderr: None for what takes longer than two seconds when stderr is a
+            terminal, True always, False never.
 
     Raises:
         IOFormatError: an unknown suffix, a source that is not what its suffix promises (file, line, text) or that

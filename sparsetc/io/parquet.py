@@ -438,9 +438,7 @@ def check_columns(path: str, columns: Sequence[str] | None) -> None:
 def refuse_old(path: str | os.PathLike[str]) -> None:
     """IOFormatError for a file of the format that was before."""
     if os.fsdecode(path).lower().endswith(".stc"):
-        raise IOFormatError(
-            f"{os.fsdecode(path)}: .stc files are no longer read; write it as .npz with sparsetc 0.1, and pack that"
-        )
+        raise IOFormatError(f"{os.fsdecode(path)}: .stc files are no longer read; pack the source again")
 
 
 def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:

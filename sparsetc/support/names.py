@@ -114,8 +114,8 @@ def is_own(thing: object) -> bool:
 
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-CLOSE = 0.55
-"""Least likeness of a name that is proposed."""
+CLOSE = 0.6
+"""Least likeness of a name that is proposed. Words that only share letters, as seed and device, stay below it."""
 
 
 def refused(unknown: Sequence[str], options: Sequence[str]) -> str:
@@ -133,9 +133,9 @@ def refused(unknown: Sequence[str], options: Sequence[str]) -> str:
 
 
 def _likeness(known: str, name: str) -> float:
-    """How much two names share, 0 to 1, letters in order or in any order: ``maxiters`` is like ``n_iter_max``."""
-    pairs = (known, name), tuple(sorted(word.replace("_", "")) for word in (known, name))
-    return max(SequenceMatcher(None, *pair).ratio() for pair in pairs)
+    """Return how much of two names agrees, 0 to 1, in order or word by word: ``maxiters`` is like ``n_iter_max``."""
+    shared = sum(len(word) for word in known.split("_") if word in name)
+    return max(SequenceMatcher(None, known, name).ratio(), shared / len(name))
 
 
 def _called() -> Iterator[Callable[..., Any]]:

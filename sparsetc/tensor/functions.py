@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support.entry import lacks_memory
 from sparsetc.tensor.arithmetic import Arithmetic, is_sparse, matmul
 from sparsetc.tensor.inputs import as_dense
 
@@ -52,6 +53,13 @@ class Functions:
         if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
             return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
         raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
+        name = function.__name__
+        if function.__module__ != "numpy" or name not in ARRAY_FUNCTIONS:
+            raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
+        return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -97,8 +105,10 @@ def _mapped(name: str) -> Callable[..., Any]:
     def called(x: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
-        except NotImplementedError:
-            raise DtypeError(f"torch's {name} takes no {x.dtype}") from None
+        except RuntimeError as error:
+            if lacks_memory(error):
+                raise
+            raise DtypeError(f"torch's {name} takes no {x.dtype}: {error}") from None
 
     return called
 
@@ -114,6 +124,11 @@ def _elsewhere(module: str, name: str) -> Callable[..., Any]:
 
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
+    if not (is_sparse(x) or is_sparse(y)):
+        raise DtypeError(
+            "addmm of a sparse input and two dense matrices is dense: call .to_dense() of the input, or "
+            "torch.sparse.sampled_addmm for its entries alone"
+        )
     product = matmul(x, y)
     if is_sparse(product) and not is_sparse(input):
         product = product.to_dense()
@@ -121,8 +136,11 @@ def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> 
 
 
 def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``beta * input + alpha * x @ y`` at the entries of the sparse input."""
-    sampled = Arithmetic._einsum_of("ij,ik,kj->ij", input.map(torch.ones_like), x, y, output="sparse")
+    """``beta * input + alpha * x @ y`` at the entries of the sparse input: of matrices, or of batches of these."""
+    if not len(input.shape) == len(x.shape) == len(y.shape):
+        shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
+        raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
+    sampled = Arithmetic._einsum_of("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
     return sampled * alpha if beta == 0 else input * beta + sampled * alpha
 
 
@@ -201,5 +219,10 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     **{f"arc{name[1:]}": FUNCTIONS[name] for name in MAPS if name[0] == "a"},
 }
 """The same of numpy's functions, by numpy's names."""
+ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
+    **dict.fromkeys(("sum", "mean", "prod", "squeeze", "flip", "shape", "ndim", "fix")),
+    "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
+}
+"""Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

@@ -13,6 +13,7 @@ hundredth of the time of reading them again.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -46,12 +47,14 @@ NAMED = {dtype_name(dtype): dtype for dtype in DTYPES}
 """The dtypes of values, by name."""
 
 
+CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
+"""How other objects get another dtype, as messages say it."""
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """DtypeError unless values may have ``dtype``."""
     if dtype not in DTYPES:
-        raise DtypeError(
-            f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first, e.g. with .to()"
-        )
+        raise DtypeError(f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first: {CONVERT}")
 
 
 def not_plain(data: object) -> str:
@@ -82,6 +85,13 @@ def check_plain(data: object, what: str) -> None:
     kind = not_plain(data)
     if kind:
         raise DtypeError(f"{what} is {kind}, which sparsetc cannot compute with; {REMEDIES[kind]}")
+
+
+def not_sparse(operand: object, dense: str = "see SparseTensor.from_dense") -> str:
+    """Return what was found in place of a sparse tensor, and what to call; `dense` is the advice for all but files."""
+    is_file = isinstance(operand, str | os.PathLike) or hasattr(operand, "block")
+    of_file = "stc.read reads a file, and stc.stream takes a packed one for an einsum"
+    return f"found {type(operand).__name__}; {of_file if is_file else dense}"
 
 
 def as_dense(operand: Any, what: str) -> Any:
@@ -151,6 +161,16 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
     return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
 
 
+def _without_subclass(coords: ArrayLike) -> ArrayLike:
+    """A subclass of torch.Tensor, as PyG's EdgeIndex, copied to a tensor; all else as it is."""
+    check_plain(coords, "coords")
+    if not isinstance(coords, torch.Tensor) or type(coords) is torch.Tensor:
+        return coords
+    plain = torch.empty(coords.shape, dtype=coords.dtype, device=coords.device)
+    plain.copy_(coords)  # what it returns may be of the subclass
+    return plain
+
+
 def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
     """Whether a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
     if transforming():  # whose tensors do not say where they are
@@ -207,7 +227,7 @@ def constructed(
     coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool, in_blocks: bool = False
 ) -> tuple[Pattern, torch.Tensor]:
     """Return a pattern, and values on it, of arguments of SparseTensor or `from_blocks`."""
-    vals = as_values(values)
+    vals, coords = as_values(values), _without_subclass(coords)
     comes_again = type(coords) is torch.Tensor and not transforming()
     with lasting():
         raw = as_coords(coords, vals)
