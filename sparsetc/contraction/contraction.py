@@ -186,32 +186,6 @@ class Contraction(Inspectable, ABC):
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 """Contractions by key, for as long as they live: what operators of `torch.library` look them up in."""
-
-operators = torch.library.Library("sparsetc", "DEF")
-"""Operators of graphs, known from the import on so that a saved program is read; `library` has what they do."""
-operators.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
-operators.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
-operators.define("run(str kernel, Tensor[] tensors, int operand) -> Tensor")
-RESULT = -1
-"""In place of an operand's number: the result is wanted, and no gradient."""
-
-
-def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: torch.Tensor) -> Any:
-    """The first two, below autograd: `run`, which is what torch leaves of them in a graph once it made gradients."""
-    return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
-
-
-def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
-    from sparsetc.contraction import library  # loaded where a graph is traced or run first
-
-    return library.run(kernel, tensors, operand)
-
-
-for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
-    operators.impl("contract", _below, _level)
-    operators.impl("gradient", _below, _level)
-operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
-operators.impl("run", _run, "CompositeExplicitAutograd")
 T = TypeVar("T")
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
+from sparsetc.contraction.canonical import Tensors
 from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
@@ -292,3 +293,32 @@ class Kernel(Inspectable):
     def __repr__(self) -> str:
         where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'
+
+
+# -- operators of graphs ----------------------------------------------------------------------------------------------
+
+operators = torch.library.Library("sparsetc", "DEF")
+"""Known from the import on, so that a saved program is read; `library` has what they do."""
+operators.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
+operators.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
+operators.define("run(str kernel, Tensor[] tensors, int operand) -> Tensor")
+RESULT = -1
+"""In place of an operand's number: the result is wanted, and no gradient."""
+
+
+def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: torch.Tensor) -> Any:
+    """The first two, below autograd: `run`, which is what torch leaves of them in a graph once it made gradients."""
+    return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
+
+
+def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    from sparsetc.contraction import library
+
+    return library.run(kernel, tensors, operand)
+
+
+for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
+    operators.impl("contract", _below, _level)
+    operators.impl("gradient", _below, _level)
+operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
+operators.impl("run", _run, "CompositeExplicitAutograd")

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches, one_by_one
 from sparsetc.contraction.canonical import Tensors, converted, promoted
-from sparsetc.contraction.contraction import RESULT, Contraction, compiled, known, operators, wrap
-from sparsetc.contraction.kernel import Kernel, NewValues
+from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
+from sparsetc.contraction.kernel import RESULT, Kernel, NewValues, operators
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
