@@ -15,9 +15,10 @@ from torch import nn
 from torch.nn import functional
 from typing_extensions import Unpack
 
-from sparsetc.api import einsum
+from sparsetc.api import compile, einsum
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
-from sparsetc.options import Settings
+from sparsetc.options import Settings, current
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
@@ -28,6 +29,10 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
 __all__ = ["GATConv", "GraphConv", "SparseLinear", "batch_of", "collate", "normalized"]
+
+EQUATION = "oi,bi->bo"
+KERNELS = 16
+"""Kernels that a layer holds, one for each number of rows of its activations. Not measured."""
 
 
 class SparseLinear(nn.Module):
@@ -67,6 +72,7 @@ class SparseLinear(nn.Module):
         self.register_buffer("coords", sparse.coords.clone())
         self.values = nn.Parameter(sparse.values.detach().clone())
         self._weight = self._at_places()
+        self._kernels: dict[Any, Kernel] = {}
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     @classmethod
@@ -94,7 +100,7 @@ class SparseLinear(nn.Module):
         """The weight, (out_features, in_features), of the values as they are."""
         if self._weight.coords is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
             self._weight = self._at_places()
-        return self._weight.with_values(self.values)
+        return SparseTensor._make(self._weight.pattern, self.values)
 
     def _at_places(self) -> SparseTensor:
         return SparseTensor._of(self.coords, self.values.detach(), (self.out_features, self.in_features), True)
@@ -109,10 +115,29 @@ class SparseLinear(nn.Module):
         """Multiply (*, in_features) activations to (*, out_features)."""
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
-        flat = x.reshape(prod(x.shape[:-1]), self.in_features)
-        found = einsum("oi,bi->bo", self.weight, flat, output="dense", **self.settings)
-        found = found.reshape(*x.shape[:-1], self.out_features)
-        return found if self.bias is None else found + self.bias  # type: ignore[no-any-return]
+        flat = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), self.in_features)
+        product = self._product(flat)
+        product = product if x.ndim == 2 else product.reshape(*x.shape[:-1], self.out_features)
+        return product if self.bias is None else product + self.bias
+
+    def _product(self, flat: torch.Tensor) -> Any:
+        """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
+        values, known = self.values, self._weight
+        # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
+        held = type(values) is nn.Parameter and flat.dtype is values.dtype and known.coords is self.coords
+        if not held or torch.compiler.is_compiling() or traced_by_modes():
+            return einsum(EQUATION, self.weight, flat, output="dense", **self.settings)
+        key = flat.shape, flat.dtype, current(), torch.get_float32_matmul_precision()
+        kernel = self._kernels.get(key)
+        if kernel is None or kernel.operand._values is not values or kernel.operand._pattern is not known._pattern:
+            if kernel is not None or len(self._kernels) >= KERNELS:
+                self._kernels.clear()
+            kernel = self._kernels[key] = compile(EQUATION, self.weight, flat, output="dense", **self.settings)
+        return kernel(flat)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave kernels behind, which are compiled again where the layer is loaded."""
+        return {**self.__dict__, "_kernels": {}}
 
     def extra_repr(self) -> str:
         """What is printed of the layer."""

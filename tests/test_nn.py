@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -125,6 +126,29 @@ def test_degrees() -> None:
         star = stc.SparseTensor([[0] * 3000, [*range(3000)]], torch.ones(3000, dtype=dtype), (3000, 3000))
         found = stc.nn.normalized(star).values
         torch.testing.assert_close(found[1], torch.tensor(3000**-0.5, dtype=dtype), rtol=0, atol=0)
+
+
+def test_a_layer_follows_what_changes() -> None:
+    """Options in force, types, parameters, pickles and copies, behind a kernel that is held."""
+    layer, x = stc.nn.SparseLinear.from_dense(torch.eye(3) * 2), torch.rand(2, 3)
+    torch.testing.assert_close(layer(x), 2 * x)
+    with stc.options(plan="no such plan"), pytest.raises(stc.PlanError, match="no such plan"):
+        layer(x)
+    again = pickle.loads(pickle.dumps(layer))
+    layer.values = torch.nn.Parameter(torch.full((3,), 3.0))
+    torch.testing.assert_close(layer(x), 3 * x)
+    for other in (again, copy.deepcopy(again)):
+        torch.testing.assert_close(other(x), 2 * x)
+    torch.testing.assert_close(layer.double()(x.double()), 3 * x.double())
+    for rows in range(20):
+        assert layer(torch.rand(rows, 3, dtype=torch.float64)).shape == (rows, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer.float()(x.bfloat16()).dtype == torch.float32
+    swapped = torch.func.functional_call(layer, {"values": torch.ones(3)}, x)
+    torch.testing.assert_close(swapped, x)
+    gradient = torch.func.grad(lambda v: torch.func.functional_call(layer, {"values": v}, x).sum())(torch.ones(3))
+    torch.testing.assert_close(gradient, x.sum(0))
+    torch.testing.assert_close(layer(x), 3 * x)
 
 
 def test_what_graphs_are_refused() -> None:
@@ -279,5 +303,3 @@ def test_graphs_in_blocks() -> None:
             stc.nn.collate(bad)
     with pytest.raises(stc.ShapeError, match="one order"):
         stc.nn.collate([single, stc.rand((2, 2, 2), dtype=torch.float64)])
-    with pytest.raises(stc.ShapeError, match="one sample or more"):
-        stc.nn.collate([])

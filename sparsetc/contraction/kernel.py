@@ -83,7 +83,10 @@ class Kernel(Inspectable):
         if self._packed is not None:
             for values, version in zip(self._values, self._versions, strict=True):
                 # Inference tensors have no count; what learns may change without it.
-                if version is None or values.requires_grad or values._version != version:
+                if version is None or values.requires_grad:
+                    self._packed = self.contraction.packed(self._values)
+                    break
+                if values._version != version:
                     self._pack()
                     break
         return self._packed
