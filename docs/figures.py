@@ -7,9 +7,11 @@ a benchmark again, and the pages follow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from statistics import geometric_mean, median
+from typing import Any
 
-from charts import bars, results, source, table
+from charts import bars, measured, results, source, table
 
 FIGURES: dict[str, Callable[[], str]] = {}
 
@@ -18,6 +20,56 @@ def figure(make: Callable[[], str]) -> Callable[[], str]:
     """Register what a page names."""
     FIGURES[make.__name__] = make
     return make
+
+
+# -- what one would write instead -------------------------------------------------------------------------------------
+
+
+def _instead(name: str, device: str) -> str:
+    """Return every task beside the best peer; what is wrong or failed stands first, then the least ratio."""
+    if not measured(name):
+        return f"Not measured yet on {device}: there is no `benchmarks/results/{name}.json`.\n"
+    rows = sorted(results(name)["rows"], key=_least_ratio)
+    known = [ratio for ratio in map(_least_ratio, rows) if 0 < ratio < inf]
+    said = f"{sum(ratio < 1 for ratio in known)} of {len(rows)} rows are below 1."
+    if known:
+        said += f" The geometric mean is {geometric_mean(known):.2g}."
+    head = ("task", "instead", "sparsetc, µs", "instead, µs", "ratio", "a call: sparsetc, µs", "instead, µs", "ratio")
+    return f"{said}\n\n{table(head, map(_instead_cells, rows))}{source(name)}"
+
+
+def _least_ratio(row: dict[str, Any]) -> float:
+    """Return the lower of a row's two ratios; 0 where ours is wrong or failed, inf where no peer has a time."""
+    if "error" not in row["ours"]:
+        return 0.0
+    return min((row[ratio] for ratio in ("ratio", "call_ratio") if ratio in row), default=inf)
+
+
+def _instead_cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    ours = row["ours"]
+    peers = dict.fromkeys(row[key] for key in ("instead", "instead_call") if key in row)
+    if "error" not in ours:
+        (why, text), *_ = ours.items()
+        return row["task"], ", ".join(row["peers"]), f"{why}: {text}".replace("|", "\\|"), *[""] * 5
+    cells: list[Any] = [row["task"], ", then ".join(peers)]
+    for measure, peer, ratio in (("us", "instead", "ratio"), ("call_us", "instead_call", "call_ratio")):
+        if ratio in row:
+            cells += [ours[measure], row["peers"][row[peer]][measure], row[ratio]]
+        else:
+            cells += [ours.get(measure, ""), "", ""]
+    return tuple(cells)
+
+
+@figure
+def instead() -> str:
+    """Return the yardstick on a GPU."""
+    return _instead("instead", "a GPU")
+
+
+@figure
+def instead_cpu() -> str:
+    """Return the yardstick on a CPU."""
+    return _instead("instead_cpu", "a CPU")
 
 
 # -- MTTKRP -----------------------------------------------------------------------------------------------------------
