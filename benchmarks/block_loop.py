@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
 
 import torch
 import triton
 import triton.language as tl
+
+SETTINGS = ((128, 5, 4), (256, 5, 4), (256, 5, 8), (128, 3, 4), (128, 3, 8), (256, 3, 8), (64, 3, 4), (64, 2, 4))
+"""Columns, steps ahead and warps of a program; large blocks of float32 fit with the last ones only."""
 
 
 @triton.jit
@@ -54,6 +56,6 @@ def candidates(
 ) -> Iterator[partial[torch.Tensor]]:
     """Calls with a few settings, of which the clock is to choose."""
     row_ptr, columns = row_ptr.int(), columns.int()
-    for width, stages, warps in product((128, 256), (3, 5), (4, 8)):
+    for width, stages, warps in SETTINGS:
         if b.shape[1] % width == 0:
             yield partial(block_product, row_ptr, columns, values, b, width, stages, warps)

@@ -119,8 +119,9 @@ def device_microseconds(call: Call) -> tuple[float, bool]:
     return common.microseconds(call), False
 
 
-def timed(call: Call, task: Task, expected: Any) -> Result:
+def timed(call: Call, task: Task, expected: Any, threads: int) -> Result:
     """Check a result, then time the call."""
+    torch.set_num_threads(threads)  # a call before may have changed it
     error = error_of(call(), expected)
     if not error <= task.tolerance:
         return {"wrong": f"relative error {error:.1e}, allowed {task.tolerance:.0e}"}
@@ -142,7 +143,7 @@ def within(seconds: float, function: Callable[[], Any]) -> Any:
         return {"failed": f"{type(error).__name__}: {error}"[:200].replace("\n", " ")}
 
 
-def measured(row: Row, seconds: float) -> Result:
+def measured(row: Row, seconds: float, threads: int) -> Result:
     """Measure ours, in 6 of 10 of the seconds that are left at most, then the peers."""
     stop = time.monotonic() + seconds
     result: Result = {"task": row.title, "date": common.environment()["date"], "ours": {}, "peers": {}}
@@ -158,9 +159,9 @@ def measured(row: Row, seconds: float) -> Result:
     if isinstance(prepared, dict):
         return result | {"ours": prepared}
     task, expected = prepared
-    result["ours"] = within(0.6 * left(), partial(timed, task.ours, task, expected))
+    result["ours"] = within(0.6 * left(), partial(timed, task.ours, task, expected, threads))
     for name, call in task.instead.items():
-        result["peers"][name] = within(left(), partial(timed, call, task, expected))
+        result["peers"][name] = within(left(), partial(timed, call, task, expected, threads))
     return result | ratios(result)
 
 
@@ -258,8 +259,8 @@ def main(words: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
     warnings.simplefilter("ignore")
     if asked.cpu:
         common.DEVICE = "cpu"
-    if common.DEVICE == "cpu":
-        torch.set_num_threads(asked.threads)
+    threads = asked.threads if common.DEVICE == "cpu" else torch.get_num_threads()
+    torch.set_num_threads(threads)
     before = json.loads(asked.since.read_text())["rows"] if asked.since else []  # may be the record that is replaced
     name = "instead" if common.DEVICE == "cuda" else "instead_cpu"
     results = {row["task"]: row for row in recorded(name)}
@@ -272,9 +273,10 @@ def main(words: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
         if time.monotonic() > stop:
             print(f"{len(todo) - len(done)} rows are left for another run")
             break
-        result = results[row.title] = measured(row, asked.seconds)
+        result = results[row.title] = measured(row, asked.seconds, threads)
         done.append(result)
         print(line(result), flush=True)
+        torch.set_num_threads(threads)  # what is recorded
         in_order = [results[each.title] for each in rows if each.title in results]
         common.record(name, in_order, **versions())
         torch._dynamo.reset()  # each row compiles for its own shapes

@@ -6,7 +6,7 @@ a benchmark again, and the pages follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from statistics import geometric_mean, median
 from typing import Any
@@ -25,6 +25,10 @@ def figure(make: Callable[[], str]) -> Callable[[], str]:
 # -- what one would write instead -------------------------------------------------------------------------------------
 
 
+MEASURES = (("us", "instead", "ratio"), ("call_us", "instead_call", "call_ratio"))
+"""A time, and the keys of a row of the yardstick that name its best peer and hold its ratio: device, and call."""
+
+
 def _instead(name: str, device: str) -> str:
     """Return every task beside the best peer; what is wrong or failed stands first, then the least ratio."""
     if not measured(name):
@@ -34,30 +38,30 @@ def _instead(name: str, device: str) -> str:
     said = f"{sum(ratio < 1 for ratio in known)} of {len(rows)} rows are below 1."
     if known:
         said += f" The geometric mean is {geometric_mean(known):.2g}."
-    head = ("task", "instead", "sparsetc, µs", "instead, µs", "ratio", "a call: sparsetc, µs", "instead, µs", "ratio")
-    return f"{said}\n\n{table(head, map(_instead_cells, rows))}{source(name)}"
+    on_gpu = ("device: sparsetc, µs", "instead, µs", "ratio") if name == "instead" else ()
+    head = ("task", "instead", *on_gpu, "call: sparsetc, µs", "instead, µs", "ratio")
+    cells = [_instead_cells(row, MEASURES if on_gpu else MEASURES[1:]) for row in rows]
+    return f"{said}\n\n{table(head, cells)}{source(name)}"
 
 
 def _least_ratio(row: dict[str, Any]) -> float:
-    """Return the lower of a row's two ratios; 0 where ours is wrong or failed, inf where no peer has a time."""
+    """Return the lower of a row's ratios; 0 where ours is wrong or failed, inf where no peer has a time."""
     if "error" not in row["ours"]:
         return 0.0
-    return min((row[ratio] for ratio in ("ratio", "call_ratio") if ratio in row), default=inf)
+    return min((row[ratio] for _, _, ratio in MEASURES if ratio in row), default=inf)
 
 
-def _instead_cells(row: dict[str, Any]) -> tuple[Any, ...]:
+def _instead_cells(row: dict[str, Any], measures: Sequence[tuple[str, str, str]]) -> list[Any]:
     ours = row["ours"]
-    peers = dict.fromkeys(row[key] for key in ("instead", "instead_call") if key in row)
     if "error" not in ours:
-        (why, text), *_ = ours.items()
-        return row["task"], ", ".join(row["peers"]), f"{why}: {text}".replace("|", "\\|"), *[""] * 5
-    cells: list[Any] = [row["task"], ", then ".join(peers)]
-    for measure, peer, ratio in (("us", "instead", "ratio"), ("call_us", "instead_call", "call_ratio")):
-        if ratio in row:
-            cells += [ours[measure], row["peers"][row[peer]][measure], row[ratio]]
-        else:
-            cells += [ours.get(measure, ""), "", ""]
-    return tuple(cells)
+        said = "; ".join(f"{key}: {text}" for key, text in ours.items())
+        return [row["task"], ", ".join(row["peers"]), said.replace("|", "\\|"), *[""] * (3 * len(measures) - 1)]
+    peers = dict.fromkeys(row[peer] for _, peer, _ in measures if peer in row)
+    cells = [row["task"], ", then ".join(peers)]
+    for measure, peer, ratio in measures:
+        times = (row["peers"][row[peer]][measure], row[ratio]) if ratio in row else ("", "")
+        cells += [ours.get(measure, ""), *times]
+    return cells
 
 
 @figure

@@ -24,10 +24,17 @@ def multiplied(x: Any, y: Any) -> Any:
     return x.multiply(y)
 
 
+def with_shared(x: stc.SparseTensor) -> stc.SparseTensor:
+    """The matrix with as many further nonzeros, at places that every such matrix has."""
+    shared = scattered((N, N), NNZ // 2, seed=2)
+    coords = torch.cat((x.coords, shared.coords), 1)
+    return stc.SparseTensor(coords, torch.cat((x.values, shared.values)), x.shape)
+
+
 def of_two(name: str, new: bool) -> Task:
     """Two matrices whose patterns met before, or meet for the first time at each call."""
-    y, operation = scattered((N, N), NNZ, 1), NAMES[name]
-    x = scattered((N, N), NNZ, 0)
+    operation = NAMES[name]
+    x, y = (with_shared(scattered((N, N), NNZ // 2, seed)) for seed in (0, 1))
     left, right = (t.to_torch(torch.sparse_coo).coalesce() for t in (x, y))
     doubles = [t.double() for t in (left, right)]
     copies = [stc.SparseTensor(x.coords.clone(), x.values, x.shape) for _ in range(FRESH if new else 1)]
@@ -55,7 +62,7 @@ def rows_of(count: int) -> Task:
 
 ROWS = [
     *(
-        Row(f"{name}, 400 K nonzeros each, {what}", "arithmetic", partial(of_two, name, new))
+        Row(f"{name}, 400 K nonzeros each, half of them shared, {what}", "arithmetic", partial(of_two, name, new))
         for name in NAMES
         for what, new in (("patterns that met before", False), ("new patterns", True))
     ),

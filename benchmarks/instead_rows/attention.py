@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
 from instead_rows.calls import later, plain_and_compiled, quiet, step
-from instead_rows.operands import generator, normal
+from instead_rows.operands import generator, normal, with_loops
 from instead_rows.row import GPU, LIMIT, Call, Row, Task
 
 HEADS, WIDTH = 8, 64
@@ -128,7 +128,7 @@ def by_scatter(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, edges: torch.T
 def of_graph(log2_nodes: int, degree: int, heads: int, width: int, backward: bool) -> Task:
     """Attention of nodes to their neighbours and themselves."""
     edges, (n, _) = synthetic.rmat(log2_nodes, degree, device=common.DEVICE)
-    edges = torch.unique(torch.cat((edges, torch.arange(n, device=common.DEVICE).expand(2, n)), 1), dim=1)
+    edges = with_loops(edges, n)
     q, k, v, g = (normal(heads, n, width, dtype=HALF, seed=seed) for seed in range(4))
     operands = tuple(t.requires_grad_(backward) for t in (q, k, v))
     pattern = stc.SparseTensor(edges, torch.ones(edges.shape[1], dtype=HALF, device=edges.device), (n, n))

@@ -17,7 +17,7 @@ from torch.nn.functional import leaky_relu
 
 import sparsetc as stc
 from instead_rows.calls import each_once, plain_and_compiled, quiet, step, versioned
-from instead_rows.operands import normal, positive
+from instead_rows.operands import generator, normal, positive, with_loops
 from instead_rows.row import CPU, FRESH, GPU, Call, Row, Task
 
 WIDTH, HEADS, CLASSES = 64, 4, 16
@@ -29,7 +29,8 @@ Graph = tuple[torch.Tensor, torch.Tensor, int]
 
 def random_graphs(edges: int, nodes: int) -> list[Graph]:
     """Uniform graphs of one size, duplicates among the edges."""
-    drawn = (torch.randint(0, nodes, (2, edges), device=common.DEVICE) for _ in range(FRESH))
+    shape, device = (2, edges), common.DEVICE
+    drawn = [torch.randint(0, nodes, shape, generator=generator(seed), device=device) for seed in range(FRESH)]
     return [(coords, positive(edges, seed), nodes) for seed, coords in enumerate(drawn)]
 
 
@@ -131,7 +132,7 @@ def geometric_product() -> Messages:
 def graph_of(log2_nodes: int, degree: int) -> stc.SparseTensor:
     """An R-MAT graph with all self loops."""
     edges, (n, _) = synthetic.rmat(log2_nodes, degree, device=common.DEVICE)
-    edges = torch.unique(torch.cat((edges, torch.arange(n, device=common.DEVICE).expand(2, n)), 1), dim=1)
+    edges = with_loops(edges, n)
     return stc.SparseTensor(edges, positive(edges.shape[1]), (n, n))
 
 

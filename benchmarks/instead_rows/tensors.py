@@ -19,7 +19,7 @@ from common import mttkrp_equation, mttkrp_reference
 
 import sparsetc as stc
 from instead_rows.calls import plain_and_compiled, versioned
-from instead_rows.operands import generator, normal, of_data, scattered, uber
+from instead_rows.operands import distinct, generator, normal, of_data, scattered, uber
 from instead_rows.row import CPU, GPU, LIMIT, Call, Row, Task
 
 # -- MTTKRP -----------------------------------------------------------------------------------------------------------
@@ -63,7 +63,8 @@ def in_steps(
 
 def steps_of(x: stc.SparseTensor, order: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     """For each step: the index into its matrix, the row of the result that it adds to, and how many rows there are."""
-    coords, left, steps = x.coords, list(range(x.order)), []
+    coords, left = x.coords, list(range(x.order))
+    steps: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     for mode in order:
         place = left.index(mode)
         left.pop(place)
@@ -71,7 +72,7 @@ def steps_of(x: stc.SparseTensor, order: Sequence[int]) -> list[tuple[torch.Tens
         if len(left) == 1:
             steps.append((column, rest[0], x.shape[left[0]]))
         else:
-            coords, row = torch.unique(rest, dim=1, return_inverse=True)
+            coords, row = distinct(rest, [x.shape[m] for m in left])
             steps.append((column, row, coords.shape[1]))
     return steps
 
@@ -93,12 +94,12 @@ def ttmc(tensor: Callable[[], stc.SparseTensor], mode: int, rank: int) -> Task:
     def in_order(values: Any, steps: Any, own: Any, axes: Sequence[int]) -> torch.Tensor:
         return in_steps(values, steps, own).permute(0, *axes)
 
-    *later, first = others
+    backwards = others[::-1]  # the longest mode of Uber first, which leaves the fewest fibers
     instead: dict[str, Call] = {}
-    for order in ([first, *later[::-1]], [first, *later]):
+    for order in (backwards, [backwards[0], *others[:-1]]):
         instead |= plain_and_compiled(f"steps by hand, modes {order}", in_order, *by_hand(order))
-    instead |= last_dense(x, matrices, mode, [first, *later[::-1]])
-    expected = by_hand([first, *later[::-1]], torch.float64)
+    instead |= last_dense(x, matrices, mode, backwards)
+    expected = by_hand(backwards, torch.float64)
     return Task(lambda: kernel(*matrices.values()), instead, lambda: in_order(*expected))
 
 
@@ -106,8 +107,9 @@ def last_dense(x: stc.SparseTensor, matrices: dict[int, torch.Tensor], mode: int
     """The chain in steps whose last is a dense product, over all of the last mode and the one that is kept."""
     *before, last = order
     left = sorted((last, mode))
-    kept = torch.unique(x.coords[left], dim=1)
-    place, sizes = kept[0] * x.shape[left[1]] + kept[1], [x.shape[m] for m in left]
+    sizes = [x.shape[m] for m in left]
+    kept, _ = distinct(x.coords[left], sizes)
+    place = kept[0] * sizes[1] + kept[1]
     ranks = {m: "abcdef"[m] for m in order}
     letters = common.letters(x.order)
     semi = "".join(letters[m] for m in left) + "".join(ranks[m] for m in before)
@@ -236,7 +238,7 @@ ROWS = [
         for m in range(order)
     ),
     *(
-        Row(f"{name} 400 K nonzeros, mode {m}, R 32", "MTTKRP", partial(mttkrp, tensor, 32, m))
+        Row(f"{name} 400 K nonzeros, mode {m}, R 32", "MTTKRP", partial(mttkrp, tensor, 32, m), CPU)
         for name, tensor in (("skewed 2000 x 3000 x 4000,", SKEWED), ("uniform 30 K x 40 K x 50 K,", UNIFORM))
         for m in range(3)
     ),
