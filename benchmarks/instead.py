@@ -167,13 +167,13 @@ def measured(row: Row, seconds: float, threads: int) -> Result:
 
 def ratios(result: Result) -> Result:
     """The best peer by each measure, and its time over ours."""
-    found: Result = {}
+    best_of: Result = {}
     for measure, peer, ratio in MEASURES:
         times = {name: one[measure] for name, one in result["peers"].items() if measure in one}
         if times and measure in result["ours"]:
             best = min(times, key=times.__getitem__)
-            found |= {peer: best, ratio: float(f"{times[best] / result['ours'][measure]:.3g}")}
-    return found
+            best_of |= {peer: best, ratio: float(f"{times[best] / result['ours'][measure]:.3g}")}
+    return best_of
 
 
 def recorded(name: str) -> list[Result]:
@@ -214,21 +214,21 @@ def line(result: Result) -> str:
 
 def versions() -> Result:
     """Versions of the peers that are installed."""
-    found = {}
+    installed = {}
     for package in PEERS:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def chosen(rows: Sequence[Row], asked: argparse.Namespace, known: set[str]) -> list[Row]:
-    """The rows to run; those whose data are absent are named and left out."""
+def chosen(rows: Sequence[Row], asked: argparse.Namespace, titles: set[str]) -> list[Row]:
+    """The rows to run, which are not among the recorded titles if only missing ones are asked for."""
     left = []
     for row in rows:
         wanted = common.DEVICE in row.on and asked.only in row.title and (asked.full or not row.full)
-        if not wanted or (asked.missing and row.title in known):
+        if not wanted or (asked.missing and row.title in titles):
             continue
         absent = [name for name in row.needs if not common.data_file(name).exists()]
         if absent:
@@ -281,6 +281,7 @@ def main(words: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
         common.record(name, in_order, **versions())
         torch._dynamo.reset()  # each row compiles for its own shapes
         gc.collect()
+        wait()  # ends the run if a row left the device broken
         if common.DEVICE == "cuda":
             torch.cuda.empty_cache()
     lines = fallen(done, before)

@@ -34,10 +34,10 @@ def _instead(name: str, device: str) -> str:
     if not measured(name):
         return f"Not measured yet on {device}: there is no `benchmarks/results/{name}.json`.\n"
     rows = sorted(results(name)["rows"], key=_least_ratio)
-    known = [ratio for ratio in map(_least_ratio, rows) if 0 < ratio < inf]
-    said = f"{sum(ratio < 1 for ratio in known)} of {len(rows)} rows are below 1."
-    if known:
-        said += f" The geometric mean is {geometric_mean(known):.2g}."
+    compared = [ratio for ratio in map(_least_ratio, rows) if 0 < ratio < inf]
+    said = f"{sum(ratio < 1 for ratio in compared)} of {len(rows)} rows are below 1."
+    if compared:
+        said += f" The geometric mean is {geometric_mean(compared):.2g}."
     on_gpu = ("device: sparsetc, µs", "instead, µs", "ratio") if name == "instead" else ()
     head = ("task", "instead", *on_gpu, "call: sparsetc, µs", "instead, µs", "ratio")
     cells = [_instead_cells(row, MEASURES if on_gpu else MEASURES[1:]) for row in rows]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
 
 import common
 import torch
@@ -15,7 +15,7 @@ from instead_rows.operands import generator, normal
 from instead_rows.row import GPU, LIMIT, TF32, Call, Row, Task
 
 
-def given(rows: int, side: int, share: float, columns: int, dtype: torch.dtype) -> Task:
+def product_of(rows: int, side: int, share: float, columns: int, dtype: torch.dtype) -> Task:
     """Random blocks, every block as likely."""
     lines = rows // side
     there = torch.rand(lines, lines, generator=generator(), device=common.DEVICE) < share
@@ -51,7 +51,7 @@ def tuned(bsr: torch.Tensor, b: torch.Tensor) -> Iterator[Call]:
     from torch.sparse._triton_ops import bsr_dense_addmm
 
     out = b.new_zeros(bsr.shape[0], b.shape[1])
-    for width, group, stages, warps in product((64, 128, 256), (1, 4), (2, 4), (4,)):
+    for width, group, stages, warps in itertools.product((64, 128, 256), (1, 4), (2, 4), (4,)):
         if b.shape[1] % width == 0:
             settings = {"SPLIT_N": b.shape[1] // width, "GROUP_SIZE_ROW": group}
             settings |= {"num_stages": stages, "num_warps": warps}
@@ -63,7 +63,7 @@ ROWS = [
     Row(
         f"{side}², {share:.0%} of {rows}², N 4096, {name}",
         "given blocks",
-        partial(given, rows, side, share, 4096, dtype),
+        partial(product_of, rows, side, share, 4096, dtype),
         GPU,
         full=full,
     )

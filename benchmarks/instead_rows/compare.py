@@ -11,9 +11,9 @@ import torch
 import sparsetc as stc
 
 
-def error_of(found: Any, expected: Any) -> float:
+def error_of(result: Any, expected: Any) -> float:
     """Return the largest relative error of the results, norm over norm; inf where shapes or patterns differ."""
-    pairs = zip(listed(found), listed(expected), strict=False)
+    pairs = zip(listed(result), listed(expected), strict=False)
     return max(error_of_one(as_torch(one), as_torch(other)) for one, other in pairs)
 
 
@@ -36,15 +36,15 @@ def as_torch(result: Any) -> torch.Tensor:
     return torch.sparse_coo_tensor(coo._indices(), coo._values(), coo.shape, is_coalesced=False)
 
 
-def error_of_one(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of_one(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Compare one result: entry by entry if a sparse one is expected, else position by position."""
     if expected.layout == torch.strided:
-        found, expected = found.to_dense().double().squeeze(), expected.double().squeeze()
-    if found.shape != expected.shape:
+        result, expected = result.double().to_dense().squeeze(), expected.double().squeeze()
+    if result.shape != expected.shape:
         return math.inf
     if expected.layout == torch.strided:
-        return float((found - expected).norm() / expected.norm())
-    found, expected = found.coalesce(), expected.coalesce()
-    if not torch.equal(found.indices(), expected.indices()):
+        return float((result - expected).norm() / expected.norm())
+    result, expected = result.coalesce(), expected.coalesce()
+    if not torch.equal(result.indices(), expected.indices()):
         return math.inf
-    return error_of_one(found.values(), expected.values())
+    return error_of_one(result.values(), expected.values())

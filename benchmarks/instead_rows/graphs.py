@@ -48,85 +48,87 @@ def messages(coords: torch.Tensor, weights: torch.Tensor, nodes: int, x: torch.T
     return x.new_zeros(nodes, x.shape[1]).index_add(0, coords[0], x[coords[1]] * weights[:, None])
 
 
-def ours_of(coords: torch.Tensor, weights: torch.Tensor, nodes: int, x: torch.Tensor) -> torch.Tensor:
-    """The same from fresh coordinates."""
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Of a graph and the features of its nodes."""
+
+
+def by_scatter(coords: torch.Tensor, weights: torch.Tensor, nodes: int) -> Product:
+    """A product by gather and scatter."""
+    return lambda x: messages(coords, weights, nodes, x)
+
+
+def by_sparsetc(coords: torch.Tensor, weights: torch.Tensor, nodes: int) -> Product:
+    """A product by a SparseTensor of fresh coordinates."""
     graph = stc.SparseTensor(coords, weights, (nodes, nodes))
-    return stc.einsum("ij,jr->ir", graph, x, output="dense")
+    return lambda x: stc.einsum("ij,jr->ir", graph, x, output="dense")
 
 
-def sparse_of(coords: torch.Tensor, weights: torch.Tensor, nodes: int, x: torch.Tensor) -> torch.Tensor:
-    """The same by torch's COO."""
-    return torch.sparse_coo_tensor(coords, weights, (nodes, nodes)) @ x
+def by_torch(coords: torch.Tensor, weights: torch.Tensor, nodes: int) -> Product:
+    """A product by torch's COO."""
+    graph = torch.sparse_coo_tensor(coords, weights, (nodes, nodes))
+    return lambda x: graph @ x
 
 
-Messages = Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], torch.Tensor]
+def by_geometric(coords: torch.Tensor, weights: torch.Tensor, nodes: int) -> Product:
+    """A message passing of PyTorch Geometric that multiplies by weights and sums."""
+    from torch_geometric.nn import SimpleConv
+
+    layer, index = SimpleConv(aggr="sum"), coords.flip(0)
+    return lambda x: layer(x, index, weights)
+
+
+WAYS = {"gather and index_add": by_scatter, "torch COO": by_torch}
+if find_spec("torch_geometric"):
+    WAYS[versioned("torch_geometric")] = by_geometric
+
+
+Use = Callable[[Product, int, torch.dtype], Any]
+"""Of a graph's product, its number of nodes, and the type of its weights."""
+
+
+def each_new(graphs: list[Graph], way: Callable[..., Product], use: Use) -> Call:
+    """A call that makes the product of a graph that is new, and uses it."""
+    following = each_once(graphs)
+
+    def call() -> Any:
+        coords, weights, nodes = following()
+        return use(way(coords, weights, nodes), nodes, weights.dtype)
+
+    return call
+
+
+def of_new_graphs(graphs: list[Graph], use: Use) -> Task:
+    """The same use of one new graph after the other."""
+    coords, weights, nodes = graphs[0]
+    in_double = each_new([(coords, weights.double(), nodes)], by_scatter, use)
+    instead = {name: each_new(graphs, way, use) for name, way in WAYS.items()}
+    return Task(each_new(graphs, by_sparsetc, use), instead, in_double, STEP, fresh=True)
 
 
 def new_graphs(graphs: Callable[[], list[Graph]], backward: bool) -> Task:
-    """One product a graph, and the gradient of the features; every graph is new."""
+    """One product a graph, and the gradient of the features."""
     all_graphs = graphs()
     features = normal(max(nodes for _, _, nodes in all_graphs), WIDTH)
 
-    def each(product: Messages) -> Call:
-        following = each_once(all_graphs)
+    def use(product: Product, nodes: int, dtype: torch.dtype) -> Any:
+        x = features[:nodes].to(dtype).requires_grad_(backward)
+        return step(lambda: product(x), [x], x.detach())() if backward else product(x)
 
-        def call() -> Any:
-            coords, weights, nodes = following()
-            x = features[:nodes].requires_grad_(backward)
-            if not backward:
-                return product(coords, weights, nodes, x)
-            return step(lambda: product(coords, weights, nodes, x), [x], torch.ones_like(x))()
-
-        return call
-
-    coords, weights, nodes = all_graphs[0]
-    x = features[:nodes].double().requires_grad_()
-    expected = step(lambda: messages(coords, weights.double(), nodes, x), [x], torch.ones_like(x))
-    instead = {"gather and index_add": each(messages), "torch COO": each(sparse_of)}
-    return Task(each(ours_of), instead, lambda: expected()[: 2 if backward else 1], STEP, fresh=True)
+    return of_new_graphs(all_graphs, use)
 
 
 def two_layers(edges: int, nodes: int) -> Task:
     """A training step of two graph convolutions on a new graph: loss and gradients of the weights."""
-    graphs = random_graphs(edges, nodes)
     features, wanted = normal(nodes, WIDTH), normal(nodes, CLASSES, seed=1)
-    first, second = normal(WIDTH, WIDTH, seed=2) * 0.1, normal(WIDTH, CLASSES, seed=3) * 0.1
+    matrices = [normal(WIDTH, WIDTH, seed=2) * 0.1, normal(WIDTH, CLASSES, seed=3) * 0.1]
 
-    def trained(product: Messages, graph: Graph, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        coords, edge_weights, _ = graph
-        edge_weights = edge_weights.to(dtype)
-        matrices = [first.to(dtype).requires_grad_(), second.to(dtype).requires_grad_()]
-        hidden = product(coords, edge_weights, nodes, features.to(dtype) @ matrices[0]).relu()
-        out = product(coords, edge_weights, nodes, hidden @ matrices[1])
-        loss = (out - wanted.to(dtype)).square().mean()
-        return loss.detach(), *torch.autograd.grad(loss, matrices)
+    def use(product: Product, nodes: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        first, second = (matrix.detach().to(dtype).requires_grad_() for matrix in matrices)
+        hidden = product(features.to(dtype) @ first).relu()
+        loss = (product(hidden @ second) - wanted).square().mean()
+        return loss.detach(), *torch.autograd.grad(loss, [first, second])
 
-    def each(product: Messages) -> Call:
-        following = each_once(graphs)
-        return lambda: trained(product, following(), torch.float32)
-
-    def ours() -> Call:
-        following = each_once(graphs)
-
-        def call() -> tuple[torch.Tensor, ...]:
-            coords, weights, _ = graph = following()
-            adjacency = stc.SparseTensor(coords, weights, (nodes, nodes))
-            return trained(lambda *a: stc.einsum("ij,jr->ir", adjacency, a[3], output="dense"), graph, torch.float32)
-
-        return call
-
-    instead = {"gather and index_add": each(messages), "torch COO": each(sparse_of)}
-    if find_spec("torch_geometric"):
-        instead[versioned("torch_geometric")] = each(geometric_product())
-    return Task(ours(), instead, lambda: trained(messages, graphs[0], torch.float64), STEP, fresh=True)
-
-
-def geometric_product() -> Messages:
-    """A message passing of PyTorch Geometric that multiplies by weights and sums."""
-    from torch_geometric.nn import SimpleConv
-
-    layer = SimpleConv(aggr="sum")
-    return lambda coords, weights, nodes, x: layer(x, coords.flip(0), weights)
+    return of_new_graphs(random_graphs(edges, nodes), use)
 
 
 def graph_of(log2_nodes: int, degree: int) -> stc.SparseTensor:
@@ -154,11 +156,11 @@ def gcn(x: torch.Tensor, edges: torch.Tensor, weights: torch.Tensor, mix: Any, b
     return messages(edges, weights, len(x), x @ mix.T) + bias
 
 
-def sage(x: torch.Tensor, edges: torch.Tensor, of_neighbours: Any, own: Any) -> torch.Tensor:
+def sage(x: torch.Tensor, edges: torch.Tensor, of_neighbours: Any, of_self: Any) -> torch.Tensor:
     """GraphSAGE with means, by gather and scatter."""
     total = messages(edges, x.new_ones(edges.shape[1]), len(x), x)
     counts = x.new_zeros(len(x)).index_add(0, edges[0], x.new_ones(edges.shape[1]))
-    return (total / counts.clamp(min=1)[:, None]) @ of_neighbours.T + x @ own.T
+    return (total / counts.clamp(min=1)[:, None]) @ of_neighbours.T + x @ of_self.T
 
 
 def layer(kind: str, log2_nodes: int, degree: int, backward: bool) -> Task:
@@ -195,9 +197,9 @@ def layer(kind: str, log2_nodes: int, degree: int, backward: bool) -> Task:
 def our_layer(kind: str, graph: Any, x: torch.Tensor, parameters: list[torch.Tensor]) -> tuple[Call, list[Any]]:
     """The package's layer with these parameters, and its parameters in their order."""
     if kind == "SAGE":
-        of_neighbours, own = parameters
+        of_neighbours, of_self = parameters
         mean = partial(stc.einsum, "ij,jr->ir", graph.with_values(torch.ones_like(graph.values)), reduce="mean")
-        return lambda: mean(x, output="dense") @ of_neighbours.T + x @ own.T, parameters
+        return lambda: mean(x, output="dense") @ of_neighbours.T + x @ of_self.T, parameters
     if kind == "GCN":
         convolution = stc.nn.GraphConv(WIDTH, WIDTH).to(common.DEVICE)
         named = [convolution.linear.weight, convolution.bias]
@@ -223,11 +225,11 @@ def geometric_layer(kind: str, graph: Any, x: torch.Tensor, parameters: list[tor
     return lambda: convolution(x, index), set_to(named, parameters)
 
 
-def set_to(named: list[Any], parameters: list[torch.Tensor]) -> list[Any]:
+def set_to(parameters: list[Any], values: list[torch.Tensor]) -> list[Any]:
     """Give a layer's parameters values."""
-    for own, value in zip(named, parameters, strict=True):
-        own.data = value.detach().clone().view_as(own)
-    return named
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value.detach().clone().view_as(parameter)
+    return parameters
 
 
 STEPS = (

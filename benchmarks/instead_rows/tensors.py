@@ -91,8 +91,8 @@ def ttmc(tensor: Callable[[], stc.SparseTensor], mode: int, rank: int) -> Task:
         axes = [1 + order.index(m) for m in others]
         return x.values.to(dtype), steps_of(x, order), [matrices[m].to(dtype) for m in order], axes
 
-    def in_order(values: Any, steps: Any, own: Any, axes: Sequence[int]) -> torch.Tensor:
-        return in_steps(values, steps, own).permute(0, *axes)
+    def in_order(values: Any, steps: Any, step_matrices: Any, axes: Sequence[int]) -> torch.Tensor:
+        return in_steps(values, steps, step_matrices).permute(0, *axes)
 
     backwards = others[::-1]  # the longest mode of Uber first, which leaves the fewest fibers
     instead: dict[str, Call] = {}
@@ -115,8 +115,8 @@ def last_dense(x: stc.SparseTensor, matrices: dict[int, torch.Tensor], mode: int
     semi = "".join(letters[m] for m in left) + "".join(ranks[m] for m in before)
     equation = f"{semi},{letters[last]}{ranks[last]}->{letters[mode]}{''.join(sorted(ranks.values()))}"
 
-    def chain(values: torch.Tensor, steps: Any, own: list[torch.Tensor]) -> torch.Tensor:
-        fibers = in_steps(values, steps, own)
+    def chain(values: torch.Tensor, steps: Any, step_matrices: list[torch.Tensor]) -> torch.Tensor:
+        fibers = in_steps(values, steps, step_matrices)
         dense = fibers.new_zeros(prod(sizes), *fibers.shape[1:]).index_copy(0, place, fibers)
         return torch.einsum(equation, dense.view(*sizes, *fibers.shape[1:]), matrices[last])
 
@@ -141,7 +141,7 @@ def transform(size: int, share: float, dtype: torch.dtype) -> Task:
 
     def by_steps() -> torch.Tensor:
         out = dense
-        for matrix in matrices:  # the first mode goes, its own comes last
+        for matrix in matrices:  # the first mode goes, the one it becomes comes last
             out = torch.tensordot(out, matrix, ([0], [0]))
         return out
 
