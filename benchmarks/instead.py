@@ -268,7 +268,8 @@ def main(words: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
     if asked.list:
         print(*(row.title for row in todo), sep="\n")
         return 0
-    stop, done = time.monotonic() + 60 * asked.minutes, []
+    stop = time.monotonic() + 60 * asked.minutes
+    done: list[Result] = []
     for row in todo:
         if time.monotonic() > stop:
             print(f"{len(todo) - len(done)} rows are left for another run")
@@ -285,7 +286,8 @@ def main(words: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
         if common.DEVICE == "cuda":
             torch.cuda.empty_cache()
     lines = fallen(done, before)
-    print(*lines, sep="\n")
+    for text in lines:
+        print(text)
     return int(bool(lines))
 
 
