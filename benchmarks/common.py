@@ -49,6 +49,11 @@ SYNTHETIC: dict[str, Callable[[], Any]] = {
 }
 
 
+def data_file(name: str) -> Path:
+    """Where a real tensor is looked for."""
+    return Path(os.environ.get("SPARSETC_DATA", "data")) / f"{name}.npz"
+
+
 def tensor(name: str, seed: int = 0) -> stc.SparseTensor | None:
     """A tensor by name, with random values in [0.1, 1.1); None where its file is absent.
 
@@ -60,7 +65,7 @@ def tensor(name: str, seed: int = 0) -> stc.SparseTensor | None:
     elif kind in synthetic.PUBLISHED:
         coords, shape = synthetic.like(kind, float(scale or 1), device=DEVICE)
     else:
-        path = Path(os.environ.get("SPARSETC_DATA", "data")) / f"{name}.npz"
+        path = data_file(name)
         if not path.exists():
             return None
         with np.load(path) as file:
@@ -168,29 +173,34 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def record(name: str, rows: list[dict[str, Any]], **extra: Any) -> Path:
-    """Write the rows, with versions and the device's name, to ``results/<name>.json``."""
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else processor()
+def environment() -> dict[str, Any]:
+    """The device and the versions that times depend on."""
     try:
         import triton
 
         version = triton.__version__
     except ImportError:
         version = None
-    document = {
-        "benchmark": name,
-        "device": device,
+    return {
+        "device": torch.cuda.get_device_name() if DEVICE == "cuda" else processor(),
         "cpu_threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "triton": version,
         "sparsetc": stc.__version__,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        **extra,
-        "rows": rows,
     }
-    folder = Path(os.environ.get("SPARSETC_RESULTS", RESULTS))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+
+
+def results_file(name: str) -> Path:
+    """``<name>.json`` in `RESULTS`, or in the folder that ``$SPARSETC_RESULTS`` names."""
+    return Path(os.environ.get("SPARSETC_RESULTS", RESULTS)) / f"{name}.json"
+
+
+def record(name: str, rows: list[dict[str, Any]], **extra: Any) -> Path:
+    """Write the rows, with versions and the device's name, to ``results/<name>.json``."""
+    document = {"benchmark": name, **environment(), **extra, "rows": rows}
+    path = results_file(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(temporary, path)

@@ -12,8 +12,15 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 LETTER, WIDTH, ROW = 6.6, 760, 20
 """Pixels: of a letter at most, of a whole chart, and of a bar with its gap."""
+PEERS = ("scipy", "sparse", "opt_einsum", "torch_geometric", "pyttb", "tensorly")
+"""Packages whose versions files of results may hold."""
 MORE, LESS = "#3d85c6", "#cc7a29"
 """Colours of bars above and below 1; both are readable on white and on black."""
+
+
+def measured(name: str) -> bool:
+    """True if there is a file of results."""
+    return (RESULTS / f"{name}.json").exists()
 
 
 def results(name: str) -> dict[str, Any]:
@@ -29,7 +36,7 @@ def source(*names: str) -> str:
         data = results(name)
         of = data if "device" in data else data["rows"][0]
         threads = f", {data['cpu_threads']} threads" if "NVIDIA" not in of["device"] and "cpu_threads" in data else ""
-        versions = ", ".join(f"{key} {data[key]}" for key in ("scipy", "sparse") if key in data)
+        versions = ", ".join(f"{key} {data[key]}" for key in PEERS if key in data)
         lines.append(
             f"`benchmarks/results/{name}.json`: {of['device']}{threads}, torch {of['torch']}, Triton {of['triton']}"
             + (f", {versions}" if versions else "")

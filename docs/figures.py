@@ -6,10 +6,12 @@ a benchmark again, and the pages follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from statistics import geometric_mean, median
+from typing import Any
 
-from charts import bars, results, source, table
+from charts import bars, measured, results, source, table
 
 FIGURES: dict[str, Callable[[], str]] = {}
 
@@ -18,6 +20,60 @@ def figure(make: Callable[[], str]) -> Callable[[], str]:
     """Register what a page names."""
     FIGURES[make.__name__] = make
     return make
+
+
+# -- what one would write instead -------------------------------------------------------------------------------------
+
+
+MEASURES = (("us", "instead", "ratio"), ("call_us", "instead_call", "call_ratio"))
+"""A time, and the keys of a row of the yardstick that name its best peer and hold its ratio: device, and call."""
+
+
+def _instead(name: str, device: str) -> str:
+    """Return every task beside the best peer; what is wrong or failed stands first, then the least ratio."""
+    if not measured(name):
+        return f"Not measured yet on {device}: there is no `benchmarks/results/{name}.json`.\n"
+    rows = sorted(results(name)["rows"], key=_least_ratio)
+    compared = [ratio for ratio in map(_least_ratio, rows) if 0 < ratio < inf]
+    said = f"{sum(ratio < 1 for ratio in compared)} of {len(rows)} rows are below 1."
+    if compared:
+        said += f" The geometric mean is {geometric_mean(compared):.2g}."
+    on_gpu = ("device: sparsetc, µs", "instead, µs", "ratio") if name == "instead" else ()
+    head = ("task", "instead", *on_gpu, "call: sparsetc, µs", "instead, µs", "ratio")
+    cells = [_instead_cells(row, MEASURES if on_gpu else MEASURES[1:]) for row in rows]
+    return f"{said}\n\n{table(head, cells)}{source(name)}"
+
+
+def _least_ratio(row: dict[str, Any]) -> float:
+    """Return the lower of a row's ratios; 0 where ours is wrong or failed, inf where no peer has a time."""
+    if "error" not in row["ours"]:
+        return 0.0
+    return min((row[ratio] for _, _, ratio in MEASURES if ratio in row), default=inf)
+
+
+def _instead_cells(row: dict[str, Any], measures: Sequence[tuple[str, str, str]]) -> list[Any]:
+    ours = row["ours"]
+    if "error" not in ours:
+        said = "; ".join(f"{key}: {text}" for key, text in ours.items())
+        return [row["task"], ", ".join(row["peers"]), said.replace("|", "\\|"), *[""] * (3 * len(measures) - 1)]
+    peers = dict.fromkeys(row[peer] for _, peer, _ in measures if peer in row)
+    cells = [row["task"], ", then ".join(peers)]
+    for measure, peer, ratio in measures:
+        times = (row["peers"][row[peer]][measure], row[ratio]) if ratio in row else ("", "")
+        cells += [ours.get(measure, ""), *times]
+    return cells
+
+
+@figure
+def instead() -> str:
+    """Return the yardstick on a GPU."""
+    return _instead("instead", "a GPU")
+
+
+@figure
+def instead_cpu() -> str:
+    """Return the yardstick on a CPU."""
+    return _instead("instead_cpu", "a CPU")
 
 
 # -- MTTKRP -----------------------------------------------------------------------------------------------------------
