@@ -28,7 +28,7 @@ from sparsetc.contraction.contraction import (
     wrap,
 )
 from sparsetc.contraction.kernel import Kernel, Shared
-from sparsetc.contraction.output import Result
+from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
@@ -102,7 +102,8 @@ def einsum(
     if reduce != "sum":
         from sparsetc.contraction.reduced import reduced
 
-        return reduced(partial(einsum, **settings), *_prepared(args), reduce, output)
+        result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
+        return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
         from sparsetc.contraction import library  # loaded where a graph is traced first
 

@@ -197,3 +197,20 @@ def test_edges_of_indices_and_conversions() -> None:
     assert twice.int().to_dense().tolist() == [1]
     empty = stc.SparseTensor([[1]], torch.zeros(1, 0, 4), (2, 0, 4))
     assert empty.reshape(2, -1).shape == (2, 0)
+
+
+@pytest.mark.parametrize("mask", ["x > 2", "explicit zeros", "NaN", "duplicates"])
+def test_what_is_not_in_a_mask_is_not_in_the_result(mask: str) -> None:
+    nan = float("nan")
+    x = stc.SparseTensor([[0, 0, 0, 0], [0, 1, 2, 3]], [1.0, 5.0, nan, 7.0], (1, 5))
+    held = {
+        "x > 2": x > 2,
+        "explicit zeros": x.with_values([0.0, 2.0, 0.0, -1.0]),
+        "NaN": stc.SparseTensor([[0, 0, 0], [1, 3, 4]], [nan, 1.0, 1.0], (1, 5)),  # true, as bool(nan) is
+        "duplicates": stc.SparseTensor([[0] * 4, [1, 3, 0, 0]], [1.0, 1.0, 2.0, -2.0], (1, 5), coalesce=False),
+    }[mask]
+    assert x[held].coords.tolist() == [[0, 0], [1, 3]]
+    assert x[held].values.tolist() == [5.0, 7.0]
+    assert x[held].mean(entries=True).item() == 6.0
+    with pytest.raises(stc.ShapeError):
+        x[held.T]

@@ -43,7 +43,7 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
     key = crd.sort_keys(x.coords, sizes)[0]  # the only one: the number of bytes is below 2**63
     flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
     with without_autocast(x.device):
-        found = flat.index_add(0, key, values).reshape(*sizes, *values.shape[1:])
+        found = flat.index_copy(0, key, values).reshape(*sizes, *values.shape[1:])
     return found if x.pattern.blocks is None else x.pattern.blocks.laid_out(found)
 
 

@@ -15,8 +15,9 @@ import torch
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import only, places
+from sparsetc.tensor.arithmetic import where_holds
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import multiplied
 
 PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""
@@ -88,6 +89,7 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
 
     Raises:
         ShapeError: tensors of different orders, or sizes past 2**63 - 1.
+        DtypeError: a product of integers that does not fit.
 
     Examples:
         >>> stc.kron(stc.eye(2), stc.full((1, 2), 3.0)).to_dense()
@@ -98,7 +100,8 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     shape = crd.checked_shape([n * m for n, m in zip(x.shape, y.shape, strict=True)])
     sizes = torch.tensor(y.shape, device=x.device).view(-1, 1, 1)
     coords = (x.coords.unsqueeze(2) * sizes + y.coords.unsqueeze(1)).flatten(1)
-    return SparseTensor(coords, torch.outer(x.values, y.values).flatten(), shape, check=False)
+    values = multiplied(torch.outer, torch.result_type(x._values, y._values), x._values, y._values)
+    return SparseTensor(coords, values.flatten(), shape, check=False)
 
 
 @entry_point
@@ -173,22 +176,8 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
         found = f"{type(x).__name__} and {type(y).__name__}"
         raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")
-    here = _where_it_holds(x, condition, True)
-    return here if isinstance(y, Number) else here + _where_it_holds(y, condition, False)
-
-
-def _where_it_holds(x: SparseTensor, condition: Any, wanted: bool) -> SparseTensor:
-    """The entries at which a condition, dense or the pattern of a sparse one, holds or does not."""
-    x = x.expand_dense().coalesce()
-    if isinstance(condition, SparseTensor):
-        if condition.shape != x.shape:
-            raise ShapeError(f"where: the condition has shape {condition.shape}, an operand {x.shape}")
-        return only(x, places(condition.pattern, x.pattern)[1] == wanted)
-    try:
-        held = condition.expand(x.shape)
-    except RuntimeError:
-        raise ShapeError(f"where: {tuple(condition.shape)} cannot be broadcast to {x.shape}") from None
-    return only(x, (held[tuple(x.coords)] != 0) == wanted)
+    here = where_holds(x, condition, True)
+    return here if isinstance(y, Number) else here + where_holds(y, condition, False)
 
 
 @entry_point
