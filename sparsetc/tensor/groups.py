@@ -2,7 +2,8 @@
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
 once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
-give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics.
+give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics. Sums of
+large groups are made in float64.
 """
 
 from __future__ import annotations
