@@ -27,7 +27,7 @@ from sparsetc.contraction.contraction import (
     wrap,
 )
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.output import Result
+from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
@@ -102,8 +102,8 @@ def einsum(
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
         from sparsetc.contraction.reduced import reduced
 
-        limit = of_call(settings).memory_limit
-        return reduced(partial(einsum, **settings), *_prepared(args), reduce, output, limit)
+        result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
+        return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
         from sparsetc.contraction import library  # loaded where a graph is traced first
 

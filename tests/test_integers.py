@@ -220,3 +220,26 @@ def test_sums_are_looked_at_where_values_lie_as_the_plan_says(plan: str) -> None
     assert stc.einsum("ijk,m->mj", x, y, plan=own).to_dense().tolist() == found.to_dense().tolist()
     with pytest.raises(stc.DtypeError, match="past 64 bits"):
         stc.einsum("ijk,m->mj", x.with_values(2 * x.values), y, plan=plan)
+
+
+def test_sums_and_products_of_tensors_are_refused_as_those_of_einsum() -> None:
+    x = stc.SparseTensor([[0, 0], [0, 1]], torch.tensor([100, 1], dtype=torch.int8), (1, 2))
+    other = stc.SparseTensor([[0], [0]], torch.tensor([100], dtype=torch.int8), (1, 2))
+    least = stc.SparseTensor([[0], [1]], torch.tensor([-(2**63)]), (1, 2))
+    for call, said in (
+        (lambda: x + x, "holds 200, which"),
+        (lambda: x + other, "holds 200, which"),
+        (lambda: -x - other, "holds -200, which"),
+        (lambda: x * other, "holds 10000, which"),
+        (lambda: x * 2, "holds 200, which"),
+        (lambda: x**2, "holds 10000, which"),
+        (lambda: stc.kron(x, other), "holds 10000, which"),
+        (lambda: least - x.long(), f"holds {-(2**63) - 1}, which"),
+        (lambda: least * 2, "past 64 bits"),
+        (lambda: stc.SparseTensor([[0, 1]], torch.tensor([2**62, 2**62])).sum(), f"holds {2**63}, which"),
+        (lambda: stc.SparseTensor([[0]], torch.tensor([[2**62, 2**62]])).sum(1), f"holds {2**63}, which"),
+    ):
+        with pytest.raises(stc.DtypeError, match=said):
+            call()
+    assert (least + least.map(torch.bitwise_not)).values.tolist() == [-1]
+    assert (x.long() * 2**40).values.tolist() == [100 * 2**40, 2**40]

@@ -84,7 +84,7 @@ def test_types_duplicates_and_nothing() -> None:
     for reduce in REDUCTIONS:
         assert stc.einsum("ij->i", empty, reduce=reduce).tolist() == [int(reduce == "prod")] * 2
     heads = stc.SparseTensor([[0, 0], [0, 1]], torch.tensor([[1.0, 5.0], [3.0, 2.0]]), (1, 2, 2))
-    assert stc.einsum("ijh->ih", heads, reduce="amax").tolist() == [[3.0, 5.0]]
+    assert stc.einsum("ijh->ih", heads, reduce="amax", output="dense").tolist() == [[3.0, 5.0]]
 
 
 def test_what_is_refused() -> None:
@@ -123,3 +123,55 @@ def test_modes_of_a_result_stand_where_the_equation_has_them(equation: str, redu
     x, b = torch.arange(1.0, 7).reshape(2, 3), torch.arange(1.0, 10).reshape(3, 3)
     found = stc.einsum(equation, stc.SparseTensor.from_dense(x), b, reduce=reduce, output="sparse")
     torch.testing.assert_close(found.to_dense(), torch.einsum(equation, x, b))
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("equation", ["ijk->ij", "ijk->ji", "ijk->i", "ijk->", "ijk,kr->ijr", "ijk,kr->ir", "ijk->kij"])
+def test_the_form_of_a_result_is_that_of_a_sum(equation: str, reduce: str) -> None:
+    x, *dense = drawn(equation)
+    in_dense_modes = stc.SparseTensor(torch.tensor([[1, 4]]), torch.rand(2, 5, 4).double(), (6, 5, 4))
+    for operand in (x, in_dense_modes):
+        of_sum = stc.einsum(equation, operand, *dense)
+        assert type(stc.einsum(equation, operand, *dense, reduce=reduce)) is type(of_sum)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_limits_and_zeros_are_those_of_a_sum(reduce: str) -> None:
+    x = stc.SparseTensor([[0, 5], [1, 7], [2, 3]], [1.0, 0.0], (10**6, 10**6, 10))
+    found = stc.einsum("ijk->ij", x, reduce=reduce)
+    assert (found.nnz, found.shape) == (2, (10**6, 10**6))
+    assert stc.einsum("ijk->ij", x, reduce=reduce, drop_zeros=True).nnz == 1
+    for output, error in (("dense", stc.OutOfMemoryError), ("csr", stc.PlanError)):
+        with pytest.raises(error):
+            stc.einsum("ijk->ij", x, reduce=reduce, output=output)
+    with pytest.raises(stc.PlanError, match="no mode"):
+        stc.einsum("ijk->", x, reduce=reduce, output="sparse")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_means_of_16_bits_are_counted_summed_and_divided_in_float32(dtype: torch.dtype) -> None:
+    n = 65_520
+    long = stc.SparseTensor(torch.stack([torch.zeros(n).long(), torch.arange(n)]), torch.ones(n, dtype=dtype), (1, n))
+    assert stc.einsum("ij,jr->ir", long, torch.ones(n, 1, dtype=dtype), reduce="mean").tolist() == [[1.0]]
+    assert stc.einsum("ij->i", long, reduce="mean", output="sparse").values.tolist() == [1.0]
+    small = torch.tensor(1e-4, dtype=dtype)
+    assert stc.einsum("ij->i", stc.full((1, 3000), 1e-4, dtype=dtype), reduce="mean") == small
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("equation", ["ij->i", "ij->", "ij,jr->ri"])
+def test_results_of_no_entries_have_a_graph(equation: str, reduce: str) -> None:
+    values = torch.zeros(0, requires_grad=True)
+    x = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.long), values, (6, 5))
+    dense = [torch.ones(5, 3)] if "," in equation else []
+    found = stc.einsum(equation, x, *dense, reduce=reduce, output="dense")
+    assert torch.autograd.grad(found.sum(), values)[0].shape == (0,)
+    assert found.unique().tolist() == [float(reduce == "prod")]
+
+
+def test_products_that_are_not_the_least_may_pass_the_dtype() -> None:
+    x = stc.SparseTensor([[0, 0], [0, 1]], torch.tensor([100, 1], dtype=torch.int8), (1, 2))
+    b = torch.tensor([2, 1], dtype=torch.int8)
+    assert stc.einsum("ij,j->i", x, b, reduce="amin").tolist() == [1]
+    with pytest.raises(stc.DtypeError, match="holds 200, which"):
+        stc.einsum("ij,j->i", x, b, reduce="amax")

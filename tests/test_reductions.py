@@ -183,3 +183,75 @@ def test_products_of_integers_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(stc.DtypeError, match="past 64 bits"):
             call()
+
+
+def of_many(sums: int = 2, terms: int = 1_000_000) -> stc.SparseTensor:
+    """A matrix of long rows, with entries anywhere between 0 and 1."""
+    values = torch.rand(sums * terms, generator=torch.Generator().manual_seed(0))
+    number = torch.arange(sums * terms)
+    return stc.SparseTensor(torch.stack([number // terms, number % terms]), values, (sums, terms))
+
+
+def test_long_sums_of_float32_are_exact_to_a_millionth() -> None:
+    x = of_many()
+    exact = x.values.double().view(2, -1)
+    dense = torch.rand(exact.shape[1], 3)
+    same = stc.SparseTensor(torch.zeros(1, x.nnz, dtype=torch.long), x.values, (1,))
+    for found, expected in (
+        (x.sum(), exact.sum()),
+        (x.sum(1), exact.sum(1)),
+        (x.permute(1, 0).sum(0), exact.sum(1)),
+        (x.mean(), exact.mean()),
+        (x.norm(), exact.norm()),
+        (same.values, exact.sum().view(1)),
+        (same.to(torch.complex64).values.real, exact.sum().view(1)),
+        (stc.einsum("ij->i", x), exact.sum(1)),
+        (stc.einsum("ij,ij->", x, x), exact.square().sum()),
+        (stc.einsum("ij,jr->ir", x, dense), exact @ dense.double()),
+        (stc.einsum("ij,jr->ir", x, dense, plan="coo"), exact @ dense.double()),
+        (stc.einsum("ij,jr->ir", x.to(torch.complex64), dense.to(torch.complex64)).real, exact @ dense.double()),
+        (stc.einsum("ij->i", x, reduce="mean"), exact.mean(1)),
+    ):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+    assert x.with_values(torch.ones(x.nnz)).half().mean().item() == 1
+
+
+@pytest.mark.parametrize("name", ["amax", "amin"])
+@pytest.mark.parametrize("dim", [None, 0, 1, (0, 2), 2], ids=str)
+def test_ties_share_gradients_as_those_of_a_dense_tensor(name: str, dim: Any) -> None:
+    for high in (1, 3):  # most values are equal, and absent zeros are among the largest
+        given = torch.randint(-1, high, (4, 700, 2), generator=torch.Generator().manual_seed(high)).double()
+        given[0, :, :] = -float("inf") if name == "amin" else 0.0
+        leaf = given.clone().requires_grad_()
+        dims = (0, 1, 2) if dim is None else dim
+        expected = torch.autograd.grad(getattr(leaf, name)(dims).nan_to_num(neginf=0).sum(), leaf)[0]
+        whole = stc.SparseTensor.from_dense(given)
+        stored = (given != 0).any(2).nonzero().T
+        for x, at in (
+            (whole, tuple(whole.coords)),
+            (stc.SparseTensor(stored, given[tuple(stored)], (4, 700, 2)), None),
+        ):
+            values = x.values.clone().requires_grad_()
+            found = getattr(x.with_values(values), name)(dim, output="dense").nan_to_num(neginf=0)
+            (gradient,) = torch.autograd.grad(found.sum(), values)
+            torch.testing.assert_close(gradient, expected[at or tuple(stored)])
+
+
+def test_extrema_where_sizes_pass_64_bits() -> None:
+    x = stc.SparseTensor([[1], [2]], [3.0], (2**40, 2**40))
+    assert (x.amax().item(), x.amin().item(), x.prod().item()) == (3.0, 0.0, 0.0)
+
+
+def test_products_of_complex_numbers_have_gradients() -> None:
+    values = torch.tensor([1 + 1j, 2, 3j, 0, 2 - 1j, 4], dtype=torch.complex128, requires_grad=True)
+    x = stc.SparseTensor([[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]], values, (2, 3))
+    torch.testing.assert_close(x.prod(1), values.view(2, 3).prod(1))
+    assert torch.autograd.gradcheck(lambda v: x.with_values(v).prod(1), values)
+    assert torch.autograd.gradgradcheck(lambda v: x.with_values(v).prod(1), values)
+
+
+def test_sums_of_no_entries_have_a_graph() -> None:
+    values = torch.zeros(0, requires_grad=True)
+    x = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.long), values, (3, 4))
+    for name in ("sum", "mean", "amax", "amin", "prod", "norm"):
+        assert getattr(x, name)().requires_grad

@@ -213,3 +213,20 @@ def test_diagonals_beyond_int64_have_no_entries() -> None:
         assert (x.tril(offset).nnz, x.triu(offset).nnz, x.tril(-offset).nnz, x.triu(-offset).nnz) == (3, 0, 0, 3)
     with pytest.raises(stc.ShapeError, match=r"offset of a diagonal is an integer, found 0\.5"):
         x.diagonal(0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mask", ["x > 2", "explicit zeros", "NaN", "duplicates"])
+def test_what_is_not_in_a_mask_is_not_in_the_result(mask: str) -> None:
+    nan = float("nan")
+    x = stc.SparseTensor([[0, 0, 0, 0], [0, 1, 2, 3]], [1.0, 5.0, nan, 7.0], (1, 5))
+    held = {
+        "x > 2": x > 2,
+        "explicit zeros": x.with_values([0.0, 2.0, 0.0, -1.0]),
+        "NaN": stc.SparseTensor([[0, 0, 0], [1, 3, 4]], [nan, 1.0, 1.0], (1, 5)),  # true, as bool(nan) is
+        "duplicates": stc.SparseTensor([[0] * 4, [1, 3, 0, 0]], [1.0, 1.0, 2.0, -2.0], (1, 5), coalesce=False),
+    }[mask]
+    assert x[held].coords.tolist() == [[0, 0], [1, 3]]
+    assert x[held].values.tolist() == [5.0, 7.0]
+    assert x[held].mean(entries=True).item() == 6.0
+    with pytest.raises(stc.ShapeError):
+        x[held.T]

@@ -207,3 +207,17 @@ def test_coordinates_that_the_caller_changes_are_not_ours() -> None:
         coords[:] = 0
         assert torch.equal(x.to_dense(), before)
         assert torch.equal(stc.einsum("ij,jr->ir", x, torch.eye(2)), before)
+
+
+def test_complex_infinities_are_added_part_by_part() -> None:
+    inf = float("inf")
+    x = stc.SparseTensor([[0, 1]], torch.tensor([inf, 1], dtype=torch.complex64))
+    other = stc.SparseTensor([[0]], torch.tensor([inf + 1j], dtype=torch.complex64), (2,))
+    assert x.to_dense().tolist() == [inf, 1]
+    assert x.sum().item() == inf
+    assert x.reshape(1, 2).sum(1).tolist() == [inf]
+    assert (x + x).values.tolist() == [inf, 2]
+    assert (x + other).values.tolist() == (other + x).values.tolist() == [inf + 1j, 1]
+    assert (x - -other).values.tolist() == [inf + 1j, 1]
+    assert stc.SparseTensor([[0, 0]], x.values).values.tolist() == [inf]
+    assert stc.einsum("i->", x).item() == inf

@@ -29,7 +29,7 @@ from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.packing.base import Packed, after_zero
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.kept_values import gradient_taken
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -71,13 +71,6 @@ def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
     kind = _Transformed if transforming() else _Rows
     result: torch.Tensor = kind.apply(function, *map(recordable, tensors))
     return result
-
-
-def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return True
-    return transforming() or forward_ad._current_level >= 0
 
 
 FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")

@@ -1,8 +1,8 @@
 """Means, extrema and products over the entries of a sparse operand, in place of sums: ``einsum(…, reduce="amax")``.
 
-In: an einsum of one sparse operand, and what is done over its modes that the result has not. Out: its result. The
-products are those of an einsum that keeps all modes, a row of dense letters an entry; rows of one result are reduced.
-A mean is a sum of entries that were divided first.
+In: an einsum of one sparse operand, and what is done over its modes that the result has not. Out: its result, in the
+form that a sum would have. A dense mean is a sum of a kernel's, divided. The other products are those of an einsum that
+keeps all modes, a row of dense letters an entry; rows of one result are reduced.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from typing import Any
 import torch
 
 from sparsetc.contraction.canonical import Operands
-from sparsetc.contraction.output import KEEP_SPARSE
+from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, narrowed
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.parse import parse
+from sparsetc.options import Options
 from sparsetc.support import memory
+from sparsetc.tensor.coords import sort_keys
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, summed_dtype
+from sparsetc.tensor.sums import accumulator, multiplied, result_bytes
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
 
 def reduced(
-    einsum: Callable[..., Any], text: str, operands: Operands, reduce: str, output: str, limit: int | None = None
-) -> torch.Tensor | SparseTensor:
+    einsum: Callable[..., Any], text: str, operands: Operands, reduce: str, output: str, settings: Options
+) -> Result:
     """The result of an einsum, reduced over the modes of its sparse operand that it does not keep.
 
     Args:
@@ -35,51 +37,51 @@ def reduced(
         text: the equation.
         operands: of it.
         reduce: one of `REDUCTIONS`.
-        limit: bytes that a dense result may take, if not those of the options in force.
         output: of `einsum`; where no entry goes, a dense result is 0, and 1 of products, as PyTorch Geometric's are.
+        settings: the memory limit.
 
     Raises:
         EquationError: another number of sparse operands than one, a letter twice in it, or another `reduce`.
-        DtypeError: a mean of integers, or the order of complex numbers.
+        PlanError, OutOfMemoryError: as of a sum.
+        DtypeError: a mean of integers, the order of complex numbers, or an integer that does not fit.
     """
     if reduce not in REDUCTIONS:
         raise EquationError(f"reduce must be one of {', '.join(REDUCTIONS)}, found {reduce!r:.80}")
-    sparse = [isinstance(o, SparseTensor) for o in operands]
-    e = parse(text, [tuple(o.shape) for o in operands], sparse).einsum
+    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
+    e = bound.einsum
     own = e.inputs[e.sparse[0]]
     if len(e.sparse) != 1 or len({*own}) < len(own):
         raise EquationError(f'reduce="{reduce}" takes one sparse operand, each letter once in it; "{text}" has others')
     x = operands[e.sparse[0]]
     assert isinstance(x, SparseTensor)
     check_reduction(reduce, x.dtype)
-    operands = [o.expand_dense().coalesce() if isinstance(o, SparseTensor) else o for o in operands]
-    free, kept = [c for c in e.output if c not in own], [own.index(c) for c in e.output if c in own]
-    if reduce == "mean":  # a sum of entries that are divided by how many of them go to one place
-        operands = [_shared(o, kept) if isinstance(o, SparseTensor) else o for o in operands]
-        return einsum(text, *operands, output=output)  # type: ignore[no-any-return]
-    if reduce == "prod":
-        operands = [o.to(summed_dtype(x.dtype)) for o in operands]
-    entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
-    found = fitted(reduced_groups(entries.values, entries.pattern, tuple(kept), reduce), x.dtype, "a product")
-    pattern, _, count = groups_of(entries.pattern, tuple(kept))
-    written = SparseTensor._make(pattern, found) if kept else None
+    check_form(output, e)
+    sparse = is_sparse(output, e, [own[: x.sparse_order]])
+    if not sparse:
+        nbytes = prod(bound.output_shape) * result_bytes(x.dtype)
+        memory.check(f"the result of {bound}", nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
+    dtype = x.dtype
+    x = x.expand_dense().to(accumulator(dtype)).coalesce()
+    operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]
+    kept, free = tuple(own.index(c) for c in e.output if c in own), [c for c in e.output if c not in own]
     letters = [*(own[m] for m in kept), *free]
     places = [letters.index(c) for c in e.output]
-    if output == "sparse" and written is None:
-        raise EquationError(f'a sparse result has a mode of the sparse operand; "{text}" has none')
-    if written is not None and (output == "sparse" or (output == "auto" and len(kept) == len(own))):
-        return written.permute(places)
-    shape = *pattern.shape, *found.shape[1:]
-    memory.check(f"the result of {text}", prod(shape) * found.itemsize, found.device, limit, KEEP_SPARSE)
-    dense = found.new_full(shape, 1 if reduce == "prod" else 0)
-    if kept:
-        dense = dense.index_put(tuple(pattern.coords), found)
-    else:
-        dense = found[0] if count else dense + found.sum(0)  # a function of no values too
-    return dense.permute(places)
+    groups, shape = groups_of(x.pattern, kept).pattern, bound.extents(letters)
 
+    def dense(values: torch.Tensor, absent: int) -> torch.Tensor:
+        """The values of groups in a tensor of the result's letters, and a number where there is none."""
+        row = sort_keys(groups.coords, groups.shape)[0] if kept else groups.coords.new_zeros(len(values))
+        filled = values.new_full((prod(groups.shape), *values.shape[1:]), absent)
+        return filled.index_put((row.long(),), values).reshape(shape[: len(kept)] + values.shape[1:])
 
-def _shared(x: SparseTensor, kept: list[int]) -> SparseTensor:
-    """Its entries divided by how many of them have the same indices of some modes."""
-    each = sizes_of(x.pattern, tuple(kept))[groups_of(x.pattern, tuple(kept)).of_entry].to(x.dtype)
-    return x.with_values(x.values / each.view(-1, *[1] * (x.values.ndim - 1)))
+    if reduce == "mean" and not sparse:
+        each = dense(sizes_of(x.pattern, kept), 1).reshape((*shape[: len(kept)], *[1] * len(free)))
+        return einsum(text, *operands, output="dense").div(each.permute(places)).to(dtype)  # type: ignore[no-any-return]
+    entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
+
+    def over_groups(values: torch.Tensor) -> torch.Tensor:
+        return reduced_groups(values, x.pattern, kept, reduce)
+
+    values = multiplied(over_groups, x.dtype, entries.values) if reduce == "prod" else over_groups(entries.values)
+    result = SparseTensor._make(groups, values).permute(places) if sparse else dense(values, int(reduce == "prod"))
+    return narrowed(result if sparse else result.permute(places), dtype, f'the result of "{e.text}"')

@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values, stored_dtype
-from sparsetc.contraction.autograd import UNREAD, StepFunction, apply, followed
+from sparsetc.contraction.autograd import UNREAD, StepFunction, apply
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -36,7 +36,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.kept_values import kept_with
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
 

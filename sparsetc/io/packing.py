@@ -29,7 +29,7 @@ from sparsetc.options import current, options
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
-from sparsetc.tensor.sums import INTEGERS, halves, joined
+from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
 """The share of free memory that is taken where no limit is given: one part in so many."""
@@ -306,10 +306,10 @@ def _summed(batches: Iterable[list[torch.Tensor]], found: PackingSource, rows: i
         if bool(fresh.all()):
             held = columns
             continue
-        run = (torch.cumsum(fresh, 0) - 1)[~fresh]
-        held = [column[fresh] for column in columns]
-        for sums, column in zip(held[found.order :], columns[found.order :], strict=True):
-            sums.index_add_(0, run, column[~fresh])
+        number = torch.cumsum(fresh, 0) - 1
+        terms = [column.to(wide(column.dtype)) for column in columns[found.order :]]
+        sums = [summed_rows(column, number, int(number[-1]) + 1) for column in terms]
+        held = [*(column[fresh] for column in columns[: found.order]), *sums]
     if held:
         yield _batch(held, found)
 
@@ -318,4 +318,4 @@ def _batch(columns: list[torch.Tensor], found: PackingSource) -> Batch:
     coords, terms = columns[: found.order], columns[found.order :]
     if found.dtype in INTEGERS:
         return coords, joined(terms[0], terms[1], found.dtype)
-    return coords, torch.complex(*terms) if found.dtype.is_complex else terms[0].to(found.dtype)
+    return coords, (torch.complex(*terms) if found.dtype.is_complex else terms[0]).to(found.dtype)

@@ -33,13 +33,13 @@ from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
-from sparsetc.tensor.sums import accumulator, add_rows, in_order
+from sparsetc.tensor.sums import accumulator, in_order, summed_rows
 
 
 def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic: bool = False) -> torch.Tensor:
     """The sum of each owner's values, (count, …), of values (n, …) and owner (n,) int, not falling."""
     with in_order(deterministic):
-        return add_rows(values.new_zeros((count, *values.shape[1:])), owner, values)
+        return summed_rows(values, owner, count)
 
 
 @dataclass(frozen=True)

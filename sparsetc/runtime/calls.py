@@ -20,8 +20,9 @@ import torch.nn.functional as F
 
 from sparsetc.errors import DtypeError
 from sparsetc.support.entry import matmul_precision as matmul_precision
+from sparsetc.tensor import sums
 from sparsetc.tensor.coords import set_bits
-from sparsetc.tensor.sums import add_rows
+from sparsetc.tensor.sums import LONG
 
 WIDE = 8
 """Elements a row from which torch's sampled product of matrices beats products of gathered rows, and..."""
@@ -44,6 +45,8 @@ def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights
         weights: (n,) of the table's dtype; None where all are 1.
     """
     if table.device.type == "cpu" and index.numel() and table.shape[1]:
+        if cut := _cut(offsets, len(index), table.dtype):
+            return run_sums(bag(index, table, cut[0], weights), cut[1])
         if table.dtype == torch.float32 and (table.shape[1] > 1 or weights is None):
             index = index.to(offsets.dtype)
             return F.embedding_bag(
@@ -104,8 +107,20 @@ def dots(
     return out
 
 
+def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> None:
+    """Add ``values[n]`` to ``out[row[n]]`` in place; in pieces those of one row that follow one another."""
+    if out.device.type == "cpu" and len(row) > LONG:
+        fresh = row[1:] != row[:-1]
+        if 2 * int(fresh.sum()) < len(row):
+            starts = F.pad(fresh.nonzero()[:, 0] + 1, (1, 0))
+            values, row = run_sums(values, F.pad(starts, (0, 1), value=len(row))), row.index_select(0, starts)
+    sums.add_rows(out, row, values)
+
+
 def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """(runs, ...): the sum of the rows of each run. rows (n, ...); offsets (runs + 1,) from 0 to n."""
+    if rows.is_complex():
+        return torch.view_as_complex(run_sums(torch.view_as_real(rows), offsets))
     flat = rows.reshape(rows.shape[0], prod(rows.shape[1:]))
     runs = offsets.numel() - 1
     if flat.device.type == "cpu" and flat.numel() and flat.dtype in (torch.float32, torch.float64):
@@ -115,7 +130,7 @@ def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         owner = torch.repeat_interleave(
             torch.arange(runs, device=flat.device), torch.diff(offsets).long(), output_size=flat.shape[0]
         )
-        summed = add_rows(flat.new_zeros((runs, flat.shape[1])), owner, flat)
+        summed = sums.add_rows(flat.new_zeros((runs, flat.shape[1])), owner, flat)
     return summed.reshape(runs, *rows.shape[1:])
 
 
@@ -123,6 +138,8 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
     """(runs, M, N): for each run, ``left.T @ right`` over its rows. left (n, M), right (n, N)."""
     runs = offsets.numel() - 1
     if runs and left.shape[0] >= LONG_RUN * runs:
+        if cut := _cut(offsets, len(left), left.dtype):
+            return run_sums(run_products(left, right, cut[0]), cut[1])
         out = left.new_empty((runs, left.shape[1], right.shape[1]))
         bounds, integers = offsets.tolist(), not (left.is_floating_point() or left.is_complex())
         for run in range(runs):
@@ -133,6 +150,17 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
                 torch.mm(left[rows].t(), right[rows], out=out[run])
         return out
     return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
+
+
+def _cut(offsets: torch.Tensor, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Offsets of pieces of runs, and of the pieces of each run; None where no run is too long, or sums are exact."""
+    if rows <= LONG or not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.float64:
+        return None
+    if int(torch.diff(offsets).max()) <= LONG:
+        return None
+    every = torch.arange(LONG, rows, LONG, dtype=offsets.dtype, device=offsets.device)
+    pieces = torch.sort(torch.cat((offsets, every))).values
+    return pieces, torch.searchsorted(pieces, offsets).to(offsets.dtype)
 
 
 def _wide(index: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ gradient, so what runs can be tested, streamed, or run on another device's array
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.sums import in_pieces
 
 Rows = torch.Tensor | None
 MOST_SUMMED = 64
@@ -55,7 +56,7 @@ class SecondPass:
         rows, lengths = torch.unique_consecutive(
             row_of_partial if order is None else row_of_partial[order], return_counts=True
         )
-        return cls(row_of_partial.numel(), order, rows, tuple(_in_pieces(lengths)), stored)
+        return cls(row_of_partial.numel(), order, rows, tuple(in_pieces(lengths, MOST_SUMMED)), stored)
 
     def __call__(self, partial: torch.Tensor, out: torch.Tensor, accumulate: bool = False) -> None:
         """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any, or add them."""
@@ -67,17 +68,6 @@ class SecondPass:
             flat = torch.segment_reduce(flat, "sum", lengths=lengths, axis=0, unsafe=True)
         rows = out.view(out.shape[0], -1)
         (rows.index_add_ if accumulate else rows.index_copy_)(0, self.rows, flat)
-
-
-def _in_pieces(lengths: torch.Tensor) -> Iterator[torch.Tensor]:
-    """(pieces,) lengths of pieces of runs, of `MOST_SUMMED` rows at most; then of runs of such pieces, and so on."""
-    while lengths.numel() and int(lengths.max()) > MOST_SUMMED:
-        pieces = (lengths + MOST_SUMMED - 1) // MOST_SUMMED
-        piece_lengths = torch.full((int(pieces.sum()),), MOST_SUMMED, dtype=lengths.dtype, device=lengths.device)
-        piece_lengths[pieces.cumsum(0) - 1] = lengths - (pieces - 1) * MOST_SUMMED
-        yield piece_lengths
-        lengths = pieces
-    yield lengths
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import inside_only, without_blocks
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sums import INTEGERS, add_rows, exactly, multiplied
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -147,7 +148,7 @@ class Arithmetic:
         number = _number(exponent)
         if not isinstance(number, Number) or isinstance(number, complex) or not number > 0:  # type: ignore[operator]
             raise DtypeError("sparse ** takes one number above 0, since 0 to the power of another is not 0: map()")
-        return self.map(lambda values: values**exponent)
+        return self.map(lambda values: _applied(torch.pow, values, exponent))
 
     def __add__(self, other: Any) -> SparseTensor:
         return _sum(self, other, 1)
@@ -219,6 +220,16 @@ def only(x: Any, held: torch.Tensor) -> SparseTensor:
     return x._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))  # type: ignore[no-any-return]
 
 
+def where_holds(x: Any, condition: Any, wanted: bool) -> SparseTensor:
+    """The entries at which a condition, dense or the pattern of a sparse one, holds or does not."""
+    x = x.expand_dense().coalesce()
+    if is_sparse(condition):
+        if condition.shape != x.shape:
+            raise ShapeError(f"where: the condition has shape {condition.shape}, an operand {x.shape}")
+        return only(x, places(condition._pattern, x._pattern)[1] == wanted)
+    return only(x, (at_entries(condition, x, "where: a condition") != 0) == wanted)
+
+
 # -- with numbers and dense tensors ------------------------------------------------------------------------------------
 
 
@@ -226,24 +237,31 @@ def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tens
     """A product of x and whatever the other is; or a quotient or a remainder by what is not sparse."""
     other = as_dense(other, "the other operand")
     if isinstance(other, Number):
-        return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
+        return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if isinstance(other, torch.Tensor) and other.layout == torch.strided:
         return _with_dense(x, other, apply)
     x, y = _alike(x, other, sign)
     if sign != "*":
         raise DtypeError(f"sparse {sign} sparse divides 0 by 0 where neither has an entry: take .values of one pattern")
     pattern, left, right = _meeting(x._pattern, y._pattern)
-    return x._make(pattern, apply(_taken(x, left), _taken(y, right)))  # type: ignore[no-any-return]
+    return x._make(pattern, _applied(apply, _taken(x, left), _taken(y, right)))  # type: ignore[no-any-return]
+
+
+def _applied(apply: Callable[[torch.Tensor, Any], torch.Tensor], values: torch.Tensor, other: Any) -> torch.Tensor:
+    """A function of values and others; `DtypeError` for a product or power of integers that does not fit."""
+    if apply not in (torch.mul, torch.pow) or values.dtype not in INTEGERS:
+        return apply(values, other)
+    return multiplied(apply, torch.result_type(values, other), values, other)
 
 
 def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
     """Entries of x with those of a dense tensor at their places, which is broadcast to the shape of x."""
     if not other.ndim:
-        return x.map(lambda values: apply(values, other))  # type: ignore[no-any-return]
+        return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
         raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
     x = without_blocks(x)
-    return x._make(x._pattern, apply(x._values, at_entries(other, x, "the dense operand")))  # type: ignore[no-any-return]
+    return x._make(x._pattern, _applied(apply, x._values, at_entries(other, x, "the dense operand")))  # type: ignore[no-any-return]
 
 
 def at_entries(dense: torch.Tensor, x: Any, what: str) -> torch.Tensor:
@@ -270,13 +288,17 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
     if isinstance(other, Number) or (isinstance(other, torch.Tensor) and other.layout == torch.strided):
         raise DtypeError("a sum with a number or a dense tensor is dense: .to_dense() + …, or map() for entries alone")
     x, y = _alike(x, other, "+" if sign > 0 else "-")
-    if x._pattern is y._pattern:
-        return x._make(x._pattern, torch.add(x._values, y._values, alpha=sign))  # type: ignore[no-any-return]
-    pattern, left, right = _union(x._pattern, y._pattern)
     dtype = torch.result_type(x._values, y._values)
-    out = x._values.new_zeros((pattern.nnz, *x._values.shape[1:]), dtype=dtype)
-    out.index_add_(0, left, x._values.to(dtype))
-    return x._make(pattern, out.index_add_(0, right, y._values.to(dtype), alpha=sign))  # type: ignore[no-any-return]
+    pattern, left, right = _union(x._pattern, y._pattern)
+
+    def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b = b if sign > 0 else -b
+        if left is None or right is None:
+            return a + b
+        return add_rows(add_rows(a.new_zeros((pattern.nnz, *a.shape[1:])), left, a), right, b)
+
+    values = exactly(added, dtype, "a sum of integers", x._values.to(dtype), y._values.to(dtype))
+    return x._make(pattern, values)  # type: ignore[no-any-return]
 
 
 def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
@@ -313,8 +335,10 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
     return x._once(("meeting", y.number), made)
 
 
-def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries, Entries]:
-    """The pattern of the entries that either has, and which of them the entries of each are."""
+def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
+    """The pattern of the entries that either has, and which of them the entries of each are; None for all in order."""
+    if x is y:
+        return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
         here, there = places(x, y)

@@ -16,9 +16,10 @@ from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import at_entries, only, places
+from sparsetc.tensor.arithmetic import where_holds
 from sparsetc.tensor.inputs import check_dtype, coalescing_bytes
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import multiplied
 
 PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""
@@ -90,6 +91,7 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
 
     Raises:
         ShapeError: tensors of different orders, or sizes past 2**63 - 1.
+        DtypeError: a product of integers that does not fit.
 
     Examples:
         >>> stc.kron(stc.eye(2), stc.full((1, 2), 3.0)).to_dense()
@@ -103,7 +105,8 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     memory.check(f"the {count:,} entries of a Kronecker product of shape {shape}", nbytes, x.device)
     sizes = torch.tensor(y.shape, device=x.device).view(-1, 1, 1)
     coords = (x.coords.unsqueeze(2) * sizes + y.coords.unsqueeze(1)).flatten(1)
-    return SparseTensor._of(coords, torch.outer(x.values, y.values).flatten(), shape, False).coalesce()
+    values = multiplied(torch.outer, torch.result_type(x._values, y._values), x._values, y._values)
+    return SparseTensor._of(coords, values.flatten(), shape, False).coalesce()
 
 
 @entry_point
@@ -185,18 +188,8 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
         found = f"{type(x).__name__} and {type(y).__name__}"
         raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")
-    here = _where_it_holds(x, condition, True)
-    return here if isinstance(y, Number) else here + _where_it_holds(y, condition, False)
-
-
-def _where_it_holds(x: SparseTensor, condition: Any, wanted: bool) -> SparseTensor:
-    """The entries at which a condition, dense or the pattern of a sparse one, holds or does not."""
-    x = x.expand_dense().coalesce()
-    if isinstance(condition, SparseTensor):
-        if condition.shape != x.shape:
-            raise ShapeError(f"where: the condition has shape {condition.shape}, an operand {x.shape}")
-        return only(x, places(condition.pattern, x.pattern)[1] == wanted)
-    return only(x, (at_entries(condition, x, "where: a condition") != 0) == wanted)
+    here = where_holds(x, condition, True)
+    return here if isinstance(y, Number) else here + where_holds(y, condition, False)
 
 
 @entry_point

@@ -2,12 +2,12 @@
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
 once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
-give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics.
+give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics. Sums of
+large groups are made in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.pattern import Pattern, transforming
-from sparsetc.tensor.sums import refuse_wrapped
+from sparsetc.tensor.pattern import Pattern, followed, transforming
+from sparsetc.tensor.sums import LONG, in_pieces, wide
 
 PIECE = 256
 """Entries of a piece of a group, at most."""
@@ -60,7 +60,12 @@ def check_reduction(kind: str, dtype: torch.dtype) -> None:
 
 
 def reduced_groups(
-    values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, positions: int = 0
+    values: torch.Tensor,
+    pattern: Pattern,
+    kept: tuple[int, ...],
+    kind: str,
+    positions: int = 0,
+    dims: tuple[int, ...] = (),
 ) -> torch.Tensor:
     """Reduce the (nnz, *sizes) values of entries to (groups, *sizes), those of each group together.
 
@@ -70,38 +75,89 @@ def reduced_groups(
         kept: modes in which those of a group agree.
         kind: of reduction: ``"sum"``, ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``.
         positions: of a group, of which those without an entry are 0; 0 where entries alone count.
+        dims: of the values, reduced too and left with size 1.
     """
-    _, rows, count = groups_of(pattern, kept)
-    if kind == "sum":
-        return added(values, rows, count)
+    every = kept == tuple(range(pattern.order))
+    if every or kind not in ("amax", "amin"):
+        values = _over(values, kind, dims)
+    if every:
+        return values
     each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
+    if kind == "sum":
+        return added(values, pattern, kept)
     if kind == "mean":
-        return added(values, rows, count) / (float(positions) or each.to(values.dtype))
-
-    def reduced(values: torch.Tensor) -> torch.Tensor:
-        if values.numel() and _has_pieces(values):
-            return _by_pieces(values, pattern, kept, kind)
-        return _scattered(values, rows, count, kind)
-
-    out = products(values, reduced) if kind == "prod" else reduced(values)
-    if not positions:
-        return out
-    with_zero = out * 0 if kind == "prod" else out.clamp(**{"min" if kind == "amax" else "max": 0})
-    return torch.where(each < positions, with_zero, out)
+        return added(values, pattern, kept) / (float(positions) or each.to(values.dtype))
+    absent = float(positions) - each.double() if positions else None  # sizes may pass 2**63
+    if kind == "prod":
+        out = _products(values, pattern, kept)
+        return out if absent is None else torch.where(absent > 0, out * 0, out)
+    return _extrema(values, pattern, kept, kind, absent, dims)
 
 
-def products(values: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return the products that a function makes, or raise `DtypeError` where one of int64 does not fit in 64 bits."""
-    out = multiply(values)
-    if values.dtype == torch.int64 and not transforming():
-        refuse_wrapped(out, multiply(values.double()), "a product of integers")
-    return out
+def _over(values: torch.Tensor, kind: str, dims: tuple[int, ...]) -> torch.Tensor:
+    """Reduce dimensions of values, and leave them with size 1."""
+    if kind != "prod":
+        kind = kind if values.numel() else "sum"  # entries of no elements give 0
+        return getattr(torch, kind)(values, dims, keepdim=True) if dims else values  # type: ignore[no-any-return]
+    for at in dims:
+        values = values.prod(at, keepdim=True)
+    return values
+
+
+def _extrema(
+    values: torch.Tensor,
+    pattern: Pattern,
+    kept: tuple[int, ...],
+    kind: str,
+    absent: torch.Tensor | None,
+    dims: tuple[int, ...],
+) -> torch.Tensor:
+    """The largest or least values of groups, of which `absent` zeros are.
+
+    Gradients are shared by all that are equal to it, absent zeros among them, as those of torch's dense extrema are.
+    """
+    if absent is None and not dims and not followed([]) and _largest(pattern, kept) <= PIECE:
+        return _reduced(values, pattern, kept, kind)  # torch's gradients are even within a piece
+    rows, fixed = groups_of(pattern, kept).of_entry, values.detach()
+    most = _reduced(_over(fixed, kind, dims), pattern, kept, kind)
+    if absent is not None:
+        with_zeros = most.clamp(**{"min" if kind == "amax" else "max": 0})
+        most = torch.where(absent > 0, with_zeros, most)
+    if not (values.is_floating_point() and followed([values])):
+        return most
+    equal = fixed == gathered(most, rows)
+    ties = added(_over(equal.to(values.dtype), "sum", dims), pattern, kept)
+    if absent is not None:
+        ties = ties + absent * prod(values.shape[at] for at in dims) * (most == 0)
+    shares = values.where(equal, 0) / gathered(ties.to(values.dtype), rows)
+    of_ties = added(_over(shares, "sum", dims), pattern, kept)
+    return of_ties + torch.where(of_ties == most, 0, most - of_ties).detach()  # by which equal shares were rounded
+
+
+def _products(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+    """Multiply the values of each group; where gradients follow, as pairs of neighbours, pairs of these, and so on."""
+    if not followed([values]):
+        return _reduced(values, pattern, kept, "prod")
+    order, levels = _pieces(pattern, kept, 2)
+    found = values if order is None else values.index_select(0, order)
+    for lengths in levels:
+        first = lengths.cumsum(0) - lengths
+        second = torch.where(lengths == 2, first + 1, found.shape[0])
+        padded = torch.cat((found, found.new_ones(1, *found.shape[1:])))
+        found = padded.index_select(0, first) * padded.index_select(0, second)
+    return found
 
 
 def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
     """(groups,) int64: how many entries each has; made once."""
     _, rows, count = groups_of(pattern, kept)
     return pattern._once(("sizes of", kept), lambda: crd.histogram(rows, count))
+
+
+def _largest(pattern: Pattern, kept: tuple[int, ...]) -> int:
+    """How many entries the largest group has; counted once."""
+    each = sizes_of(pattern, kept)
+    return pattern._once(("largest of", kept), lambda: int(each.max()) if each.numel() else 0)
 
 
 def gathered(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -112,13 +168,19 @@ def gathered(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return source.reshape(-1).gather(0, places).view(rows.numel(), *source.shape[1:])
 
 
-def added(values: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
-    """(count, *sizes): sums of the values whose row each is."""
-    places = _places(values, rows)
+def added(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+    """(groups, *sizes): sums of the values of each group; in float64 where a group is large."""
+    _, rows, count = groups_of(pattern, kept)
+    if not kept:
+        return values.sum(0, keepdim=True, dtype=values.dtype)[:count]
+    if values.is_complex():
+        return torch.view_as_complex(added(torch.view_as_real(values.resolve_conj()), pattern, kept))
+    terms = values.to(wide(values.dtype)) if _largest(pattern, kept) > LONG else values
+    places = rows if values.ndim == 1 else _places(terms, rows)
     if places is None:
-        return values.new_zeros(count, *values.shape[1:]).index_add(0, rows, values)
-    out = values.new_zeros(count * prod(values.shape[1:]))
-    return out.scatter_add(0, places, values.reshape(-1)).view(count, *values.shape[1:])
+        return terms.new_zeros(count, *values.shape[1:]).index_add(0, rows, terms).to(values.dtype)
+    out = terms.new_zeros(count * prod(values.shape[1:]))
+    return out.scatter_add(0, places, terms.reshape(-1)).view(count, *values.shape[1:]).to(values.dtype)
 
 
 def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
@@ -129,42 +191,26 @@ def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
     return (rows[:, None] * width + torch.arange(width, device=rows.device)).reshape(-1)
 
 
-def _has_pieces(values: torch.Tensor) -> bool:
-    """Tell whether pieces beat a scatter: of wide rows on a CPU where gradients follow, as a scatter has slow ones."""
-    narrow = prod(values.shape[1:]) <= NARROW
-    return values.is_floating_point() and (values.is_cuda or values.requires_grad or narrow)
-
-
-def _scattered(values: torch.Tensor, rows: torch.Tensor, count: int, kind: str) -> torch.Tensor:
-    if not values.numel():
-        return added(values, rows, count)
-    out = values.new_zeros(count, *values.shape[1:])
-    index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-    return out.scatter_reduce(0, index, values, kind, include_self=False)
-
-
-def _by_pieces(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> torch.Tensor:
-    order, levels = _pieces(pattern, kept)
+def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> torch.Tensor:
+    """The extrema or products of groups: by pieces where these beat a scatter, whose gradients are slow."""
+    _, rows, count = groups_of(pattern, kept)
+    in_pieces = values.is_floating_point() and values.numel() and not transforming()
+    if not in_pieces or not (values.is_cuda or values.requires_grad or prod(values.shape[1:]) <= NARROW):
+        index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
+    order, levels = _pieces(pattern, kept, PIECE)
     found = (values if order is None else values.index_select(0, order)).reshape(values.shape[0], -1)
     for lengths in levels:
         found = torch.segment_reduce(found, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
     return found.reshape(-1, *values.shape[1:])
 
 
-def _pieces(pattern: Pattern, kept: tuple[int, ...]) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+def _pieces(pattern: Pattern, kept: tuple[int, ...], most: int) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """The entries by groups, None where they lie so; and the lengths of pieces, of pieces of these, …"""
 
     def made() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         rows = groups_of(pattern, kept).of_entry
         order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
-        levels, left = [], sizes_of(pattern, kept)
-        while int(left.max()) > PIECE:
-            pieces = (left + PIECE - 1) // PIECE
-            ends = torch.cumsum(pieces, 0)
-            lengths = left.new_full((int(ends[-1]),), PIECE)
-            lengths[ends - 1] = left - (pieces - 1) * PIECE
-            levels.append(lengths)
-            left = pieces
-        return order, [*levels, left]
+        return order, [*in_pieces(sizes_of(pattern, kept), most)]
 
-    return pattern._once(("pieces of", kept), made)
+    return pattern._once(("pieces of", kept, most), made)

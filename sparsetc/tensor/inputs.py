@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
-from sparsetc.tensor.sums import INTEGERS, add_rows, add_up_exactly, in_order
+from sparsetc.tensor.sums import INTEGERS, exactly, in_order, summed_rows
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 
@@ -287,11 +288,9 @@ class Merge:
         values = values.index_select(0, self.order)
         if self.run is None:
             return values
-        if values.dtype in INTEGERS:
-            return add_up_exactly(values, self.run, self.count, values.dtype)
-        total = values.new_zeros((self.count, *values.shape[1:]), dtype=SUMMED_IN.get(values.dtype, values.dtype))
+        added = partial(summed_rows, owner=self.run, count=self.count)
         with in_order(True), without_autocast(values.device):
-            return add_rows(total, self.run, values.to(total.dtype)).to(values.dtype)
+            return exactly(added, values.dtype, "a sum of duplicates", values)
 
 
 def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:

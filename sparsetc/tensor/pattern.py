@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.support import pickles
@@ -42,6 +43,13 @@ def lasting() -> Iterator[None]:
 def transforming() -> bool:
     """Whether a transform of `torch.func` is active."""
     return torch._C._are_functorch_transforms_active()
+
+
+def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return True
+    return transforming() or forward_ad._current_level >= 0
 
 
 class Pattern:

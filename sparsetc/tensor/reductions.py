@@ -17,10 +17,10 @@ from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.groups import check_reduction, groups_of, products, reduced_groups
+from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.inputs import coalescing_bytes
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.sums import accumulator, summed_dtype
+from sparsetc.tensor.sums import accumulator, exactly, multiplied, summed_dtype
 
 if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -100,7 +100,7 @@ class Reductions:
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """How many values are not 0, over modes, int64; explicit zeros do not count."""
         x: Any = self
-        return x.map(lambda values: (values != 0).to(torch.int64)).sum(dim, keepdim, output=output, **numpys)
+        return x.map(lambda values: (values != 0).to(torch.int8)).sum(dim, keepdim, output=output, **numpys)
 
 
 def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, bool]:
@@ -125,19 +125,22 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
         nothing = _of_nothing(x, kind, gone, keepdim, dtype)
         return x.from_dense(nothing) if output == "sparse" and nothing.ndim else nothing
     order, pattern = x.sparse_order, x._pattern
-    values = x._values.to(accumulator(x.dtype)) if kind in ("sum", "mean", "prod") else x._values
-    dense = [m - order + 1 for m in gone if m >= order]
-    for at in reversed(dense):
-        once = partial(getattr(torch, kind if values.shape[at] else "sum"), dim=at)  # entries of no elements give 0
-        values = products(values, once) if kind == "prod" else once(values)
+    dense = tuple(m - order + 1 for m in gone if m >= order)
     kept = tuple(m for m in range(order) if m not in gone)
+    positions = 0 if entries else prod(pattern.shape[m] for m in range(order) if m in gone)
+    reduced = partial(reduced_groups, pattern=pattern, kept=kept, kind=kind, positions=positions, dims=dense)
+    values = x._values.to(accumulator(x.dtype))
+    if kind == "prod":
+        values = multiplied(reduced, values.dtype, values)
+    elif kind == "sum" and x.dtype == torch.int64:  # narrower ones cannot pass 64 bits
+        values = exactly(reduced, dtype, "a sum of integers", values)
+    else:
+        values = reduced(values)
+    values = values.squeeze(dense).to(dtype)
     if len(kept) < order:
-        positions = prod(x._pattern.shape[m] for m in range(order) if m in gone)
-        values = reduced_groups(values, pattern, kept, kind, 0 if entries else positions)
         pattern = groups_of(pattern, kept).pattern
-    values = values.to(dtype)
     if not kept:
-        values = values[0] if values.shape[0] else values.sum(0, dtype=dtype)  # a function of no values too
+        values = values.sum(0, dtype=dtype)  # of one, or of none
         return _with_ones(values, gone) if keepdim else values
     found = x._make(pattern, values)
     if output == "dense" or (output == "auto" and len(kept) < 2):

@@ -72,8 +72,8 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
 def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
     """(nnz, *dense sizes) values, of which those of entries that agree in the modes that are kept are normalised."""
     group = groups_of(pattern, kept).of_entry
-    most = reduced_groups(values.detach(), pattern, kept, "amax")  # subtracting it changes no result, nor any gradient
-    most.masked_fill_(most == -torch.inf, 0.0)
+    most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
+    most = most.masked_fill(most == -torch.inf, 0.0)
     shifted = values - gathered(most, group)
     raised = shifted.exp()
     sums = reduced_groups(raised, pattern, kept, "sum").clamp(min=1.0)  # the largest adds 1, unless all are -inf

@@ -16,6 +16,7 @@ import torch
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.arithmetic import where_holds
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.pattern import Pattern
@@ -212,7 +213,7 @@ class Structure:
         Args:
             key: of one mode, or a tuple. Several index tensors have one length and pick positions together; these
                 become one mode, in their place where they are neighbours, else the first. A mask is of one mode, or a
-                SparseTensor of this shape, whose nonzeros are taken.
+                SparseTensor of this shape: entries are taken where it has one that is not 0, as `where` does.
 
         Returns:
             A SparseTensor while a mode with coordinates is left; else a dense tensor, or one element. Index tensors for
@@ -223,7 +224,7 @@ class Structure:
             ShapeError: a mask of another length, more indices than modes, or what is no index.
         """
         if isinstance(key, Structure):
-            return _untyped(self) * (_untyped(key) != 0)
+            return where_holds(self, _untyped(key).expand_dense().drop(), True)
         return _indexed(without_blocks(_untyped(self)), list(key) if isinstance(key, tuple) else [key])
 
     def index_select(self, dim: int, index: torch.Tensor) -> Any:

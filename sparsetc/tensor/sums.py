@@ -2,21 +2,29 @@
 
 In: rows, or results in int64. Out: their sums, or `DtypeError`. Sums and products of integers are made in 64 bits;
 int64 itself is made modulo 2**64, so what wrapped is found in another way: in float64, or by halves.
+
+One thread that adds a million float32 numbers to one another loses four of seven digits. So long sums are made in
+pieces, and the pieces' sums are added up; or in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from sparsetc.errors import DtypeError
+from sparsetc.tensor.pattern import transforming
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
+
+LONG = 1024
+"""Numbers of float32 that are added to one another, one after another, at most: rounding costs some 1e-6 of a sum."""
 
 _ordered: ContextVar[bool] = ContextVar("sparsetc_ordered", default=False)
 
@@ -36,6 +44,9 @@ def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torc
 
     On a GPU torch's `index_add_` adds in whatever order threads finish, `index_put_` after a sort.
     """
+    if out.is_complex():  # `index_add_` multiplies them by 1, by which an infinity becomes NaN
+        add_rows(torch.view_as_real(out), row, torch.view_as_real(values.resolve_conj()))
+        return out
     if out.is_cuda and _ordered.get():
         return out.index_put_((row.long(),), values, accumulate=True)
     return out.index_add_(0, row, values)
@@ -63,9 +74,40 @@ def summed_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in INTEGERS else dtype
 
 
+@lru_cache
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """How long sums of this dtype are kept that are made one after another: in 64 bits."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else torch.int64
+
+
+def summed_rows(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, ...): the sum of each owner's rows of `values`, (n, ...), made in 64 bits; differentiable."""
+    terms = values.to(wide(values.dtype))
+    return add_rows(terms.new_zeros((count, *values.shape[1:])), owner, terms).to(values.dtype)
+
+
+def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+    """(pieces,) lengths of pieces of runs, of `most` rows at most; then of runs of such pieces, until one is a run."""
+    while lengths.numel() and int(lengths.max()) > most:
+        pieces = (lengths + most - 1) // most
+        ends = pieces.cumsum(0)
+        piece_lengths = lengths.new_full((int(ends[-1]),), most)
+        piece_lengths[ends - 1] = lengths - (pieces - 1) * most
+        yield piece_lengths
+        lengths = pieces
+    yield lengths
+
+
 def captured(found: torch.Tensor) -> bool:
     """Whether a CUDA graph is captured, while which nothing can be looked at."""
     return found.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def unseen(found: torch.Tensor) -> bool:
+    """Whether nothing can be looked at: a CUDA graph is captured, or a transform of `torch.func` is active."""
+    return transforming() or captured(found)
 
 
 def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
@@ -79,12 +121,12 @@ def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     if dtype not in INTEGERS or wide.dtype == dtype:
         return wide.to(dtype)
     narrow = wide.to(dtype)
-    if captured(wide):
+    if unseen(wide):
         return narrow
     if not bool((narrow == wide).all()):
         low, high = (int(bound) for bound in torch.aminmax(wide))
         worst = low if -low > high else high
-        raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; convert the operands with .to(torch.int64)")
+        raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; {_wider(dtype)}")
     return narrow
 
 
@@ -95,7 +137,7 @@ def wrapped(found: torch.Tensor, close: torch.Tensor) -> torch.Tensor:
 
 def refuse_wrapped(found: torch.Tensor, close: torch.Tensor, what: str) -> None:
     """Raise DtypeError where integers wrapped, as `wrapped` says; nothing is looked at while a graph is captured."""
-    if captured(found):
+    if unseen(found):
         return
     past = wrapped(found, close)
     if bool(past.any()):
@@ -103,36 +145,67 @@ def refuse_wrapped(found: torch.Tensor, close: torch.Tensor, what: str) -> None:
         raise DtypeError(f"{what} is {worst:.3g}, past 64 bits; convert the operands with .to(torch.float64)")
 
 
-def add_up_exactly(values: torch.Tensor, owner: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """The sums of each owner's integers, (count, …) of `dtype`.
+def exactly(add: Callable[..., torch.Tensor], dtype: torch.dtype, what: str, *terms: torch.Tensor) -> torch.Tensor:
+    """Return what a linear function makes of terms, in their dtype or, of integers, in `dtype`.
 
     Args:
-        values: (n, …) of an integer dtype.
-        owner: (n,) int64, which sum each adds to.
-        count: how many sums.
-        dtype: of the sums.
+        add: a function of sums and differences alone.
+        dtype: of a result of integers.
+        what: the result is, for a message.
+        terms: of one dtype.
 
     Raises:
-        DtypeError: a sum does not fit, found even where it passes 64 bits.
+        DtypeError: an integer of the result does not fit, found even where it passes 64 bits.
     """
-    wide = halves(values)
-    high, low = (half.new_zeros((count, *values.shape[1:])).index_add(0, owner, half) for half in wide)
-    return joined(high, low, dtype)
+    if terms[0].is_complex():  # torch multiplies them by 1 to add them, by which an infinity becomes NaN
+        parts = (torch.view_as_real(term.resolve_conj()) for term in terms)
+        return torch.view_as_complex(add(*parts))
+    if dtype not in INTEGERS:
+        return add(*terms)
+    high, low = zip(*map(halves, terms), strict=True)
+    return joined(add(*high), add(*low), dtype, what)
+
+
+def multiplied(multiply: Callable[..., torch.Tensor], dtype: torch.dtype, *factors: Any) -> torch.Tensor:
+    """Return what a function makes of factors by multiplying; DtypeError for an integer that does not fit in `dtype`.
+
+    Args:
+        multiply: the function.
+        dtype: of the result.
+        factors: tensors, of integers where the result is of these, and numbers.
+    """
+    if dtype not in INTEGERS:
+        return multiply(*factors)
+    whole = [f.long() if isinstance(f, torch.Tensor) else f for f in factors]
+    out = multiply(*whole)
+    if not unseen(out):
+        floats = [f.double() if isinstance(f, torch.Tensor) else f for f in factors]
+        refuse_wrapped(out, multiply(*floats), "a product of integers")
+    return fitted(out, dtype, "a product of integers")
 
 
 def halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers as int64 upper and lower halves of 32 bits, sums of which cannot pass 64 bits."""
-    wide = values.long()
-    return wide >> 32, wide & 0xFFFFFFFF
+    whole = values.long()
+    return whole >> 32, whole & 0xFFFFFFFF
 
 
-def joined(high: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Integers of `dtype` from sums of `halves`; DtypeError for one that does not fit."""
+def joined(
+    high: torch.Tensor, low: torch.Tensor, dtype: torch.dtype, what: str = "a sum of duplicates"
+) -> torch.Tensor:
+    """Integers of `dtype` from sums of `halves`; DtypeError for one that does not fit, as `fitted` raises it."""
     high, low = high + (low >> 32), low & 0xFFFFFFFF  # of a sum that fits, the upper half is one of 32 bits
+    if unseen(high):
+        return ((high << 32) + low).to(dtype)
     limits = torch.iinfo(dtype)
     past = (high > limits.max >> 32) | (high < limits.min >> 32)
     if bool(past.any()):
         at = int(torch.nonzero(past.flatten())[0])
         worst = (int(high.flatten()[at]) << 32) + int(low.flatten()[at])
-        raise DtypeError(f"duplicates sum to {worst}, which {dtype} cannot hold; widen values first")
-    return fitted((high << 32) + low, dtype, "the sum of duplicates")
+        raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; {_wider(dtype)}")
+    return fitted((high << 32) + low, dtype, what)
+
+
+def _wider(dtype: torch.dtype) -> str:
+    """What to do where an integer dtype is too narrow."""
+    return f"convert the operands with .to(torch.{'float64' if dtype == torch.int64 else 'int64'})"
