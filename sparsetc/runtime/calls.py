@@ -31,6 +31,10 @@ SAMPLED = 1 << 16
 PIECE = 3 << 18
 """Elements of rows that are gathered at a time."""
 
+LONG_SUM = 16
+"""Pieces of `LONG` positions from which a product on a CPU is summed by pieces, if it has..."""
+FEW_SUMS = 64
+"""...no more results: for 1,000 a piece's product took five times as long as its share of the whole (one core)."""
 LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
 
@@ -208,12 +212,19 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
     """
     if left.dtype != right.dtype:
         raise DtypeError(f"a product is of matrices of one dtype, found {left.dtype} and {right.dtype}")
-    if left.dtype == out.dtype:
+    if left.is_cuda:
+        wide = {} if left.dtype == out.dtype else {"out_dtype": out.dtype}
+        torch.mm(left, right, out=out, **wide)
+        return
+    left, right = left.to(out.dtype), right.to(out.dtype)  # torch has products of two dtypes on GPUs alone
+    pieces = left.shape[1] // LONG
+    if out.dtype != torch.float32 or pieces < LONG_SUM or out.numel() > FEW_SUMS:
         torch.mm(left, right, out=out)
-    elif left.is_cuda:
-        torch.mm(left, right, out_dtype=out.dtype, out=out)
-    else:  # torch has such products on GPUs alone
-        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+        return
+    # MKL adds the products of vectors one after another: 20 million ones make 16,777,216.
+    in_pieces = left[:, : pieces * LONG].unflatten(1, (pieces, LONG)).transpose(0, 1)
+    torch.sum(torch.bmm(in_pieces, right[: pieces * LONG].unflatten(0, (pieces, LONG))), 0, out=out)
+    out.add_(left[:, pieces * LONG :] @ right[pieces * LONG :])
 
 
 # -- einsums of integers -----------------------------------------------------------------------------------------------
