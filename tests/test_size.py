@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.LINES: 24_130, size.COMPILER: 15_745, size.FILES: 201, size.CLASSES: 261, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 301_100, size.COMPILER: 197_600, size.FILES: 202, size.CLASSES: 262, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
