@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         except (stc.SparsetcError, OSError, ImportError, MemoryError) as error:
-            print(f"sparsetc: {printable(str(error)) or type(error).__name__}", file=sys.stderr)
+            said = printable(str(error)) or type(error).__name__
+            if "memory_limit" in vars(options):
+                said = said.replace("sparsetc.options(memory_limit=...)", "--memory-limit")
+            print(f"sparsetc: {said}", file=sys.stderr)
             return REFUSED
 
 

@@ -7,8 +7,8 @@ command a terminal is escaped in it.
 
 
 def printable(text: str) -> str:
-    """Return the text with everything but printable characters escaped, as `repr` does, line feeds included."""
-    return "".join([c if c.isprintable() else repr(c)[1:-1] for c in text])
+    """Return the text with everything but tabs and printable characters escaped, as `repr` does; line feeds too."""
+    return "".join([c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text])
 
 
 class SparsetcError(Exception):

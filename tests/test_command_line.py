@@ -95,7 +95,7 @@ def test_a_table_is_packed_by_its_columns(files: Path, capsys: pytest.CaptureFix
     assert _run(capsys, "pack", "ratings.parquet", "x.parquet", "--columns", "user", "item", "rating")[0] == 0
     assert stc.read("x.parquet").to_dense().tolist() == [[0, 4, 0, 2.5], [0] * 4, [0, 5, 0, 0]]
     said = _run(capsys, "pack", "float.npz", "y.parquet", "--memory-limit", "1MB")[2]
-    assert said.endswith("raise memory_limit\n")
+    assert said.endswith("raise it with --memory-limit\n")
     said = _run(capsys, "pack", "--help")[1]
     assert all(f"--{name.replace('_', '-')}" in said for name in ("memory_limit", "columns", "dtype"))
 

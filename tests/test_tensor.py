@@ -173,7 +173,7 @@ def test_integers_around_the_limits_of_int64(number: int) -> None:
     else:
         with pytest.raises(DtypeError):
             SparseTensor([[0, 1]], [number, 1], (2,))
-        with pytest.raises(DtypeError, match=f"sum to {number}, which"):
+        with pytest.raises(DtypeError, match=f"a sum of duplicates holds {number}, which"):
             SparseTensor([[0, 0]], torch.tensor([below, number - below]), (2,))
     for coords in ([[0, number]], [[number, number]]):
         with pytest.raises((CoordinateError, FormatError), match=str(number)):

@@ -484,7 +484,11 @@ def test_a_full_record_costs_little(cache: Path, clock: dict[str, Any], monkeypa
     assert len(read) <= 2 * lines.MOST_FOUND
 
 
-@pytest.mark.parametrize("data", [b"\x1f\x8b", b"\x1f\x8b\x08\x00junk", gzip.compress(b"{}" * 99, mtime=0)[:-9]], ids=["empty", "junk", "cut"])
+@pytest.mark.parametrize(
+    "data",
+    [b"\x1f\x8b", b"\x1f\x8b\x08\x00junk", gzip.compress(b"{}" * 99, mtime=0)[:-9]],
+    ids=["empty", "junk", "cut"],
+)
 def test_a_damaged_gzip_file_is_not_merged(tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.gz").write_bytes(data)
     assert main(["tune", "merge", str(tmp_path / "x.gz")]) == 2

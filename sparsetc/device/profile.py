@@ -1,7 +1,8 @@
 """A device as plans are priced for it: every number that belongs to it, each with where it comes from.
 
-In: a JSON of the package (`profiles/`), or what `calibrate` measured. Out: a frozen `DeviceProfile`. An NVIDIA H200's
-serves every GPU that was not calibrated, and that of two CPU cores the generated torch programs.
+In: a JSON of the package (`profiles/`), or what `calibrate` measured. Out: a frozen `DeviceProfile`. The package has
+those of an NVIDIA H200 and an H100; the H200's serves every other GPU that was not calibrated, and that of two CPU
+cores the generated torch programs.
 
 What `calibrate` measured is kept in ``<cache directory>/profiles/<GPU>.json``, written under a temporary name and
 renamed, for later processes to plan with. A record is read once a process, so that all plans of a process are made by
@@ -231,8 +232,12 @@ FACTOR = 1e9
 def path_of(device: str, what: str = "profiles", form: str = "json") -> Path | None:
     """Return where a record of a device of that name lies, in the cache directory in force; None without one."""
     directory = files.cache_folder(current().cache_dir)
-    name = f"{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}.{form}"
-    return None if directory is None else directory / what / name
+    return None if directory is None else directory / what / f"{slug(device)}.{form}"
+
+
+def slug(device: str) -> str:
+    """Return the name of a device as a file's: small letters and digits, and hyphens for all else."""
+    return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
@@ -304,7 +309,16 @@ def of_backend(backend: str) -> DeviceProfile:
 def of_gpu(name: str) -> DeviceProfile:
     """Return the recorded profile of a GPU; the default one where there is none."""
     path = path_of(name) if name else None
-    return (path and _read(path, name)) or default_gpu()
+    return (path and _read(path, name)) or _of_package(name) or default_gpu()
+
+
+@lru_cache
+def _of_package(gpu: str) -> DeviceProfile | None:
+    """Return the profile of a GPU that the package's authors calibrated, None of others; a record as `write` makes."""
+    path = Path(__file__).parent / "profiles" / f"{slug(gpu)}.json"
+    if slug(gpu) == slug(default_gpu().name) or not path.exists():
+        return None
+    return _profile(json.loads(path.read_text(encoding="utf-8"), parse_int=float), gpu)
 
 
 def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:

@@ -178,7 +178,7 @@ class ProductCost(Cost):
         self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
         self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
         self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
-        self.gathers, self.rounded, self.split = [], (), ()
+        self.gathers, self.rounded, self.split, self.arranged = [], (), (), ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
         self.calls, self.matrices = len(products), bool(last.right)
@@ -199,7 +199,8 @@ class ProductCost(Cost):
         """Seconds each resource alone would take."""
         size, at = statistics.itemsize, statistics.symbols
         moved = self.once.at(at) + self.output.at(at) + size * (self.tables + 2 * self.formed)
-        return {"memory": moved / profile.memory, "dot": self.flops / self._rate(size, profile)}
+        rate = profile.laws["product_memory"] * profile.memory
+        return {"memory": moved / rate, "dot": self.flops / self._rate(size, profile)}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the result, all of which is stored."""
@@ -212,8 +213,7 @@ class ProductCost(Cost):
             rounding = profile.laws["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
-        call = max(0.0, profile.call - profile.launch)  # a launch is counted for every plan
-        return call + forming + rounding + multiplied
+        return forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
         """Return True if two matrices of 16 bits are multiplied: operands have 16 bits, or are rounded to them."""

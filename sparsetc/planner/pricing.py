@@ -77,8 +77,9 @@ def seconds_of(
     What a launch takes is its first part's.
 
     Parts run one after another; a fused launch overlaps only their ends. Torch programs have a launch each.
-    Operands that parts read rounded are rounded first, by a call of torch each, and of those that dots split the
-    largest magnitude is found. Rows that no part stores are zeros first.
+    Operands that kernels read in another order than the einsum's are copied first, those that parts read rounded are
+    rounded, by a call of torch each, and of those that dots split the largest magnitude is found. Rows that no part
+    stores are zeros first.
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     both = [(parts[n], statistics[n]) for n in run]
@@ -89,7 +90,10 @@ def seconds_of(
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
-    for nbytes, tables in (ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both]):
+    made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
+    if backend == "triton":
+        made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
+    for nbytes, tables in made:
         for _, elements in set().union(*tables):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])

@@ -208,6 +208,7 @@ class Cost:
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
         rounded: the operands that are rounded before the program runs, and how many elements each has.
         split: the operands whose largest magnitude is found before the program runs, and how many elements each has.
+        arranged: the operands that are copied in another order before, and how many elements each has.
     """
 
     def __init__(self, program: ir.TileProgram) -> None:
@@ -233,6 +234,7 @@ class Cost:
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
         self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
+        self.arranged = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.arranged])
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:

@@ -72,6 +72,7 @@ class Operand:
         width: elements of one row: the product of the sizes of `axes`.
         rounded: whether it is read in bfloat16, to which it is rounded once a call.
         split: whether a dot takes its rows in halves, so that its largest magnitude is found once a call.
+        arranged: whether the einsum has its letters in another order, so that a call copies it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Operand:
     width: int
     rounded: bool = False
     split: bool = False
+    arranged: bool = False
 
     @cached_property
     def nrows(self) -> int:
@@ -154,7 +156,9 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
         rows = tuple([c for c in e.inputs[sparse] if c in letters])
         axes = tuple([c for c in e.axes if c in letters])
         width = prod([sizes[c] for c in axes])
-        operands.append(Operand(name, rows, tuple([sizes[c] for c in rows]), axes, width))
+        given, read = ([c for c in order if sizes[c] > 1] for order in (letters, (*rows, *axes)))
+        extents = tuple([sizes[c] for c in rows])
+        operands.append(Operand(name, rows, extents, axes, width, arranged=given != read))
     return output, tuple(operands)
 
 
