@@ -213,7 +213,8 @@ class ProductCost(Cost):
             rounding = profile.laws["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
-        return forming + rounding + multiplied
+        wide = 0.0 if self._narrow(size) else profile.laws["product_wide"]
+        return wide + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
         """Return True if two matrices of 16 bits are multiplied: operands have 16 bits, or are rounded to them."""
