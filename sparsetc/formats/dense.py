@@ -32,6 +32,7 @@ from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, pri
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import ROUNDING, describe, seconds_of
 from sparsetc.planner.problem import Counts, Problem
@@ -294,7 +295,7 @@ PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
 
 
-def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """The dense tensor, where enough of it is filled or there is little to fill."""
     rules = problem.rules
     if rules["fewest"] <= prod(problem.shape) <= max(rules["few"], rules["sparsest"] * counts.nnz):
