@@ -6,7 +6,7 @@ In: the reports that a kernel's steps hand over. Out: `Explanation`, which print
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from textwrap import indent
 from typing import Any
@@ -23,6 +23,7 @@ class StepReport:
         considered: (plan, expected microseconds) of every candidate, the cheapest first; None for one that does not fit
             or has no kernel.
         timed: (plan, microseconds) of those that were timed, the fastest first.
+        dismissed: (kind of plan, microseconds) of those that were not counted: by a sample they take as long at least.
     """
 
     equation: str
@@ -30,6 +31,7 @@ class StepReport:
     reason: str
     path: str = ""
     considered: tuple[tuple[str, float | None], ...] = ()
+    dismissed: tuple[tuple[str, float | None], ...] = field(default=(), kw_only=True)
     timed: tuple[tuple[str, float], ...] = ()
 
     def details(self) -> list[str]:
@@ -242,6 +244,12 @@ def _step_lines(step: StepReport) -> list[str]:
         lines += ["", "considered, expected us:"]
         for name, predicted in step.considered:
             lines.append(f"  {'does not fit' if predicted is None else f'{predicted:12.1f}'}  {name}")
+    if step.dismissed:
+        lines += [
+            "",
+            "not counted, us at least by a sample:",
+            *(f"  {us:12.1f}  {name}" for name, us in step.dismissed),
+        ]
     return lines
 
 

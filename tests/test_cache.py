@@ -81,6 +81,21 @@ def test_a_damaged_kernel_runs_as_if_nothing_had_happened(tmp_path: Path) -> Non
     assert_matches(kernel(operands[1]), problem.equation, operands)
 
 
+def test_a_file_that_was_seen_is_compared_again_only_once_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, path = cache.load(SOURCE, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "keep", lambda *_: pytest.fail("the file was looked at again"))
+        assert cache.load(SOURCE, tmp_path) == (module, path)
+    path.write_text("damaged", encoding="utf-8")
+    assert cache.load(SOURCE, tmp_path) == (module, path)
+    assert path.read_text(encoding="utf-8") == SOURCE
+    path.unlink()
+    assert cache.load(SOURCE, tmp_path) == (module, path)
+    assert path.read_text(encoding="utf-8") == SOURCE
+
+
 def test_an_intact_file_is_not_written_again(tmp_path: Path) -> None:
     _, path = cache.load(SOURCE, tmp_path)
     os.utime(path, (1, 1))

@@ -13,7 +13,14 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
+from sparsetc.formats import window
+from sparsetc.ir.plan import Storage
 from sparsetc.ir.program.tile import Add, TileProgram, walk
+from sparsetc.planner.bounds import Best, similar_order, tiles_of, windows_of
+from sparsetc.planner.candidate import ranked
+from sparsetc.planner.problem import Counts
+from sparsetc.planner.registry import PLANS as METHODS
+from sparsetc.planner.registry import considered
 
 SIZES = {"i": 60, "j": 50, "k": 40, "r": 32, "s": 32}
 EQUATIONS = ("ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,kr->ijr", "ijk,k->ij", "ijk,ir,jr,kr->ijk", "ijk,i,j,k->")
@@ -39,12 +46,12 @@ def matrix(rows: int, columns: int, share: float) -> stc.SparseTensor:
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.02])
 def test_less_precision_is_never_expected_to_take_longer(share: float, columns: int) -> None:
     x, b = matrix(800, 800, share), torch.zeros(()).expand(800, columns)
-    chosen = {p: stc.compile("ij,jr->ir", x, b, precision=p, backend="triton").step.choice for p in PRECISIONS}
-    seconds = [sum(chosen[p].seconds) for p in PRECISIONS]
+    steps = {p: stc.compile("ij,jr->ir", x, b, precision=p, backend="triton").step for p in PRECISIONS}
+    seconds = [sum(steps[p].choice.seconds) for p in PRECISIONS]
     assert seconds == sorted(seconds, reverse=True)
+    allowed = {p: {c.name for m in METHODS.values() if m.alone for c in m.estimates(steps[p].problem)} for p in steps}
     for exact, coarse in (("highest", "high"), ("high", "medium")):
-        allowed = {name for name, _ in chosen[coarse].considered}
-        assert {name for name, _ in chosen[exact].considered if "tf32x3" in name or "coo[" in name[:8]} <= allowed
+        assert {name for name in allowed[exact] if "tf32x3" in name or "coo[" in name[:8]} <= allowed[coarse]
 
 
 PRECISIONS = ("highest", "high", "medium")
@@ -206,3 +213,125 @@ def test_modes_are_letters_everywhere() -> None:
     assert "dense_tile[i | jk | -] tf32x3 + coo[i | - | jk]" in texts[1]
     for text in texts:
         assert not any(f"[{n}" in text or f"| {n}" in text for n in range(3))
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+def graph(nodes: int, edges: int, seed: int) -> stc.SparseTensor:
+    """R-MAT: each edge in one of four quarters, again and again."""
+    g, levels = torch.Generator().manual_seed(seed), (nodes - 1).bit_length()
+    u = torch.rand(levels, edges, generator=g)
+    bits = torch.stack([u > 0.76, ((u > 0.57) & (u <= 0.76)) | (u > 0.95)]).long()
+    ends = (bits << torch.arange(levels)[:, None]).sum(1) % nodes
+    return stc.SparseTensor(ends, torch.ones(edges), (nodes, nodes)).coalesce()
+
+
+def uniform(nodes: int, edges: int) -> stc.SparseTensor:
+    ends = torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(0))
+    return stc.SparseTensor(ends, torch.ones(edges), (nodes, nodes)).coalesce()
+
+
+def blocks(side: int, grid: int, each: int) -> stc.SparseTensor:
+    """Full blocks, so many of each row of a grid of them; then the rows are shuffled."""
+    g = torch.Generator().manual_seed(0)
+    filled = torch.rand(grid, grid, generator=g).argsort(1) < each
+    dense = filled.repeat_interleave(side, 0).repeat_interleave(side, 1)
+    return stc.SparseTensor.from_dense(dense[torch.randperm(grid * side, generator=g)].float())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: uniform(4000, 32_000), lambda: graph(4096, 60_000, 0)], ids=["uniform", "R-MAT"]
+)
+def test_what_cannot_win_is_not_counted(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither tiles nor windows, nor are rows grouped, where a sample says that they lose."""
+    x = make()
+    b = torch.empty(x.shape[1], 64)
+    monkeypatch.setattr(window, "group_rows", lambda *_, **__: pytest.fail("rows were grouped"))
+    kernel = stc.compile("ij,jr->ir", x, b, backend="triton")
+    counted = {name if isinstance(name, str) else name[0] for name in x.pattern.counts}
+    assert not {"tiles", "windows"} & counted
+    assert {name for name, _ in kernel.step.choice.dismissed} == {"hls", "window", "1-sa"}
+    assert "not counted, us at least by a sample:\n" in str(kernel.explain())
+
+
+def test_no_choice_is_lost_to_a_sample() -> None:
+    """Rows that are alike are found wherever they lie; and what is chosen costs what the best of all plans does."""
+    shuffled = blocks(16, 256, 4)
+    tensors = [shuffled, uniform(500, 20_000), graph(1000, 30_000, 1), matrix(800, 800, 0.1)]
+    for x, columns in itertools.product(tensors, (32, 128)):
+        b = torch.empty(x.shape[1], columns)
+        problem = stc.compile("ij,jr->ir", x, b, backend="triton").step.problem
+        chosen = ranked(considered(problem, Best()))[0]
+        every = ranked([c for method in METHODS.values() if method.alone for c in method.estimates(problem)])[0]
+        assert chosen.total == pytest.approx(every.total, rel=0.03)
+        if x is shuffled and columns == 128:
+            assert chosen.plan.name == "1-sa"
+
+
+@pytest.mark.parametrize("similar", [False, True])
+def test_a_sample_of_everything_is_exact(similar: bool) -> None:
+    """A small pattern is taken whole; of similar rows the order differs, not what there is."""
+    x = graph(300, 3000, 2)
+    counts = Counts(x.coords, x.shape)
+    rows: dict[int, set[int]] = {}
+    for i, j in x.coords.T.tolist():
+        rows.setdefault(i, set()).add(j)
+    order = sorted(rows)
+    if similar:
+        row, lengths = torch.searchsorted(torch.tensor(order), x.coords[0]), len(order)
+        order = [order[n] for n in similar_order(row, x.coords[1], lengths).tolist()]
+    for height, sample in windows_of(counts, (0,), (1,), similar).items():
+        groups = [order[n : n + height] for n in range(0, len(order), height)]
+        real = sample.nonzeros > 0
+        assert sample.nonzeros[real].tolist() == [sum(len(rows[i]) for i in group) for group in groups]
+        assert sample.columns[real].tolist() == [len(set().union(*(rows[i] for i in group))) for group in groups]
+        assert sample.weight.tolist() == [1.0] * len(sample.weight)
+
+
+def test_columns_of_windows_beyond_64_bits() -> None:
+    """Of three modes that have more coordinates than an integer, as a sample and by counting all."""
+    g = torch.Generator().manual_seed(0)
+    few = torch.randint(40, (3, 3000), generator=g)
+    coords = torch.unique(torch.stack([few[0] * 7, few[1] << 33, few[2] << 24]), dim=1)
+    shape = (300, 1 << 40, 1 << 30)
+    rows = sorted(set(coords[0].tolist()))
+    storage = Storage(item=(0,), lane=(1, 2), params=(("height", 16), ("width", 8)))
+    met: list[set[tuple[int, ...]]] = [set() for _ in range(-(-len(rows) // 16))]
+    for i, *column in coords.T.tolist():
+        met[rows.index(i) // 16].add(tuple(column))
+    assert window.populations(coords, shape, storage, None)[2].tolist() == [*map(len, met)]
+    sample = windows_of(Counts(coords, shape), (0,), (1, 2), False)[16]
+    assert sample.columns[sample.nonzeros > 0].tolist() == [*map(len, met)]
+
+
+def test_weights_of_a_sample_stand_for_all_nonzeros() -> None:
+    x = graph(20_000, 300_000, 3)
+    counts = Counts(x.coords, x.shape)
+    for modes in ((0,), (1,)):
+        for height, sample in windows_of(counts, modes, (1 - modes[0],), False).items():
+            assert sample.nonzeros.sum() < x.nnz
+            assert (sample.nonzeros * sample.weight).sum() == pytest.approx(x.nnz, rel=0.1), height
+    assert float(tiles_of(counts).sum()) == pytest.approx(x.nnz, rel=0.1)
+
+
+def test_rows_are_counted_once() -> None:
+    x = graph(1000, 20_000, 4)
+    for modes in ((0,), (1,)):
+        held = torch.bincount(x.coords[modes[0]])
+        counts = Counts(x.coords, x.shape)
+        assert counts.lengths(modes).tolist() == held[held > 0].tolist()
+        assert (counts.longest(modes), counts.distinct(modes)) == (int(held.max()), int((held > 0).sum()))
+        short = held[(held > 0) & (held < 64)]
+        assert counts.short_share(modes, 64) == (int(short.sum()), len(short))
+
+
+@pytest.mark.parametrize("plan", ["auto", "window", "hls", "rows"])
+def test_graphs_of_other_sizes_share_a_source(plan: str) -> None:
+    g, sources = torch.Generator().manual_seed(0), set()
+    for seed in range(20):
+        nodes = int(torch.randint(1000, 6000, (), generator=g))
+        x = graph(nodes, 8 * nodes, seed)
+        kernel = stc.compile("ij,jr->ir", x, torch.empty(nodes, 64), plan=plan, backend="triton")
+        sources.add(kernel.source)
+    assert len(sources) <= 3

@@ -73,14 +73,14 @@ MTTKRP_FIBER = """\
 tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 4 lanes, modes 0 | 1 | 2
   item over item_ptr
   axes r = 32
-  at_i = decode item_word  # 4 bits, item
+  at_i = decode item_word  # 16 bits, item
   total[lane,r] = 0
   loop blocks of the item
-    at_j[lane] = decode lane_word  # 5 bits, lane
+    at_j[lane] = decode lane_word  # 16 bits, lane
     b_jr[lane,r] = gather B[at_j, r]
     fiber_sum[lane,r] = 0
     loop steps of 4 lanes, 1 at a time
-      at_k[lane] = decode word  # 5 bits, leaf
+      at_k[lane] = decode word  # 16 bits, leaf
       x[lane] = load X.values
       c_kr[lane,r] = gather C[at_k, r]
       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply
@@ -91,11 +91,11 @@ TTMC_COO = """\
 tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2
   item over item_ptr
   axes r = 32, s = 64 in blocks of 32
-  at_i = decode item_word  # 4 bits, item
+  at_i = decode item_word  # 16 bits, item
   total[s,r] = 0
   loop steps of 32 lanes, 1 at a time
-    at_j[lane] = decode word  # 5 bits, leaf
-    at_k[lane] = decode word  # 5 bits, leaf
+    at_j[lane] = decode word  # 8 bits, leaf
+    at_k[lane] = decode word  # 8 bits, leaf
     x[lane] = load X.values
     b_jr[lane,r] = gather B[at_j, r]
     c_ks[lane,s] = gather C[at_k, s]
@@ -108,8 +108,8 @@ tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 32 lanes, mode
   axes r = 32
   loop steps of 32 lanes, 2 at a time
     at_i[lane] = decode word  # 4 bits, leaf
-    at_j[lane] = decode word  # 5 bits, leaf
-    at_k[lane] = decode word  # 5 bits, leaf
+    at_j[lane] = decode word  # 6 bits, leaf
+    at_k[lane] = decode word  # 6 bits, leaf
     x[lane] = load X.values
     b_ir[lane,r] = gather B[at_i, r]
     c_jr[lane,r] = gather C[at_j, r]
@@ -508,7 +508,7 @@ def test_only_sampled_results_have_no_rows_without_nonzeros() -> None:
 
 def test_a_cost_describes_itself() -> None:
     assert cost_of(mttkrp("fiber")).describe() == [
-        "streams 6*L + N*w + 2*N + 4*P bytes, writes 320*w bytes",
+        "streams 6*L + N*w + 2*N + 4*P bytes, writes R*32*w bytes",
         "gathers L rows of 32*w bytes of B",
         "gathers N rows of 32*w bytes of C",
         "adds P rows",

@@ -24,6 +24,7 @@ import sparsetc as stc
 from sparsetc.formats import window
 from sparsetc.ir.plan import F16X3
 from sparsetc.packing.deal import deal
+from sparsetc.planner.bounds import Best
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
 from sparsetc.testing.conformance import PATTERNS as CONFORMANCE
@@ -274,7 +275,7 @@ def test_windows_beyond_the_memory_limit_are_not_considered() -> None:
     x, b = scrambled(40, 16), torch.ones(640, 4, dtype=F64)
     for limit, beyond in ((1_000_000, True), (60_000, False)):
         given = stc.compile(SPMM, x, b, backend="triton", memory_limit=limit).step.problem
-        found = window.considered("1-sa", given, given.counts)
+        found = window.considered("1-sa", given, given.counts, Best())
         assert any(8 * candidate.expected[0].stored > 60_000 for candidate in found) == beyond
 
 

@@ -37,7 +37,8 @@ from sparsetc.support.notices import log_since, warn
 MAX_MODULES = 512
 """Modules kept in memory."""
 
-_modules: OrderedDict[Path, ModuleType] = OrderedDict()
+_modules: OrderedDict[Path, tuple[ModuleType, Path, tuple[int, ...] | None]] = OrderedDict()
+"""Modules, each with its copy and what the file system said of the copy once it was written or compared."""
 _lock = Lock()
 
 
@@ -48,20 +49,33 @@ def path_of(source: str, directory: Path, name: str) -> Path:
 
 
 def load(source: str, directory: Path | None = None, name: str = "kernel") -> tuple[ModuleType, Path]:
-    """The module that the text makes, made once, and the path of its copy in the cache, which is written if need be."""
+    """The module that the text makes, made once, and the path of its copy in the cache, which is written if need be.
+
+    While the file is the one that was seen last, it is not compared again.
+    """
     folder = cache_folder(directory)
     key = path_of(source, folder or Path(), name)
     with _lock.own:
-        path = keep(source, folder, key.name)
-        module = _modules.get(key)
+        module, path, seen = _modules.get(key, (None, key, None))
+        if seen is None or seen != _status(path):
+            path = keep(source, folder, key.name)
         if module is None:
             start, module = time.perf_counter(), _module(source, path)
-            _modules[key] = module
             log_since(start, logging.DEBUG, "loaded %s", path)
+        _modules[key] = module, path, _status(path)
         _modules.move_to_end(key)
         while len(_modules) > MAX_MODULES:
-            _forget(_modules.popitem(last=False)[1])
+            _forget(_modules.popitem(last=False)[1][0])
         return module, path
+
+
+def _status(path: Path) -> tuple[int, ...] | None:
+    """What tells a file from another, and from itself before a change; None where there is none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns
 
 
 def count() -> int:
@@ -73,7 +87,7 @@ def clear() -> None:
     """Forget all modules; kernels that have one keep it."""
     with _lock.own:
         while _modules:
-            _forget(_modules.popitem()[1])
+            _forget(_modules.popitem()[1][0])
 
 
 class _TextLoader(InspectLoader):

@@ -165,8 +165,7 @@ class Programs:
             )
         for program in self.programs:
             check_sizes(program)
-        ported = ((p, replace(p.schedule, precision=portable(p.schedule.precision, machine))) for p in self.programs)
-        programs = tuple(replace(p, schedule=schedule) for p, schedule in ported)
+        programs = tuple([_ported(program, machine) for program in self.programs])
         named, text = f"tl.{str(sums).removeprefix('torch.')}", header(programs, "triton", self.about)
         return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
 
@@ -237,6 +236,7 @@ class Programs:
             program, part = self.programs[n], arrays[n]
             if self.backend == "triton":
                 counts += [part.programs(program), *(part.stored for _ in program.view.items.counts)]
+                counts += program.ends.values()
             values, end = range(first[n], first[n] + len(program.view.packed)), len(part.index) - bool(program.slot)
             pointers += [*part.index[:end], *values, *part.index[end:]]  # result rows come last
         places = {n: number for n, number in enumerate(pointers, len(counts)) if isinstance(number, int)}
@@ -319,6 +319,15 @@ def launch_of(kernel: Any, grid: int, varied: Sequence[int], options: Mapping[st
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------
+
+
+def _ported(program: TileProgram, machine: str) -> TileProgram:
+    """The program with dots of a precision that the machine has."""
+    schedule = program.schedule
+    precision = portable(schedule.precision, machine)
+    if precision == schedule.precision:
+        return program
+    return replace(program, schedule=replace(schedule, precision=precision))
 
 
 def triton_type(dtype: torch.dtype) -> str:

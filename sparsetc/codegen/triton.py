@@ -39,9 +39,14 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where an axis is in slabs, `nonzeros` where chunks are equal."""
+    """Counts that a part's function takes: `programs` where an axis is in slabs, then what its kernel is given too."""
     slabs = any(axis.slab for axis in program.axes)
-    return [*(["programs"] if slabs else []), *program.view.items.counts]
+    return [*(["programs"] if slabs else []), *numbers_of(program)]
+
+
+def numbers_of(program: ir.TileProgram) -> list[str]:
+    """Numbers that a kernel takes for a part: `nonzeros` where chunks are equal, sizes that coordinates may reach."""
+    return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
 def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
@@ -72,7 +77,7 @@ def decode(printer: TritonPrinter, s: ir.Decode) -> None:
     printer.level = s.level
     for _ in printer.each(s.level):
         printer.put(f"{s.name}{printer.copy} = {s.coordinate.text(printer)}")
-        ends = [*map(printer.limit, s.along), f"{s.name} < {s.end}" if s.end else ""]
+        ends = [*map(printer.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
         if inside := all_of(ends):
             printer.put(f"{names.inside(s.letter)} = {inside}")
 
@@ -268,8 +273,11 @@ def module_source(
 
 
 def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
-    """A kernel: its arguments are a part's programs, its nonzeros where items are equal chunks, then pointers."""
-    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *p.view.items.counts)]
+    """A kernel: its arguments are a part's programs and the numbers that it goes by, then pointers.
+
+    Triton compiles no other kernel where these are others.
+    """
+    counts = [f"{count}_{p.number}" for p in group for count in ("programs", *numbers_of(p))]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
     pointers += [*(t.name for t in tables_of(group)), group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)

@@ -30,6 +30,7 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.support import memory
+from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, result_bytes
 
@@ -260,10 +261,8 @@ class Preparation:
         """(nnz,) the output row each nonzero adds to."""
         if self.output.sparse:
             return self._slot_of_nonzeros()
-        row = torch.zeros(self.canonical.coords.shape[1], dtype=torch.long, device=self.canonical.device)
-        for mode in self.canonical.kept:
-            row = row * self.canonical.shape[mode] + self.canonical.coords[mode]
-        return row
+        coords, shape, kept = self.canonical.coords, self.canonical.shape, self.canonical.kept
+        return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
         """(nnz,) the row of a sparse output each nonzero adds to."""
@@ -289,7 +288,7 @@ class Preparation:
             return None
         reached = torch.zeros(count, dtype=torch.bool, device=self.canonical.device)
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
-            reached[self._rows_of_part(packed)] = True
+            reached.index_fill_(0, self._rows_of_part(packed), True)
         zeroed = torch.nonzero(reached if sparse else ~reached).flatten()
         row = self.output.width * accumulator(self.canonical.dtype).itemsize
         law = of_backend(self.problem.backend).laws

@@ -19,17 +19,18 @@ from sparsetc.formats.fiber import fibers, rows
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, items_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 
-Longs = Callable[[Problem, Counts], Iterable[Candidate]]
+Longs = Callable[[Problem, Counts, Best], Iterable[Candidate]]
 """The plans of long rows."""
 
 
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
     """The first of the hybrids, or what an einsum and a tensor lack of which there is none."""
-    for hybrid in _hybrids(name, longs, problem, counts):
+    for hybrid in _hybrids(name, longs, problem, counts, Best()):
         return hybrid
     threshold = problem.rules["long_row"]
     few, _ = counts.short_share(problem.kept, threshold)
@@ -41,7 +42,7 @@ def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candida
     raise PlanError(f"plan {name!r} needs {lacking}")
 
 
-def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Hybrids where there are long rows and short ones."""
     threshold = problem.rules["long_row"]
     few, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
@@ -52,7 +53,7 @@ def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts) -> Itera
     side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
     side = replace(side, chain=threshold // short.schedule.unroll)  # the longest of the short rows
     long_rows = counts.distinct(problem.kept) - short_rows
-    for long in longs(problem, counts):
+    for long in longs(problem, counts, best):
         first = replace(long.plan.parts[0], label=f"rows of {threshold} nonzeros or more")
         beside = _of_long_rows(long, problem, counts.nnz - few, long_rows)
         # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
@@ -97,5 +98,5 @@ def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, .
     return torch.bincount(row)[row]
 
 
-for _name, _longs in (("coo+rows", lambda problem, counts: (coo(problem, counts),)), ("fiber+rows", fibers)):
+for _name, _longs in (("coo+rows", lambda problem, counts, best: (coo(problem, counts),)), ("fiber+rows", fibers)):
     add_plans(Method(_name, partial(_hybrids, _name, _longs), partial(_first, _name, _longs), kernels=True))

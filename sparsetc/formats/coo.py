@@ -2,7 +2,7 @@
 
         item_word  [ i0      | i0      | i1 | …        the row of each work item
         item_ptr   [ 0         256       301 …         its range of nonzeros; a long row is several items
-        word       [ jk jk jk … jk jk … jk … ]         the other modes, ceil(log2 dim) bits each
+        word       [ jk jk jk … jk jk … jk … ]         the other modes, ceil(log2 dim) bits each or more
         values     [ v  v  v  … v  v  … v  … ]
 
 With no item modes and a `max_item_nnz`, items are equal chunks in the operand's own order, and no pointers are stored.
@@ -23,6 +23,7 @@ from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, pointers
 from sparsetc.packing.words import Nonzeros
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
@@ -64,7 +65,7 @@ class Coo:
         return Packed(*about, (first.numbers, None), split)
 
 
-def by_rows_and_more(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
     yield coo(problem, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
@@ -83,9 +84,8 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     schedule = schedule_of(problem, blocks=False)
     most = max_item_nnz_of(problem, counts.nnz, schedule)
     storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton")
-    n, distinct = counts.nnz, counts.distinct(shared)
-    items = items_of(n, distinct if shared else 1, most)
-    longest = counts.longest(shared)
+    n, longest = counts.nnz, counts.longest(shared)  # which counts rows on the way
+    items = items_of(n, counts.distinct(shared) if shared else 1, most)
     rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
     runs = repeats(problem, counts, storage)
     expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, permutations
 from math import prod
 
@@ -32,6 +33,7 @@ from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, pri
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import ROUNDING, describe, seconds_of
 from sparsetc.planner.problem import Counts, Problem
@@ -300,9 +302,11 @@ PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
 
 
-def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Yield the dense tensor wherever it fits, unless all plans of so few positions take the time of a call."""
-    if problem.rules["fewest"] <= prod(problem.shape):
+    profile, positions = of_backend(problem.backend), prod(problem.shape)
+    least = profile.launch + problem.itemsize * positions / profile.memory
+    if problem.rules["fewest"] <= positions and best.allows("dense", least):
         with suppress(PlanError):
             yield dense(problem, counts)
 
@@ -348,8 +352,13 @@ def _of_precision(problem: Problem, precision: str) -> tuple[Plan, ProductCost]:
     kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
     storage = Storage(leaf=order, sequence=(*kept, *problem.rest))
     part = Part("dense", storage, Schedule(dot=problem.products, precision=precision), problem.counts.nnz)
-    target = Target(rows=problem.rows, whole=True)
-    return Plan("dense", (part,)), ProductCost(Dense().lower(problem.bound, part, target, 0))
+    return Plan("dense", (part,)), _cost(problem.bound, replace(part, nnz=0), problem.rows)
+
+
+@lru_cache(maxsize=256)
+def _cost(bound: Bound, part: Part, rows: int) -> ProductCost:
+    """Return the cost of a part, which is the same for every tensor of these sizes."""
+    return ProductCost(Dense().lower(bound, part, Target(rows=rows, whole=True), 0))
 
 
 add_plans(Method("dense", _considered, dense))

@@ -38,6 +38,7 @@ from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
@@ -163,7 +164,7 @@ def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int) -> torch.Tensor:
     return torch.nonzero(begins).flatten()
 
 
-def fibers(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def fibers(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Fibers along each mode that is summed away, where there are several."""
     return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1)
 
@@ -208,7 +209,7 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 # -- a row a lane -----------------------------------------------------------------------------------------------------
 
 
-def short_rows(problem: Problem, counts: Counts) -> Iterator[Candidate]:
+def short_rows(problem: Problem, counts: Counts, best: Best | None = None) -> Iterator[Candidate]:
     """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting."""
     if not problem.rest or not problem.kept:
         return

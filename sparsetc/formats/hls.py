@@ -25,14 +25,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from typing import ClassVar
 
+import numpy as np
 import torch
 
-from sparsetc.device.profile import by_precision
+from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
@@ -44,6 +45,7 @@ from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing.base import Packed
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
+from sparsetc.planner.bounds import Best, Rates, tiles_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
@@ -92,11 +94,9 @@ def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: to
     return int((more + bitmaps.sum() > problem.memory).sum())
 
 
-def tiles_part(
-    problem: Problem, counts: Counts, format: str, nnz: int, tiles: int, schedule: Schedule
-) -> tuple[Part, Statistics]:
+def tiles_part(problem: Problem, format: str, nnz: int, tiles: int, schedule: Schedule) -> tuple[Part, Statistics]:
     """A part of tiles, and what packing it is expected to give."""
-    sides = sides_of(counts.shape)
+    sides = sides_of(problem.shape)
     groups, rules = groups_of(problem.bound, sides, problem.floating), problem.rules
     most = rules["chained_tiles" if groups.second else "item_tiles"]
     each = min(most, 1 << max(tiles // rules["least_items"], 1).bit_length() - 1)
@@ -108,7 +108,7 @@ def tiles_part(
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, storage, schedule, nnz, label="tiles of many nonzeros")
     chain = max(each, most // 2)  # a program of fewer tiles ends little sooner
-    rows = prod([n for m, n in enumerate(tiles_along(counts.shape, sides)) if m in problem.kept])
+    rows = prod([n for m, n in enumerate(tiles_along(problem.shape, sides)) if m in problem.kept])
     split = tiles > each * rows
     return part, Statistics(-(-tiles // each), tiles, stored, nnz, problem.itemsize, chain=chain, split_rows=split)
 
@@ -193,13 +193,38 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 
 
-def _considered(problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """The hybrid by the best threshold: with dots, and with tiles worth making dense."""
+def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+    """The hybrid by the best threshold, if it may win by a sample: with dots, and with tiles worth making dense."""
     usable = problem.floating and problem.coalesced and not problem.deterministic
-    if usable and counts.nnz and groups_of(problem.bound, sides_of(counts.shape)).first:
+    if not usable or not counts.nnz or not groups_of(problem.bound, sides_of(counts.shape)).first:
+        return
+    if best.allows("hls", 0.0 if best.seconds == inf else _least(problem, counts, best)):
         candidate = by_tiles(problem, counts)
         if any(tiles.nnz for tiles in candidate.expected[:-1]):
             yield candidate
+
+
+def _least(problem: Problem, counts: Counts, best: Best) -> float:
+    """Seconds that a hybrid takes at least by a sample, whatever its threshold."""
+    least = []
+    for rates in _rates(problem.of_any_pattern, of_backend(problem.backend)):
+        least.append(rates.first)
+        if rates.first < best.seconds:
+            nonzeros, thresholds = tiles_of(counts).numpy(), np.array(THRESHOLDS)
+            tiles = nonzeros / np.arange(nonzeros.size).clip(1)
+            below, tiles_below = (np.cumsum(n)[thresholds - 1] for n in (nonzeros, tiles))
+            left = below / nonzeros.sum()
+            least[-1] = rates.least(problem, best, tiles.sum() - tiles_below, left, 0 * left, launched=False)
+    return min(least)
+
+
+@lru_cache(maxsize=256)
+def _rates(problem: Problem, profile: DeviceProfile) -> list[Rates]:
+    """Rates of dense tiles, alone and in a launch with other nonzeros, of any pattern."""
+    groups = groups_of(problem.bound, sides_of(problem.shape), problem.floating)
+    schedules = [_schedule(problem, groups, fused) for fused in (False, True)]
+    parts = [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules]
+    return [rates for part in parts for rates in Rates.of(problem, *part)]
 
 
 def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> Candidate:
@@ -240,7 +265,7 @@ def _split(
     """
     nnz = sum([n for n, _ in held.values()])
     fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and one_launch(problem, counts.nnz)
-    each = [tiles_part(problem, counts, format, *held[format], schedule_of(fused)) for format in held]
+    each = [tiles_part(problem, format, *held[format], schedule_of(fused)) for format in held]
     tile_parts, expected = zip(*each, strict=True)
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
     if fused:  # one launch has one number of warps and of stages

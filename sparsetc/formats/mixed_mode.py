@@ -22,6 +22,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.fiber import expected_fibers
 from sparsetc.ir.plan import Part, Plan, Storage
 from sparsetc.packing.deal import register_partition
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
@@ -31,7 +32,7 @@ from sparsetc.tensor.coords import narrow_ranks
 NAME, PARTITION = "mm-csf", "mixed_mode"
 
 
-def _considered(problem: Problem, counts: Counts) -> tuple[Candidate, ...]:
+def _considered(problem: Problem, counts: Counts, best: Best) -> tuple[Candidate, ...]:
     """The candidate, where there are fibers to choose from."""
     return (mixed_mode(problem, counts),) if problem.order > 1 else ()
 

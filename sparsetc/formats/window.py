@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
-from math import prod
+from math import inf, prod
 from typing import Any
 
+import numpy as np
 import torch
 
+from sparsetc.device.profile import DeviceProfile, of_backend
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import rows, short_rows
@@ -39,6 +41,7 @@ from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.deal import register_partition
 from sparsetc.packing.tiles import items_of, placed
+from sparsetc.planner.bounds import Best, Numbers, Rates, different, windows_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
@@ -47,7 +50,7 @@ from sparsetc.planner.schedule import fit, padded_axes
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support import memory
 from sparsetc.support.lru import Lru
-from sparsetc.tensor.coords import narrow_ranks, narrow_runs, starts_of_runs
+from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
 """What a storage of windows may name, and a partition that deals by them."""
@@ -210,10 +213,11 @@ def tiled(
 def populations(
     coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many tiles, each window has."""
+    """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many columns, each window has."""
     group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
-    of_tiles = tiled(coords, shape, storage, group, compacted=True)[2]
-    return group, torch.bincount(group), torch.bincount(of_tiles)
+    columns, spread = linear_key((coords[m] for m in storage.lane), [shape[m] for m in storage.lane])
+    nonzeros = torch.bincount(group)
+    return group, nonzeros, different(group, columns, spread, nonzeros.numel())
 
 
 @register_partition("row_similarity", whole_rows=True)
@@ -246,9 +250,15 @@ def by_row_similarity(
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
     storage = Storage(item=kept, lane=others, params=tuple(params.items()))
-    group, nonzeros, tiles = populations(coords, shape, storage, cache)
-    filled = (nonzeros // tiles >= threshold)[group]
+    group, nonzeros, columns = populations(coords, shape, storage, cache)
+    filled = (nonzeros // _tiles(columns, storage) >= threshold)[group]
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
+
+
+def _tiles(columns: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """(windows,) how many tiles hold so many columns."""
+    width = storage.param("width")
+    return (columns + (width - 1)) // width
 
 
 def _nbytes(problem: Problem, candidate: Candidate) -> int:
@@ -256,24 +266,65 @@ def _nbytes(problem: Problem, candidate: Candidate) -> int:
     return candidate.expected[0].stored * problem.itemsize
 
 
-def considered(name: str, problem: Problem, counts: Counts) -> Iterator[Candidate]:
-    """The best split for each shape of tile and similarity, where tiles make matrix products."""
+def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+    """The best split for each shape of tile and similarity that may win by a sample, where tiles make products.
+
+    1-SA groups rows better than the order that its sample is taken in: all is counted once rows are grouped.
+    """
     applies = problem.floating and problem.coalesced and counts.nnz and problem.kept and problem.rest
     if not applies or _products_of_rows(problem):
         return
-    rules, columns = problem.rules, counts.distinct(problem.rest)
+    rules = problem.rules
     grouped = rules["most_grouped"] // counts.nnz if problem.order == 2 else 0
-    grouped = grouped if counts.nnz >= rules["grouped_again"] else min(grouped, 1)
-    taus = [tau for n, tau in enumerate(rules["usual_taus"][name]) if n < grouped or not tau]
-    most = min(rules["window_bytes"], problem.memory)
-    for part in tilings(problem, taus, {}):
-        # A column of a window holds no more nonzeros than columns do on average, were all rows one window.
-        if 100 * counts.nnz >= rules["least_fill"] * part.storage.param("height") * columns:
+    most, counted = min(rules["window_bytes"], problem.memory), False
+    for number, tau in enumerate(rules["usual_taus"][name]):
+        if tau and (number >= grouped or (number and not counted)):
+            return
+        if counted or best.seconds == inf:
+            likely = [(0.0, part) for part in tilings(problem, [tau], {})]
+        else:
+            likely = sorted(_bounds(problem, counts, tau, best), key=lambda bound: bound[0])
+        for least, part in likely:
+            if not counted and not best.allows(name, least):
+                break
+            counted = tau > 0 or best.seconds == inf
             every = splits(problem, counts, name, part)
             usable = [c for c in every if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]
             candidates = [c for c in usable if _nbytes(problem, c) <= most]
             if candidates:
                 yield cheapest(candidates, problem, in_order)
+
+
+def _bounds(problem: Problem, counts: Counts, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
+    """Seconds that windows of each kind take at least by a sample, whatever windows are left to runs."""
+    fills = np.array(problem.rules["fills"])[:, None]
+    for part, rates in _rates(problem.of_any_pattern, tau, of_backend(problem.backend)):
+        least = min([r.first for r in rates])
+        if least < best.seconds:
+            params = dict(part.storage.params)
+            height, width = params["height"], params["width"]
+            windows = windows_of(counts, problem.kept, problem.rest, tau > 0)[height]
+            tiles, surely = windows.tiles(width)
+            filled = windows.nonzeros // tiles.clip(1) >= height * width * fills // 100
+            held = windows.nonzeros * windows.weight
+            left, count = (~filled) @ held / held.sum(), filled @ (tiles * windows.weight)
+            longest = (filled * surely).max(1)
+            if tau:  # 1-SA leaves fewer windows with rows of several groups
+                longest = filled @ (surely**2 * windows.weight) / (filled @ (surely * windows.weight)).clip(1)
+            turns = np.minimum(longest, _most_tiles(problem, part, count)).clip(1) - 1
+            least = min([r.least(problem, best, count, left, turns, launched=True) for r in rates])
+        yield least, part
+
+
+@lru_cache(maxsize=256)
+def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> list[tuple[Part, list[Rates]]]:
+    """Rates of each shape of tile of a similarity that makes matrix products, of any pattern."""
+    rates = []
+    for part in tilings(problem, [tau], {}):
+        if problem.backend != "triton" or _multiplies(problem, part):
+            volume = part.storage.param("height") * part.storage.param("width")
+            rates.append((part, Rates.of(problem, part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1))))
+    return rates
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
@@ -323,7 +374,10 @@ def splits(
     def count() -> tuple[torch.Tensor, ...]:
         return tuple([n.cpu() for n in populations(counts.coords, counts.shape, part.storage, counts.cache)[1:]])
 
-    nonzeros, tiles = counts.once(("windows", part.storage), count)
+    # Whatever the width of a tile, a window has these columns.
+    grouping = tuple([(name, size) for name, size in part.storage.params if name != "width"])
+    nonzeros, columns = counts.once(("windows", replace(part.storage, params=grouping)), count)
+    tiles = _tiles(columns, part.storage)
     volume = part.storage.param("height") * part.storage.param("width")
     tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
     for least in tried:
@@ -365,10 +419,9 @@ def _parts(
 
     What items of a row find is added.
     """
-    programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = max(problem.rules["least_tiles"], -(-count * programs // problem.rules["window_programs"]))
+    most = int(_most_tiles(problem, part, np.array(count)))
     if problem.backend != "triton":
         most = max(1, problem.rules["item_nnz"][1] // volume)
     cuts = longest > most and not problem.deterministic
@@ -377,6 +430,12 @@ def _parts(
         storage, chain = replace(part.storage, max_item_nnz=each * volume), each or longest
         expected = Statistics(items, count, count * volume, nnz, problem.itemsize, chain=chain, split_rows=each > 0)
         yield replace(part, storage=storage, nnz=nnz), expected
+
+
+def _most_tiles(problem: Problem, part: Part, tiles: Numbers) -> Numbers:
+    """Return the most tiles of a work item where windows are cut so that there are enough programs."""
+    programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
+    return np.maximum(problem.rules["least_tiles"], -(-tiles * programs // problem.rules["window_programs"]))
 
 
 def _beside_runs(

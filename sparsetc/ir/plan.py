@@ -296,8 +296,15 @@ class Plan(Record):
         return dict(self.options).get(name, default)
 
     def scheduled(self, change: Callable[[Schedule], Schedule]) -> Plan:
-        """The plan with the schedule of each part changed."""
-        return replace(self, parts=tuple([replace(p, schedule=change(p.schedule)) for p in self.parts]))
+        """The plan with the schedule of each part changed; itself where none is."""
+        return self.with_schedules([change(part.schedule) for part in self.parts])
+
+    def with_schedules(self, schedules: Sequence[Schedule]) -> Plan:
+        """The plan with these schedules, one a part; itself where it has them."""
+        pairs = list(zip(self.parts, schedules, strict=True))
+        if all(part.schedule == schedule for part, schedule in pairs):
+            return self
+        return replace(self, parts=tuple([replace(part, schedule=schedule) for part, schedule in pairs]))
 
     def of_step(self, number: int, steps: int) -> Plan:
         """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""

@@ -1,9 +1,10 @@
 """What is stored of coordinates: nonzeros in the order that a format wants, words of several coordinates, and bitmaps.
 
 In: coordinates, and which nonzeros; modes and sizes; positions of a tile that have a value. Out: rows of coordinates,
-of which few are held at a time; integer words with ceil(log2 size) bits a mode (HLS, section V-B; BLCO) and the
+of which few are held at a time; integer words with ceil(log2 size) bits a mode or more (HLS, section V-B; BLCO) and the
 `Field`s that say where these lie; bits, one a position of a tile, the first in the lowest bit of a word. The first mode
-has the highest bits, so words sort as coordinates do; modes that need more than 63 bits take a second word.
+has the highest bits, so words sort as coordinates do; modes that need more than 63 bits take a second word. Bits that a
+word has to spare go to its modes, so that shifts, and with them generated source, are the same for other sizes.
 """
 
 from __future__ import annotations
@@ -90,12 +91,26 @@ def _fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[
     word_fields: list[Field] = []
     for number, group in enumerate(groups):
         array = name if number == 0 else f"{name}_{number}"
-        below = sum([bits_of(shape[m]) for m in group])
+        bits = _spread([bits_of(shape[m]) for m in group])
         for place, mode in enumerate(group):
-            bits = bits_of(shape[mode])
-            below -= bits
-            word_fields.append(Field(mode, array, below, bits, top=place == 0))
+            word_fields.append(Field(mode, array, sum(bits[place + 1 :]), bits[place], top=place == 0))
     return tuple(word_fields)
+
+
+WORD_WIDTHS = (16, 31, WORD_BITS)
+"""Bits of the words that fields are put in, the signs of all but the first left out."""
+STEPS = (8, 4, 2, 1)
+"""Bits that fields below the first are multiples of: the most that the word has room for."""
+
+
+def _spread(bits: list[int]) -> list[int]:
+    """Fields of at least so many bits in the same word; the first has what the others, rounded up, leave."""
+    width = next(width for width in WORD_WIDTHS if sum(bits) <= width)
+    for step in STEPS:
+        rounded = [-(-n // step) * step for n in bits[1:]]
+        if bits[:1] and sum(rounded) + bits[0] <= width:
+            return [width - sum(rounded), *rounded]
+    return bits
 
 
 def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:

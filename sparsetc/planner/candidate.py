@@ -51,6 +51,7 @@ class Choice:
         expected: what packing each part was expected to give, where parts were packed after the choice.
         seconds: seconds of the plan's parts: together what `considered` says of it.
         measured: (plan, seconds) of those that were timed, the fastest first.
+        dismissed: (kind of plan, seconds) of those that were not counted, and would have taken as long at least.
     """
 
     plan: Plan
@@ -58,6 +59,7 @@ class Choice:
     expected: tuple[Statistics, ...] = ()
     seconds: tuple[float, ...] = ()
     measured: tuple[tuple[str, float], ...] = ()
+    dismissed: tuple[tuple[str, float], ...] = ()
 
     def __repr__(self) -> str:
         expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""

@@ -154,12 +154,12 @@ def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
 
 def priced(candidate: Candidate, problem: Problem) -> Candidate:
     """Return a candidate with its price, the grid's order and copies of the output decided."""
-    best = in_order(replace(candidate, plan=suited(candidate.plan, problem)), problem)
+    plan = suited(candidate.plan, problem)
+    best = in_order(candidate if plan is candidate.plan else replace(candidate, plan=plan), problem)
     adds = problem.backend == "triton" and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, problem)
-    parts = zip(best.plan.parts, best.costs, strict=True)  # with the trees that were lowered
-    plan = replace(best.plan, parts=tuple([replace(part, schedule=cost.p.schedule) for part, cost in parts]))
+    plan = best.plan.with_schedules([cost.p.schedule for cost in best.costs])  # with the trees that were lowered
     apart = 0.0 if any(cost.p.view.values.sides for cost in best.costs) else problem.rules["apart"]
     return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
@@ -171,10 +171,10 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
-    parts = tuple([replace(p, schedule=option(p.schedule, problem)) for p in without.plan.parts])
-    if parts == without.plan.parts:
+    plan = without.plan.scheduled(lambda own: option(own, problem))
+    if plan is without.plan:
         return without
-    other = price(replace(without, plan=replace(without.plan, parts=parts)), problem)
+    other = price(replace(without, plan=plan), problem)
     least_gain, seconds = of_backend(problem.backend).laws["least_gain"], (without.seconds or (), other.seconds or ())
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
@@ -183,14 +183,15 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     def better(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([after if gain else before for before, after, gain in zip(old, new, gains, strict=True)])
 
-    plan = replace(without.plan, parts=better(without.plan.parts, parts))
+    plan = replace(without.plan, parts=better(without.plan.parts, plan.parts))
     return replace(without, plan=plan, costs=better(without.costs, other.costs), seconds=better(*seconds))
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
     """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
     sizes = problem.bound.by_index
-    return replace(own, slabs=own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)]))
+    slabs = own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
+    return own if slabs == own.slabs else replace(own, slabs=slabs)
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
@@ -213,6 +214,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         (problem.products, {"dot": False}),
     )
     options = {name: value for applies, replacements in without if not applies for name, value in replacements.items()}
+    if triton and not options:
+        return plan
     parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
     if not triton:
         parts = [replace(p, storage=replace(p.storage, lanes=1, narrow=False)) for p in parts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 OWN = 8
 """Entries of the cache of counts that belong to no pattern."""
+FEW_ROWS = 4
+"""Nonzeros a row on average, at least, where the lengths of rows are kept: they then take an eighth of the pattern."""
 
 
 class Counts:
@@ -99,7 +101,28 @@ class Counts:
         if not modes or self.nnz == 0:
             return self.nnz
         modes = tuple(sorted(modes))
-        return self.once(("longest", modes), lambda: int(self._lengths(modes).max()))
+        return self.once(("longest", modes), lambda: int(self.lengths(modes).max()))
+
+    def lengths(self, modes: tuple[int, ...]) -> torch.Tensor:
+        """(rows,) how many nonzeros have each of the coordinates that occur in these modes, in lexicographic order.
+
+        They are kept where they take little; how many there are, and the longest, are noted on the way.
+        """
+        lengths: torch.Tensor | None = self._memory.get(("lengths", modes))
+        if lengths is not None:
+            return lengths
+        rows = [self.row(m) for m in modes]
+        if modes == tuple(range(len(modes))):  # a prefix of the sort order: rows are already together
+            start = torch.nonzero(crd.starts_of_runs(rows)).flatten()
+            lengths = torch.diff(start, append=start.new_tensor([self.nnz]))
+        else:
+            lengths = torch.bincount(row_numbers(rows, [self.shape[m] for m in modes]))
+            lengths = lengths[lengths > 0]
+        self.once(("distinct", tuple(sorted(modes))), lengths.numel)
+        self.once(("longest", tuple(sorted(modes))), lambda: int(lengths.max()))
+        if FEW_ROWS * lengths.numel() <= self.nnz:
+            self._memory[("lengths", modes)] = lengths
+        return lengths
 
     def tiles(self) -> torch.Tensor:
         """Count the nonzeros that lie in tiles of each population, of the default sides: (volume + 1,), on the CPU."""
@@ -134,15 +157,11 @@ class Counts:
         """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
 
         def count() -> tuple[int, int]:
-            lengths = self._lengths(kept)
-            short = lengths[(lengths > 0) & (lengths < threshold)]
+            lengths = self.lengths(tuple(sorted(kept)))
+            short = lengths[lengths < threshold]
             return int(short.sum()), short.numel()
 
         return self.once(("short", kept, threshold), count) if kept and self.nnz else (0, 0)
-
-    def _lengths(self, modes: tuple[int, ...]) -> torch.Tensor:
-        """How many nonzeros have each of the coordinates in these modes."""
-        return torch.bincount(row_numbers((self.row(m) for m in modes), [self.shape[m] for m in modes]))
 
     def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
         """Counts of each share that a partition deals; what is dealt here is not dealt again to be packed.
@@ -223,6 +242,11 @@ class Problem:
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
         limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
         return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output)
+
+    @cached_property
+    def of_any_pattern(self) -> Problem:
+        """The problem without its pattern: what depends on it alone is kept for the next pattern."""
+        return replace(self, counts=Counts(self.counts.coords.new_zeros(self.order, 0), self.shape))
 
     @cached_property
     def rules(self) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from typing import TypeVar, overload
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.plan import PAIRED_PLANS, PREFERRED, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
 from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
@@ -33,7 +34,8 @@ class Method:
     """A way to run an einsum with one sparse operand: plans of one name.
 
     Attributes:
-        candidates: the plans worth considering under ``"auto"``; none where the method does not apply.
+        candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
+            apply. Methods that count more than rows leave out what cannot be faster (`planner.bounds`).
         candidate: the plan of a problem, its counts and a request's options; None, or `PlanError`, where it does not
             apply.
         options: the options that a request by the method's name may have.
@@ -45,7 +47,7 @@ class Method:
     """
 
     name: str
-    candidates: Callable[[Problem, Counts], Iterable[Candidate]]
+    candidates: Callable[[Problem, Counts, Best], Iterable[Candidate]]
     candidate: Callable[..., Candidate | None]
     options: tuple[str, ...] = ()
     alone: bool = True
@@ -53,19 +55,24 @@ class Method:
     make: MakePlan | None = None
     kernels: bool = False
 
-    def estimates(self, problem: Problem) -> Iterable[Candidate]:
+    def estimates(self, problem: Problem, best: Best | None = None) -> Iterable[Candidate]:
         """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.
 
-        A lower precision thus adds candidates and takes none away, so it is never expected to be slower.
+        A lower precision thus adds candidates and takes none away, so it is never expected to be slower. Those that
+        cannot be faster than the best so far may be left out; without it none are.
         """
         by_plan: dict[Plan, list[Candidate]] = {}
         for n in range(len(problem.precisions) if problem.backend == "triton" or not self.kernels else 0):
             exacter = changed(problem, precisions=problem.precisions[n:]) if n else problem
-            for candidate in self.candidates(exacter, problem.counts):
+            for candidate in self.candidates(exacter, problem.counts, best or Best()):
                 # Precisions tell only those plans apart whose dots have them.
-                key = candidate.plan.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
+                key = candidate.plan
+                if len(problem.precisions) > 1:
+                    key = key.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
                 if key not in by_plan:
                     by_plan[key] = with_rounded(candidate, problem)
+                    if best is not None:
+                        best.take(by_plan[key])
         return chain(*by_plan.values())
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
@@ -102,7 +109,7 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
             raise PlanError(f"plan {name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
         return changed(offered, plan=plan)
 
-    def candidates(problem: Problem, counts: Counts) -> Iterable[Candidate]:
+    def candidates(problem: Problem, counts: Counts, best: Best) -> Iterable[Candidate]:
         offered = candidate(problem, counts)
         return () if offered is None or (problem.ordered and not orderly(offered, problem)) else (offered,)
 
@@ -238,7 +245,8 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
     first = PLANS.get(plan.preferred)
     if first and (preferred := list(first.estimates(problem))):
         return choice_of(preferred, "preferred where it applies")
-    return choice_of(considered(problem))
+    best = Best()
+    return changed(choice_of(considered(problem, best)), dismissed=tuple(best.dismissed.items()))
 
 
 def check_request(wanted: str | Plan) -> None:
@@ -256,9 +264,9 @@ def check_request(wanted: str | Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
 
 
-def considered(problem: Problem) -> list[Candidate]:
-    """What ``"auto"`` considers for an einsum by itself."""
-    return [candidate for method in PLANS.values() if method.alone for candidate in method.estimates(problem)]
+def considered(problem: Problem, best: Best) -> list[Candidate]:
+    """What ``"auto"`` considers for an einsum by itself, less what cannot be faster than the best of it."""
+    return [candidate for method in PLANS.values() if method.alone for candidate in method.estimates(problem, best)]
 
 
 def _names() -> str:

@@ -67,7 +67,8 @@ def report(
     launches = 1 if plan.fused and problem.backend == "triton" else len(packed)
     considered, tiles = in_microseconds(choice.considered), _tiles(_populations(packed, problem))
     timed = tuple((name, 1e6 * taken) for name, taken in choice.measured)
-    return OperandReport(equation, plan.name, plan.reason, path, considered, timed, launches, tuple(parts), tiles)
+    about = considered, timed, launches, tuple(parts), tiles
+    return OperandReport(equation, plan.name, plan.reason, path, *about, dismissed=in_microseconds(choice.dismissed))
 
 
 def statistics_of(

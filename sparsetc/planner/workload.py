@@ -15,6 +15,7 @@ from math import inf
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.packing.deal import storage_keys
+from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of, ranked
 from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
@@ -88,7 +89,7 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
     """Return the plans of one einsum, the preferred one first and the shared ones last."""
     shared = [estimate for method in PLANS.values() if not method.alone for estimate in method.estimates(problem)]
     if request.name == "auto":
-        first, *others = [_option(e, problem, False) for e in ranked(considered(problem))]
+        first, *others = [_option(e, problem, False) for e in ranked(considered(problem, Best()))]
         least = min((o.seconds for o in others), default=inf)
         # Of plans that the cost model does not tell apart, the first is the simplest.
         first = replace(first, seconds=min(first.seconds, least))

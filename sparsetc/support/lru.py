@@ -143,4 +143,9 @@ class Lru(Generic[K, V]):
 
 def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
     """The keyword by which a function that has a parameter ``cache`` is given one; no keyword for others."""
-    return {} if cache is None or "cache" not in signature(function).parameters else {"cache": cache}
+    return {} if cache is None or "cache" not in _parameters(function) else {"cache": cache}
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)

@@ -111,8 +111,8 @@ def check_view(packed: Packed) -> None:
     for mode, field in fields:
         size = view.stored_shape(packed.shape)[mode]
         bits = word_codec.bits_of(size)
-        right = field.width == bits if field is view.coordinates[mode] else field.width > 0
-        require(right, f"mode {mode} of size {size} takes {field.width} bits, not {bits}")
+        right = field.width >= bits if field is view.coordinates[mode] else field.width > 0
+        require(right, f"mode {mode} of size {size} has {field.width} bits, and takes {bits}")
     for array in {f.word.array for _, f in fields}:
         own = sorted((f for _, f in fields if f.word.array == array), key=lambda f: (f.shift, f.width))
         ends = [f.shift + f.width for f in own]

@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, coo: runs of nonzeros, 8 lanes, modes 0 | - | 1,2.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 | k:9 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:15 | k:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 4*N + 4*P bytes, writes 3200*w bytes
+    streams N*w + 4*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores P rows
@@ -20,11 +20,11 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 4 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 15 bits, leaf
+#     at_k[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_kr[lane,r] = gather C[at_k, r]
@@ -47,17 +47,17 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         pos_2 = first + 16 + lane
         pos_3 = first + 24 + lane
         word_bits_0 = tl.load(word + pos_0)
-        at_j_0 = (word_bits_0 >> 9)
+        at_j_0 = (word_bits_0 >> 16)
         word_bits_1 = tl.load(word + pos_1)
-        at_j_1 = (word_bits_1 >> 9)
+        at_j_1 = (word_bits_1 >> 16)
         word_bits_2 = tl.load(word + pos_2)
-        at_j_2 = (word_bits_2 >> 9)
+        at_j_2 = (word_bits_2 >> 16)
         word_bits_3 = tl.load(word + pos_3)
-        at_j_3 = (word_bits_3 >> 9)
-        at_k_0 = word_bits_0 & 0x1ff
-        at_k_1 = word_bits_1 & 0x1ff
-        at_k_2 = word_bits_2 & 0x1ff
-        at_k_3 = word_bits_3 & 0x1ff
+        at_j_3 = (word_bits_3 >> 16)
+        at_k_0 = word_bits_0 & 0xffff
+        at_k_1 = word_bits_1 & 0xffff
+        at_k_2 = word_bits_2 & 0xffff
+        at_k_3 = word_bits_3 & 0xffff
         x_0 = tl.load(values + pos_0)
         x_1 = tl.load(values + pos_1)
         x_2 = tl.load(values + pos_2)
@@ -78,8 +78,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         pos = first + lane
         ok = pos < stop
         word_bits = tl.load(word + pos, mask=ok, other=0)
-        at_j = (word_bits >> 9)
-        at_k = word_bits & 0x1ff
+        at_j = (word_bits >> 16)
+        at_k = word_bits & 0xffff
         x = tl.load(values + pos, mask=ok, other=0)
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)

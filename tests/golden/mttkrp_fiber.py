@@ -3,11 +3,11 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, fiber: blocks of fibers, 8 lanes, modes 0 | 1 | 2.
-    item_word[item] = | i:7 |  bits a mode
-    lane_word[lane] = | j:8 |  bits a mode
-    word[leaf] = | k:9 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    lane_word[lane] = | j:16 |  bits a mode
+    word[leaf] = | k:16 |  bits a mode
     values[block_ptr[block] + step * 8 + lane], likewise word; step < lane_len[lane]
-    streams 6*L + N*w + 2*N + 4*P bytes, writes 3200*w bytes
+    streams 6*L + N*w + 2*N + 4*P bytes, writes R*32*w bytes
     gathers L rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores P rows
@@ -21,14 +21,14 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 8 lanes, modes 0 | 1 | 2
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[lane,r] = 0
 #   loop blocks of the item
-#     at_j[lane] = decode lane_word  # 8 bits, lane
+#     at_j[lane] = decode lane_word  # 16 bits, lane
 #     b_jr[lane,r] = gather B[at_j, r]
 #     fiber_sum[lane,r] = 0
 #     loop steps of 8 lanes, 4 at a time
-#       at_k[lane] = decode word  # 9 bits, leaf
+#       at_k[lane] = decode word  # 16 bits, leaf
 #       x[lane] = load X.values
 #       c_kr[lane,r] = gather C[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply

@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, coo: runs of nonzeros, 4 lanes, modes 0 | - | 1,2.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 | k:9 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:15 | k:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams 2*N*w + 8*N + 8*P bytes, writes 20000*w bytes
+    streams 2*N*w + 8*N + 8*P bytes, writes R*200*w bytes
     gathers 2*N rows of 128*w bytes of B
     gathers 2*N rows of 128*w bytes of C
     stores 2*P rows
@@ -20,11 +20,11 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 4 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 200 in blocks of 128
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[lane,r] = 0
 #   loop steps of 4 lanes, 1 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 15 bits, leaf
+#     at_k[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_kr[lane,r] = gather C[at_k, r]
@@ -47,8 +47,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
     for first in range(start, full, 4):
         pos = first + lane
         word_bits = tl.load(word + pos)
-        at_j = (word_bits >> 9)
-        at_k = word_bits & 0x1ff
+        at_j = (word_bits >> 16)
+        at_k = word_bits & 0xffff
         x = tl.load(values + pos)
         b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :])
         c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :])
@@ -57,8 +57,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         pos = first + lane
         ok = pos < stop
         word_bits = tl.load(word + pos, mask=ok, other=0)
-        at_j = (word_bits >> 9)
-        at_k = word_bits & 0x1ff
+        at_j = (word_bits >> 16)
+        at_k = word_bits & 0xffff
         x = tl.load(values + pos, mask=ok, other=0)
         b_jr = tl.load(B + at_j[:, None] * 200 + at_r[None, :], mask=ok[:, None], other=0)
         c_kr = tl.load(C + at_k[:, None] * 200 + at_r[None, :], mask=ok[:, None], other=0)

@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1,2.
-    lane_word[lane] = | i:7 |  bits a mode
-    word[leaf] = | j:8 | k:9 |  bits a mode
+    lane_word[lane] = | i:16 |  bits a mode
+    word[leaf] = | j:15 | k:16 |  bits a mode
     values[block_ptr[block] + step * 32 + lane], likewise word; step < lane_len[lane]
-    streams 6*L + N*w + 4*N bytes, writes 3200*w bytes
+    streams 6*L + N*w + 4*N bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores L rows
@@ -21,11 +21,11 @@ import triton.language as tl
 #   item over blocks
 #   axes r = 32
 #   loop blocks of the item
-#     at_i[lane] = decode lane_word  # 7 bits, lane
+#     at_i[lane] = decode lane_word  # 16 bits, lane
 #     fiber_sum[lane,r] = 0
 #     loop steps of 32 lanes, 2 at a time
-#       at_j[lane] = decode word  # 8 bits, leaf
-#       at_k[lane] = decode word  # 9 bits, leaf
+#       at_j[lane] = decode word  # 15 bits, leaf
+#       at_k[lane] = decode word  # 16 bits, leaf
 #       x[lane] = load X.values
 #       b_jr[lane,r] = gather B[at_j, r]
 #       c_kr[lane,r] = gather C[at_k, r]
@@ -51,11 +51,11 @@ def part_0(pid, block_ptr, block_full, lane_len, lane_word, word, values, B, C, 
             pos_0 = first + step * 32 + lane
             pos_1 = first + step * 32 + 32 + lane
             word_bits_0 = tl.load(word + pos_0)
-            at_j_0 = (word_bits_0 >> 9)
+            at_j_0 = (word_bits_0 >> 16)
             word_bits_1 = tl.load(word + pos_1)
-            at_j_1 = (word_bits_1 >> 9)
-            at_k_0 = word_bits_0 & 0x1ff
-            at_k_1 = word_bits_1 & 0x1ff
+            at_j_1 = (word_bits_1 >> 16)
+            at_k_0 = word_bits_0 & 0xffff
+            at_k_1 = word_bits_1 & 0xffff
             x_0 = tl.load(values + pos_0)
             x_1 = tl.load(values + pos_1)
             b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
@@ -68,8 +68,8 @@ def part_0(pid, block_ptr, block_full, lane_len, lane_word, word, values, B, C, 
             pos = first + step * 32 + lane
             ok = step < length
             word_bits = tl.load(word + pos, mask=ok, other=0)
-            at_j = (word_bits >> 9)
-            at_k = word_bits & 0x1ff
+            at_j = (word_bits >> 16)
+            at_k = word_bits & 0xffff
             x = tl.load(values + pos, mask=ok, other=0)
             b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
             c_kr = tl.load(C + at_k[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)

@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, dense_tile: dense tiles of 16x16x16.
-    item_word[item] = | i:3 |  bits a mode
-    tile_word[lane] = | j:4 | k:5 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    tile_word[lane] = | j:8 | k:8 |  bits a mode
     values[tile * 4096 + position], row-major over jik = 16x16x16
-    streams 4*L + N*w bytes, writes 3200*w bytes
+    streams 4*L + N*w bytes, writes R*32*w bytes
     gathers 16*L rows of 32*w bytes of C
     gathers 16*L rows of 32*w bytes of B
     adds 16*P rows
@@ -20,12 +20,12 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
-#   tile_i = decode item_word  # 3 bits, item
+#   tile_i = decode item_word  # 16 bits, item
 #   at_i[i] = tile_i * 16 + place
 #   total[r,i] = 0
 #   loop tiles of the item
-#     tile_j = decode tile_word  # 4 bits, tile
-#     tile_k = decode tile_word  # 5 bits, tile
+#     tile_j = decode tile_word  # 8 bits, tile
+#     tile_k = decode tile_word  # 8 bits, tile
 #     at_k[k] = tile_k * 16 + place
 #     c_rk[r,k] = gather C[at_k, r]
 #     loop j in the tile, 8 at a time
@@ -38,7 +38,7 @@ import triton.language as tl
 #       total[r,i] += einsum "ri->ri" step  # multiply
 #   add A[at_i, r] total[r,i]
 @triton.jit
-def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
+def part_0(pid, size_i, size_k, size_j, item_ptr, item_word, tile_word, values, B, C, A):
     item = pid
     at_r = tl.arange(0, 32)
     side_i = tl.arange(0, 16)
@@ -49,19 +49,19 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     item_word_bits = tl.load(item_word + item)
     tile_i = item_word_bits
     at_i = tile_i * 16 + side_i
-    in_i = at_i < 100
+    in_i = at_i < size_i
     total = tl.zeros([32, 16], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
-        tile_j = (tile_word_bits >> 5)
-        tile_k = tile_word_bits & 0x1f
+        tile_j = (tile_word_bits >> 8)
+        tile_k = tile_word_bits & 0xff
         at_k = tile_k * 16 + side_k
-        in_k = at_k < 300
+        in_k = at_k < size_k
         c_rk = tl.load(C + at_k[None, :] * 32 + at_r[:, None], mask=in_k[None, :], other=0)
         for first_j in tl.static_range(0, 16, 8):
             side_j = first_j + tl.arange(0, 8)
             at_j = tile_j * 16 + side_j
-            in_j = at_j < 200
+            in_j = at_j < size_j
             b_rj = tl.load(B + at_j[None, :] * 32 + at_r[:, None], mask=in_j[None, :], other=0)
             x = tl.load(values + tile * 4096 + first_j * 256 + across[:, None] * 16 + side_k[None, :])
             part = tl.dot(c_rk, tl.trans(x), input_precision="tf32x3", out_dtype=tl.float32)
@@ -71,6 +71,6 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     tl.atomic_add(A + at_i[None, :] * 32 + at_r[:, None], total, mask=in_i[None, :], sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["programs_0"])
-def kernel(programs_0, item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A):
-    part_0(tl.program_id(0), item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A)
+@triton.jit(do_not_specialize=["programs_0", "size_i_0", "size_k_0", "size_j_0"])
+def kernel(programs_0, size_i_0, size_k_0, size_j_0, item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A):
+    part_0(tl.program_id(0), size_i_0, size_k_0, size_j_0, item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A)

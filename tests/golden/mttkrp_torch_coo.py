@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, coo: runs of nonzeros, 1 lanes, modes 0 | - | 1,2.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 | k:9 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:15 | k:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 4*N + 4*P bytes, writes 3200*w bytes
+    streams N*w + 4*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores P rows
@@ -19,11 +19,11 @@ from sparsetc.runtime.calls import run_sums
 # tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 1 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[r] = 0
 #   loop steps of 1 lanes, 1 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 15 bits, leaf
+#     at_k[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_kr[lane,r] = gather C[at_k, r]
@@ -32,8 +32,8 @@ from sparsetc.runtime.calls import run_sums
 def part_0(chunks, item_ptr, item_word, word, values, B, C, A):
     for i0, i1, b0, b1, n0, n1 in chunks:
         at_i = item_word[i0:i1]
-        at_j = word[n0:n1] >> 9
-        at_k = word[n0:n1] & 0x1ff
+        at_j = word[n0:n1] >> 16
+        at_k = word[n0:n1] & 0xffff
         x = values[n0:n1]
         b_jr = B.view(-1, 32).index_select(0, at_j)
         c_kr = C.view(-1, 32).index_select(0, at_k)

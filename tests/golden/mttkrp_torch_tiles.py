@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, r].
 
 Part 0, dense_tile: dense tiles of 16x16x16.
-    item_word[item] = | i:3 |  bits a mode
-    tile_word[lane] = | j:4 | k:5 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    tile_word[lane] = | j:8 | k:8 |  bits a mode
     values[tile * 4096 + position], row-major over jik = 16x16x16
-    streams 4*L + N*w bytes, writes 3200*w bytes
+    streams 4*L + N*w bytes, writes R*32*w bytes
     gathers 16*L rows of 32*w bytes of B
     gathers 16*L rows of 32*w bytes of C
     adds 16*P rows
@@ -21,13 +21,13 @@ from sparsetc.runtime.calls import add_rows, run_sums
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16, k = 16
-#   tile_i = decode item_word  # 3 bits, item
+#   tile_i = decode item_word  # 16 bits, item
 #   at_i[i] = tile_i * 16 + place
 #   total[i,r] = 0
 #   loop tiles of the item
-#     tile_j = decode tile_word  # 4 bits, tile
+#     tile_j = decode tile_word  # 8 bits, tile
 #     at_j[j] = tile_j * 16 + place
-#     tile_k = decode tile_word  # 5 bits, tile
+#     tile_k = decode tile_word  # 8 bits, tile
 #     at_k[k] = tile_k * 16 + place
 #     b_rj[j,r] = gather B[at_j, r]
 #     c_rk[k,r] = gather C[at_k, r]
@@ -41,11 +41,11 @@ def part_0(chunks, item_ptr, item_word, tile_word, values, B, C, A):
         at_i = tile_i.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_i = at_i >= 100
         at_i = at_i.clamp(max=99)
-        tile_j = tile_word[b0:b1] >> 5
+        tile_j = tile_word[b0:b1] >> 8
         at_j = tile_j.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_j = at_j >= 200
         at_j = at_j.clamp(max=199)
-        tile_k = tile_word[b0:b1] & 0x1f
+        tile_k = tile_word[b0:b1] & 0xff
         at_k = tile_k.long()[:, None] * 16 + torch.arange(16, device=values.device)
         past_k = at_k >= 300
         at_k = at_k.clamp(max=299)

@@ -3,9 +3,9 @@
 A[row] += X is the sum of its parts; operands: X[i, j, k] sparse.
 
 Part 0, coo: runs of nonzeros, 128 lanes, modes - | - | 0,1,2.
-    word[leaf] = | i:7 | j:8 | k:9 |  bits a mode
+    word[leaf] = | i:7 | j:8 | k:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 4*N bytes, writes w bytes
+    streams N*w + 4*N bytes, writes R*w bytes
     stores P rows
     N flops outside dots
 """

@@ -3,7 +3,7 @@
 A[row] += X is the sum of its parts; operands: X[i, j, k] sparse; B[i, r]; C[j, r]; D[k, r].
 
 Part 0, coo: runs of nonzeros, 8 lanes, modes - | - | 0,1,2.
-    word[leaf] = | i:7 | j:8 | k:9 |  bits a mode
+    word[leaf] = | i:7 | j:8 | k:16 |  bits a mode
     values[n], likewise word, for the n of an item
     streams N*w + 4*N bytes, writes rows of w bytes
     gathers N rows of 32*w bytes of B
@@ -23,7 +23,7 @@ import triton.language as tl
 #   loop steps of 8 lanes, 1 at a time
 #     at_i[lane] = decode word  # 7 bits, leaf
 #     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 9 bits, leaf
+#     at_k[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_ir[lane,r] = gather B[at_i, r]
 #     c_jr[lane,r] = gather C[at_j, r]
@@ -41,9 +41,9 @@ def part_0(pid, nonzeros, word, values, B, C, D, A):
     for first in range(start, full, 8):
         pos = first + lane
         word_bits = tl.load(word + pos)
-        at_i = (word_bits >> 17)
-        at_j = (word_bits >> 9) & 0xff
-        at_k = word_bits & 0x1ff
+        at_i = (word_bits >> 24)
+        at_j = (word_bits >> 16) & 0xff
+        at_k = word_bits & 0xffff
         x = tl.load(values + pos).to(tl.float32)
         b_ir = tl.load(B + at_i[:, None] * 32 + at_r[None, :]).to(tl.float32)
         c_jr = tl.load(C + at_j[:, None] * 32 + at_r[None, :]).to(tl.float32)
@@ -54,9 +54,9 @@ def part_0(pid, nonzeros, word, values, B, C, D, A):
         pos = first + lane
         ok = pos < stop
         word_bits = tl.load(word + pos, mask=ok, other=0)
-        at_i = (word_bits >> 17)
-        at_j = (word_bits >> 9) & 0xff
-        at_k = word_bits & 0x1ff
+        at_i = (word_bits >> 24)
+        at_j = (word_bits >> 16) & 0xff
+        at_k = word_bits & 0xffff
         x = tl.load(values + pos, mask=ok, other=0).to(tl.float32)
         b_ir = tl.load(B + at_i[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0).to(tl.float32)
         c_jr = tl.load(C + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0).to(tl.float32)

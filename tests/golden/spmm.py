@@ -3,10 +3,10 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j] sparse; B[j, r].
 
 Part 0, coo: runs of nonzeros, 8 lanes, modes 0 | - | 1.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 2*N + 4*P bytes, writes 3200*w bytes
+    streams N*w + 2*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
     stores P rows
     64*N flops outside dots
@@ -19,10 +19,10 @@ import triton.language as tl
 # tile program  "ij,jr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 1
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 1 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_j[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     total[lane,r] += einsum "n,nr->nr" x, b_jr  # multiply

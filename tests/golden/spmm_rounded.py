@@ -3,20 +3,20 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j] sparse; B[j, r].
 
 Part 0, coo: runs of nonzeros, 4 lanes, modes 0 | - | 1.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 2*N + 4*P bytes, writes 3200*w bytes
+    streams N*w + 2*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 64 bytes of B
-    reads B in bfloat16, to which 6400 elements are rounded first
+    reads B in bfloat16, to which it is rounded first
     stores P rows
     64*N flops outside dots
 
 Part 1, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1.
-    lane_word[lane] = | i:7 |  bits a mode
-    word[leaf] = | j:8 |  bits a mode
+    lane_word[lane] = | i:16 |  bits a mode
+    word[leaf] = | j:16 |  bits a mode
     values[block_ptr[block] + step * 32 + lane], likewise word; step < lane_len[lane]
-    streams 6*L + N*w + 2*N bytes, writes 3200*w bytes
+    streams 6*L + N*w + 2*N bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
     stores L rows
     64*N flops outside dots
@@ -29,10 +29,10 @@ import triton.language as tl
 # tile program  "ij,jr->ir"  part 0: coo, runs of nonzeros, 4 lanes, modes 0 | - | 1
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[lane,r] = 0
 #   loop steps of 4 lanes, 1 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
+#     at_j[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]  # bf16
 #     total[lane,r] += einsum "n,nr->nr" x, b_jr  # multiply
@@ -72,10 +72,10 @@ def part_0(pid, item_ptr, item_word, word, values, B, A):
 #   item over item_ptr
 #   axes r = 32
 #   loop blocks of the item
-#     at_i[lane] = decode lane_word  # 7 bits, lane
+#     at_i[lane] = decode lane_word  # 16 bits, lane
 #     fiber_sum[lane,r] = 0
 #     loop steps of 32 lanes, 1 at a time
-#       at_j[lane] = decode word  # 8 bits, leaf
+#       at_j[lane] = decode word  # 16 bits, leaf
 #       x[lane] = load X.values
 #       b_jr[lane,r] = gather B[at_j, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, b_jr  # multiply

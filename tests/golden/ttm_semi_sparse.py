@@ -3,8 +3,8 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k] sparse; B[k, r].
 
 Part 0, fiber: blocks of fibers, 8 lanes, modes 0,1 | - | 2.
-    item_word[item] = | i:7 | j:8 |  bits a mode
-    word[leaf] = | k:9 |  bits a mode
+    item_word[item] = | i:8 | j:8 |  bits a mode
+    word[leaf] = | k:16 |  bits a mode
     values[block_ptr[block] + step * 8 + lane], likewise word; step < lane_len[lane]
     streams 2*L + N*w + 2*N + 4*P bytes, writes rows of 32*w bytes
     gathers N rows of 32*w bytes of B
@@ -23,7 +23,7 @@ import triton.language as tl
 #   loop blocks of the item
 #     fiber_sum[lane,r] = 0
 #     loop steps of 8 lanes, 1 at a time
-#       at_k[lane] = decode word  # 9 bits, leaf
+#       at_k[lane] = decode word  # 16 bits, leaf
 #       x[lane] = load X.values
 #       b_kr[lane,r] = gather B[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, b_kr  # multiply

@@ -3,10 +3,10 @@
 A[row, r, s] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, s].
 
 Part 0, coo: runs of nonzeros, 32 lanes, modes 0 | - | 1,2.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 | k:9 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:15 | k:16 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 4*N + 4*P bytes, writes 51200*w bytes
+    streams N*w + 4*N + 4*P bytes, writes R*512*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 16*w bytes of C
     stores P rows
@@ -20,11 +20,11 @@ import triton.language as tl
 # tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2
 #   item over item_ptr
 #   axes r = 32, s = 16
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[s,r] = 0
 #   loop steps of 32 lanes, 2 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 9 bits, leaf
+#     at_j[lane] = decode word  # 15 bits, leaf
+#     at_k[lane] = decode word  # 16 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_ks[lane,s] = gather C[at_k, s]
@@ -46,11 +46,11 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         pos_0 = first + lane
         pos_1 = first + 32 + lane
         word_bits_0 = tl.load(word + pos_0)
-        at_j_0 = (word_bits_0 >> 9)
+        at_j_0 = (word_bits_0 >> 16)
         word_bits_1 = tl.load(word + pos_1)
-        at_j_1 = (word_bits_1 >> 9)
-        at_k_0 = word_bits_0 & 0x1ff
-        at_k_1 = word_bits_1 & 0x1ff
+        at_j_1 = (word_bits_1 >> 16)
+        at_k_0 = word_bits_0 & 0xffff
+        at_k_1 = word_bits_1 & 0xffff
         x_0 = tl.load(values + pos_0)
         x_1 = tl.load(values + pos_1)
         b_jr_0 = tl.load(B + at_j_0[:, None] * 32 + at_r[None, :])
@@ -63,8 +63,8 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, A):
         pos = first + lane
         ok = pos < stop
         word_bits = tl.load(word + pos, mask=ok, other=0)
-        at_j = (word_bits >> 9)
-        at_k = word_bits & 0x1ff
+        at_j = (word_bits >> 16)
+        at_k = word_bits & 0xffff
         x = tl.load(values + pos, mask=ok, other=0)
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=ok[:, None], other=0)

@@ -3,10 +3,10 @@
 A[row, r, s, t] += X is the sum of its parts; operands: X[i, j, k, l] sparse; B[j, r]; C[k, s]; D[l, t].
 
 Part 0, coo: runs of nonzeros, 32 lanes, modes 0 | - | 1,2,3.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | j:8 | k:9 | l:6 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | j:11 | k:12 | l:8 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 4*N + 4*P bytes, writes 819200*w bytes
+    streams N*w + 4*N + 4*P bytes, writes R*8192*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 16*w bytes of C
     gathers N rows of 16*w bytes of D
@@ -21,12 +21,12 @@ import triton.language as tl
 # tile program  "ijkl,jr,ks,lt->irst"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2,3
 #   item over item_ptr
 #   axes r = 32, s = 16, t = 16
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[s,t,r] = 0
 #   loop steps of 32 lanes, 1 at a time
-#     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 9 bits, leaf
-#     at_l[lane] = decode word  # 6 bits, leaf
+#     at_j[lane] = decode word  # 11 bits, leaf
+#     at_k[lane] = decode word  # 12 bits, leaf
+#     at_l[lane] = decode word  # 8 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_ks[lane,s] = gather C[at_k, s]
@@ -49,9 +49,9 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, D, A):
     for first in range(start, full, 32):
         pos = first + lane
         word_bits = tl.load(word + pos)
-        at_j = (word_bits >> 15)
-        at_k = (word_bits >> 6) & 0x1ff
-        at_l = word_bits & 0x3f
+        at_j = (word_bits >> 20)
+        at_k = (word_bits >> 8) & 0xfff
+        at_l = word_bits & 0xff
         x = tl.load(values + pos)
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :])
         c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :])
@@ -61,9 +61,9 @@ def part_0(pid, item_ptr, item_word, word, values, B, C, D, A):
         pos = first + lane
         ok = pos < stop
         word_bits = tl.load(word + pos, mask=ok, other=0)
-        at_j = (word_bits >> 15)
-        at_k = (word_bits >> 6) & 0x1ff
-        at_l = word_bits & 0x3f
+        at_j = (word_bits >> 20)
+        at_k = (word_bits >> 8) & 0xfff
+        at_l = word_bits & 0xff
         x = tl.load(values + pos, mask=ok, other=0)
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         c_ks = tl.load(C + at_k[:, None] * 16 + at_s[None, :], mask=ok[:, None], other=0)

@@ -3,10 +3,10 @@
 A[row, r, s] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, s].
 
 Part 0, dense_tile: dense tiles of 16x16x16.
-    item_word[item] = | i:3 |  bits a mode
-    tile_word[lane] = | j:4 | k:5 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    tile_word[lane] = | j:8 | k:8 |  bits a mode
     values[tile * 4096 + position], row-major over jik = 16x16x16
-    streams 8*L + N*w bytes, writes 51200*w bytes
+    streams 8*L + N*w bytes, writes R*512*w bytes
     gathers 32*L rows of 32*w bytes of B
     gathers 32*L rows of 16*w bytes of C
     adds 16*P rows
@@ -20,13 +20,13 @@ import triton.language as tl
 # tile program  "ijk,jr,ks->irs"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, s = 16, i = 16 in blocks of 8, j = 16, k = 16
-#   tile_i = decode item_word  # 3 bits, item
+#   tile_i = decode item_word  # 16 bits, item
 #   at_i[i] = tile_i * 16 + place
 #   total[i,s,r] = 0
 #   loop tiles of the item
-#     tile_j = decode tile_word  # 4 bits, tile
+#     tile_j = decode tile_word  # 8 bits, tile
 #     at_j[j] = tile_j * 16 + place
-#     tile_k = decode tile_word  # 5 bits, tile
+#     tile_k = decode tile_word  # 8 bits, tile
 #     at_k[k] = tile_k * 16 + place
 #     b_rj[r,j] = gather B[at_j, r]
 #     c_sk[s,k] = gather C[at_k, s]
@@ -35,7 +35,7 @@ import triton.language as tl
 #     total[i,s,r] += einsum "sij,rj->isr" part, b_rj  # dot over j, tf32x3
 #   add A[at_i, r, s] total[i,s,r]
 @triton.jit
-def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
+def part_0(pid, size_i, size_j, size_k, item_ptr, item_word, tile_word, values, B, C, A):
     first_i = pid % 2 * 8
     item = pid // 2
     at_r = tl.arange(0, 32)
@@ -49,16 +49,16 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     item_word_bits = tl.load(item_word + item)
     tile_i = item_word_bits
     at_i = tile_i * 16 + side_i
-    in_i = at_i < 100
+    in_i = at_i < size_i
     total = tl.zeros([128, 32], tl.float32)
     for tile in range(start, stop):
         tile_word_bits = tl.load(tile_word + tile)
-        tile_j = (tile_word_bits >> 5)
+        tile_j = (tile_word_bits >> 8)
         at_j = tile_j * 16 + side_j
-        in_j = at_j < 200
-        tile_k = tile_word_bits & 0x1f
+        in_j = at_j < size_j
+        tile_k = tile_word_bits & 0xff
         at_k = tile_k * 16 + side_k
-        in_k = at_k < 300
+        in_k = at_k < size_k
         b_rj = tl.load(B + at_j[None, :] * 32 + at_r[:, None], mask=in_j[None, :], other=0)
         c_sk = tl.load(C + at_k[None, :] * 16 + at_s[:, None], mask=in_k[None, :], other=0)
         x = tl.load(values + tile * 4096 + first_i * 16 + ((across // 16) * 16 + (across % 16) * 256)[:, None] + side_k[None, :])
@@ -67,6 +67,6 @@ def part_0(pid, item_ptr, item_word, tile_word, values, B, C, A):
     tl.atomic_add(A + at_i[:, None, None] * 512 + at_r[None, None, :] * 16 + at_s[None, :, None], tl.reshape(total, [8, 16, 32]), mask=in_i[:, None, None], sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["programs_0"])
-def kernel(programs_0, item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A):
-    part_0(tl.program_id(0), item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A)
+@triton.jit(do_not_specialize=["programs_0", "size_i_0", "size_j_0", "size_k_0"])
+def kernel(programs_0, size_i_0, size_j_0, size_k_0, item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A):
+    part_0(tl.program_id(0), size_i_0, size_j_0, size_k_0, item_ptr_0, item_word_0, tile_word_0, values_0, B, C, A)

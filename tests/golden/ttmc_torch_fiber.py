@@ -3,11 +3,11 @@
 A[row, r, s] += X is the sum of its parts; operands: X[i, j, k] sparse; B[j, r]; C[k, s].
 
 Part 0, fiber: blocks of fibers, 1 lanes, modes 0 | 1 | 2.
-    item_word[item] = | i:7 |  bits a mode
-    lane_word[lane] = | j:8 |  bits a mode
-    word[leaf] = | k:9 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    lane_word[lane] = | j:16 |  bits a mode
+    word[leaf] = | k:16 |  bits a mode
     values[block_ptr[block] + step * 1 + lane], likewise word; step < lane_len[lane]
-    streams 8*L + N*w + 4*N + 4*P bytes, writes 51200*w bytes
+    streams 8*L + N*w + 4*N + 4*P bytes, writes R*512*w bytes
     gathers L rows of 32*w bytes of B
     gathers N rows of 16*w bytes of C
     stores P rows
@@ -20,14 +20,14 @@ from sparsetc.runtime.calls import bag, run_products
 # tile program  "ijk,jr,ks->irs"  part 0: fiber, blocks of fibers, 1 lanes, modes 0 | 1 | 2
 #   item over item_ptr
 #   axes r = 32, s = 16
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[r,s] = 0
 #   loop blocks of the item
-#     at_j[lane] = decode lane_word  # 8 bits, lane
+#     at_j[lane] = decode lane_word  # 16 bits, lane
 #     b_jr[lane,r] = gather B[at_j, r]
 #     fiber_sum[lane,s] = 0
 #     loop steps of 1 lanes, 1 at a time
-#       at_k[lane] = decode word  # 9 bits, leaf
+#       at_k[lane] = decode word  # 16 bits, leaf
 #       x[lane] = load X.values
 #       c_ks[lane,s] = gather C[at_k, s]
 #       fiber_sum[lane,s] += einsum "n,ns->ns" x, c_ks  # multiply

@@ -3,8 +3,8 @@
 A[row] += X is the sum of its parts; operands: X[i, j, k] sparse; B[i].
 
 Part 0, fiber: blocks of fibers, 128 lanes, modes - | 1,2 | 0.
-    lane_word[lane] = | j:8 | k:9 |  bits a mode
-    word[leaf] = | i:7 |  bits a mode
+    lane_word[lane] = | j:15 | k:16 |  bits a mode
+    word[leaf] = | i:16 |  bits a mode
     values[block_ptr[block] + step * 128 + lane], likewise word; step < lane_len[lane]
     streams 6*L + N*w + 2*N bytes, writes rows of w bytes
     gathers N rows of w bytes of B
@@ -21,7 +21,7 @@ import triton.language as tl
 #   loop blocks of the item
 #     fiber_sum[lane] = 0
 #     loop steps of 128 lanes, 1 at a time
-#       at_i[lane] = decode word  # 7 bits, leaf
+#       at_i[lane] = decode word  # 16 bits, leaf
 #       x[lane] = load X.values
 #       b_i[lane] = gather B[at_i]
 #       fiber_sum[lane] += einsum "n,n->n" x, b_i  # multiply

@@ -3,11 +3,11 @@
 A[row, r] += X is the sum of its parts; operands: X[i, j, k, l] sparse; B[j, r]; C[l, r].
 
 Part 0, coo: runs of nonzeros, 8 lanes, modes 0 | - | 2,1,3.
-    item_word[item] = | i:7 |  bits a mode
-    word[leaf] = | k:60 |  bits a mode
-    word_1[leaf] = | j:8 | l:6 |  bits a mode
+    item_word[item] = | i:16 |  bits a mode
+    word[leaf] = | k:63 |  bits a mode
+    word_1[leaf] = | j:8 | l:8 |  bits a mode
     values[n], likewise word, for the n of an item
-    streams N*w + 10*N + 4*P bytes, writes 3200*w bytes
+    streams N*w + 10*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
     gathers N rows of 32*w bytes of C
     stores P rows
@@ -21,11 +21,11 @@ import triton.language as tl
 # tile program  "ijkl,jr,lr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 2,1,3
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 7 bits, item
+#   at_i = decode item_word  # 16 bits, item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 1 at a time
 #     at_j[lane] = decode word_1  # 8 bits, leaf
-#     at_l[lane] = decode word_1  # 6 bits, leaf
+#     at_l[lane] = decode word_1  # 8 bits, leaf
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_lr[lane,r] = gather C[at_l, r]
@@ -45,8 +45,8 @@ def part_0(pid, item_ptr, item_word, word, word_1, values, B, C, A):
     for first in range(start, full, 8):
         pos = first + lane
         word_1_bits = tl.load(word_1 + pos).to(tl.int32)
-        at_j = (word_1_bits >> 6)
-        at_l = word_1_bits & 0x3f
+        at_j = (word_1_bits >> 8)
+        at_l = word_1_bits & 0xff
         x = tl.load(values + pos)
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :])
         c_lr = tl.load(C + at_l[:, None] * 32 + at_r[None, :])
@@ -55,8 +55,8 @@ def part_0(pid, item_ptr, item_word, word, word_1, values, B, C, A):
         pos = first + lane
         ok = pos < stop
         word_1_bits = tl.load(word_1 + pos, mask=ok, other=0).to(tl.int32)
-        at_j = (word_1_bits >> 6)
-        at_l = word_1_bits & 0x3f
+        at_j = (word_1_bits >> 8)
+        at_l = word_1_bits & 0xff
         x = tl.load(values + pos, mask=ok, other=0)
         b_jr = tl.load(B + at_j[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)
         c_lr = tl.load(C + at_l[:, None] * 32 + at_r[None, :], mask=ok[:, None], other=0)

@@ -11,6 +11,8 @@ planner's estimate of them. The symbols::
 
     P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
 
+In text, R are rows of the result. A text has no sizes of modes: one source serves many.
+
 Of tiles, L are those stored, of a task list its pairs; N are then the values of both operands.
 
 Resources, each with the time it alone would take:
@@ -363,12 +365,12 @@ class Cost:
     # -- seconds ----------------------------------------------------------------------------------------------------
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
-        # How many rows a sparse result has is of one pattern, and a source serves many.
-        written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else self.output
+        width = "" if self.p.width == 1 else f"{self.p.width}*"
+        written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [f"reads {name} in bfloat16, to which {n} elements are rounded first" for name, n in self.rounded]
-        lines += [f"splits {name}, of whose {n} elements the largest is found first" for name, n in self.split]
+        lines += [f"reads {name} in bfloat16, to which it is rounded first" for name, _ in self.rounded]
+        lines += [f"splits {name}, whose largest element is found first" for name, _ in self.split]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines

@@ -6,6 +6,8 @@ In: letters of an equation, or axes that are folds of them, or names of operands
 
 at = "at_{}".format
 """The name of a mode's coordinate, or of the positions of a dense axis."""
+size = "size_{}".format
+"""The name of the size of a mode that coordinates may reach."""
 inside = "in_{}".format
 """The name of the condition that a coordinate, or a position of a dense axis, is within its size."""
 block = "block_{}".format

@@ -318,6 +318,11 @@ class TileProgram:
         return (*self.view.arrays, self.slot) if self.slot else self.view.arrays
 
     @cached_property
+    def ends(self) -> dict[str, int]:
+        """Sizes of the modes whose coordinates may reach them, by letter."""
+        return {s.letter: s.end for s, _ in self.statements if isinstance(s, Decode) and s.end}
+
+    @cached_property
     def dots(self) -> tuple[Product, ...]:
         """Its matrix products."""
         products = (s for s, _ in self.statements if isinstance(s, Product))

@@ -13,7 +13,7 @@ Part 0, tasks: runs of nonzeros, 128 lanes, modes - | - | 0,1,2, no values.
     q = position + y_shift[p]
     x_word[leaf] = | p:8 + x_word_base |  bits a mode
     z_word[leaf] = | z:31 |  bits a mode
-    streams 5*N bytes, writes 512*w bytes
+    streams 5*N bytes, writes R*w bytes
     gathers N rows of w bytes of B
     gathers N rows of w bytes of C
     adds N rows

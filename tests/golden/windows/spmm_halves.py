@@ -7,9 +7,9 @@ Part 0, window: dense tiles of 16x32 in parts.
     j = columns[position * 32 + place]
     high_values[tile * 512 + position], likewise low_values, row-major over ij = 16x32
     X = (high_values + low_values / 2048) * 2 ** (exponent of most - 14), in float16
-    streams 132*L + N*w + 64*P bytes, writes 3200*w bytes
+    streams 132*L + N*w + 64*P bytes, writes R*32*w bytes
     gathers 32*L rows of 32*w bytes of B
-    splits B, of whose 6400 elements the largest is found first
+    splits B, whose largest element is found first
     stores 16*P rows
     2048*L + 2048*P flops outside dots, 32768*L inside
 """
@@ -36,7 +36,7 @@ import triton.language as tl
 #   total[r,i] = einsum "ri,->ri" total, unscale_B  # multiply
 #   store A[at_i, r] total[r,i]
 @triton.jit
-def part_0(pid, item_ptr, rows, columns, high_values, low_values, most, B, most_B, A):
+def part_0(pid, size_i, size_j, item_ptr, rows, columns, high_values, low_values, most, B, most_B, A):
     item = pid
     at_r = tl.arange(0, 32)
     side_i = tl.arange(0, 16)
@@ -47,12 +47,12 @@ def part_0(pid, item_ptr, rows, columns, high_values, low_values, most, B, most_
     unscale_X = ((tl.maximum(tl.load(most).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     unscale_B = ((tl.maximum(tl.load(most_B).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     at_i = tl.load(rows + (item * 16 + side_i))
-    in_i = at_i < 100
+    in_i = at_i < size_i
     total = tl.zeros([32, 16], tl.float32)
     total_low = tl.zeros([32, 16], tl.float32)
     for tile in range(start, stop):
         at_j = tl.load(columns + (tile * 32 + side_j))
-        in_j = at_j < 200
+        in_j = at_j < size_j
         b_rj = tl.load(B + at_j[None, :] * 32 + at_r[:, None], mask=in_j[None, :], other=0)
         scaled_B = scale_B * b_rj
         x_high = tl.load(high_values + tile * 512 + side_i[:, None] * 32 + side_j[None, :])
@@ -70,6 +70,12 @@ def part_0(pid, item_ptr, rows, columns, high_values, low_values, most, B, most_
     tl.store(A + at_i[None, :] * 32 + at_r[:, None], total, mask=in_i[None, :])
 
 
-@triton.jit(do_not_specialize=["programs_0"])
-def kernel(programs_0, item_ptr_0, rows_0, columns_0, high_values_0, low_values_0, most_0, B, most_B, A):
-    part_0(tl.program_id(0), item_ptr_0, rows_0, columns_0, high_values_0, low_values_0, most_0, B, most_B, A)
+@triton.jit(do_not_specialize=["programs_0", "size_i_0", "size_j_0"])
+def kernel(
+    programs_0, size_i_0, size_j_0, item_ptr_0, rows_0, columns_0, high_values_0, low_values_0, most_0, B,
+    most_B, A,
+):
+    part_0(
+        tl.program_id(0), size_i_0, size_j_0, item_ptr_0, rows_0, columns_0, high_values_0, low_values_0, most_0,
+        B, most_B, A,
+    )
