@@ -299,8 +299,10 @@ def test_an_interrupted_call_leaves_nothing(
 
 
 PACKED = """
-import sys, time, sparsetc as stc
+import signal, sys, time, sparsetc as stc
 from sparsetc.io import packing
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes ignore
 
 def waiting(*arguments):
     print("sorted", flush=True)

@@ -36,7 +36,7 @@ def of_two(name: str, new: bool) -> Task:
     operation = NAMES[name]
     x, y = (with_shared(scattered((N, N), NNZ // 2, seed)) for seed in (0, 1))
     left, right = (t.to_torch(torch.sparse_coo).coalesce() for t in (x, y))
-    doubles = [t.double() for t in (left, right)]
+    doubles = [t.double().cpu() for t in (left, right)]
     copies = [stc.SparseTensor(x.coords.clone(), x.values, x.shape) for _ in range(FRESH if new else 1)]
     following = each_once(copies)
     ours: Call = (lambda: operation(following(), y)) if new else (lambda: operation(x, y))
@@ -45,7 +45,7 @@ def of_two(name: str, new: bool) -> Task:
         a, b = x.to_scipy().tocsr(), y.to_scipy().tocsr()
         of_scipy = multiplied if operation is mul else add
         instead[versioned("scipy")] = lambda: of_scipy(a, b)
-    return Task(ours, instead, lambda: operation(*doubles), fresh=new)
+    return Task(ours, instead, lambda: operation(*doubles).to(common.DEVICE), fresh=new)
 
 
 def rows_of(count: int) -> Task:

@@ -27,6 +27,9 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 T = TypeVar("T")
 
+ON_HOST = 1 << 19
+"""Nonzeros of a tensor on a GPU up to which rows and samples are counted on the host: a hundred launches take as long
+as 5 MB from the device, and what they find is waited for. Not measured."""
 OWN = 8
 """Entries of the cache of counts that belong to no pattern."""
 FEW_ROWS = 4
@@ -85,9 +88,13 @@ class Counts:
         return Lru(1) if cache is None else cache
 
     def row(self, mode: int) -> torch.Tensor:
-        """(nnz,) int64 coordinates of a mode."""
-        row = self._coords[mode]
-        return row if self._numbers is None else row.index_select(0, self._numbers)
+        """(nnz,) int64 coordinates of a mode; on the host where a copy takes less time than counting launches."""
+        return self._near[mode]
+
+    @cached_property
+    def _near(self) -> torch.Tensor:
+        coords = self.coords
+        return coords.cpu() if coords.is_cuda and self.nnz <= ON_HOST else coords
 
     def distinct(self, modes: tuple[int, ...]) -> int:
         """How many different coordinates the nonzeros have in these modes."""
@@ -141,8 +148,8 @@ class Counts:
         return counted
 
     def _count(self, modes: tuple[int, ...]) -> int:
-        sizes = [self.shape[m] for m in modes]
-        keys = crd.sort_keys((self.row(m) for m in modes), sizes)
+        sizes, coords = [self.shape[m] for m in modes], self.coords  # where they are, as most are sorted
+        keys = crd.sort_keys((coords[m] for m in modes), sizes)
         span = prod(sizes)
         if len(keys) == 1 and span <= 16 * self.nnz + (1 << 20):
             seen = torch.zeros(span, dtype=torch.bool, device=keys[0].device)

@@ -63,10 +63,10 @@ def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
     """Return the things kept for values as they are now; None where changes cannot be seen, or none will be needed.
 
     Nothing is kept of values that autograd computed, which the next step computes anew, nor of values that learn while
-    a CUDA graph is captured, which reads them at each replay.
+    a CUDA graph of a training step is captured, which packs them at each replay.
     """
-    learns = values.requires_grad
-    if not values.is_leaf or (counted(values) and values.is_inference()) or (learns and captured(values)):
+    trained = values.requires_grad and torch.is_grad_enabled() and captured(values)
+    if not values.is_leaf or trained or (counted(values) and values.is_inference()):
         return None
     seen = _seen.get(values)
     if seen is None or not seen.unchanged(values):
