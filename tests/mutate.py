@@ -29,7 +29,10 @@ from typing import NamedTuple
 TESTS = {
     "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
     "sparsetc/tensor/coords.py": ["tensor formats windows", "similarity pair"],
+    "sparsetc/tensor/groups.py": ["reductions reduced", "nn attention"],
+    "sparsetc/tensor/kept_values.py": ["values", "nn kernel"],
     "sparsetc/tensor/softmax.py": ["attention", "nn"],
+    "sparsetc/tensor/sums.py": ["reductions integers", "reduced arithmetic values"],
     "sparsetc/nn.py": ["nn"],
     "sparsetc/sparse_attention.py": ["attention"],
     "sparsetc/io/": ["io", "io_bounds io_npz binsparse fuzz packed_files packing"],

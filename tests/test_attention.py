@@ -318,3 +318,12 @@ def test_arguments_of_other_kinds_are_refused() -> None:
     ):
         with pytest.raises(kind, match="attention"):
             call()
+
+
+@pytest.mark.parametrize("function", [stc.softmax, stc.log_softmax])
+def test_softmax_is_over_the_last_mode_of_a_sparse_tensor(function: Any) -> None:
+    x = stc.SparseTensor([[0, 0, 1], [0, 0, 1], [0, 2, 1]], [1.0, 2.0, 3.0], (2, 2, 3))
+    torch.testing.assert_close(function(x).values, function(x, 2).values)
+    assert not torch.equal(function(x).values, function(x, 1).values)
+    with pytest.raises(stc.DtypeError, match="takes a SparseTensor, found Tensor"):
+        function(torch.eye(2))
