@@ -218,7 +218,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
         return
     left, right = left.to(out.dtype), right.to(out.dtype)  # torch has products of two dtypes on GPUs alone
     pieces = left.shape[1] // LONG
-    if out.dtype != torch.float32 or pieces < LONG_SUM or out.numel() > FEW_SUMS:
+    if out.dtype not in (torch.float32, torch.complex64) or pieces < LONG_SUM or out.numel() > FEW_SUMS:
         torch.mm(left, right, out=out)
         return
     # MKL adds the products of vectors one after another: 20 million ones make 16,777,216.
