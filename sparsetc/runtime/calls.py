@@ -50,7 +50,7 @@ def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights
     """
     if table.device.type == "cpu" and index.numel() and table.shape[1]:
         if cut := _cut(offsets, len(index), table.dtype):
-            return run_sums(bag(index, table, cut[0], weights), cut[1])
+            return _added(bag(index, table, cut[0], weights), cut[1])
         if table.dtype == torch.float32 and (table.shape[1] > 1 or weights is None):
             index = index.to(offsets.dtype)
             return F.embedding_bag(
@@ -143,7 +143,7 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
     runs = offsets.numel() - 1
     if runs and left.shape[0] >= LONG_RUN * runs:
         if cut := _cut(offsets, len(left), left.dtype):
-            return run_sums(run_products(left, right, cut[0]), cut[1])
+            return _added(run_products(left, right, cut[0]), cut[1])
         out = left.new_empty((runs, left.shape[1], right.shape[1]))
         bounds, integers = offsets.tolist(), not (left.is_floating_point() or left.is_complex())
         for run in range(runs):
@@ -154,6 +154,11 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
                 torch.mm(left[rows].t(), right[rows], out=out[run])
         return out
     return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
+
+
+def _added(pieces: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Return the sums of the pieces of each run, which are few and are added in 64 bits."""
+    return run_sums(pieces.to(sums.wide(pieces.dtype)), offsets).to(pieces.dtype)
 
 
 def _cut(offsets: torch.Tensor, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
