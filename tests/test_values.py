@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetc as stc
+from sparsetc.contraction import step
+from sparsetc.tensor import kept_values
 
 
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -221,3 +224,36 @@ def test_complex_infinities_are_added_part_by_part() -> None:
     assert (x - -other).values.tolist() == [inf + 1j, 1]
     assert stc.SparseTensor([[0, 0]], x.values).values.tolist() == [inf]
     assert stc.einsum("i->", x).item() == inf
+
+
+def test_a_cuda_graph_keeps_what_it_reads_and_gives_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the CPU is taken for a GPU, and calls for those that are captured."""
+    monkeypatch.setattr(kept_values, "counted", lambda values: True)
+    capturing = False
+    for module in (kept_values, step):
+        monkeypatch.setattr(module, "captured", lambda values: capturing)
+    p = torch.nn.Parameter(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+    x = stc.SparseTensor(torch.tensor([[0, 1, 2], [1, 2, 0]]), p, (3, 3))
+    b, packed = random_values((3, 2), torch.float64, 1), packings(monkeypatch)
+
+    def call() -> None:
+        assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x.detach(), b])
+
+    call()
+    with torch.no_grad():
+        call()
+        capturing = True
+        call()  # a graph reads what is packed
+        assert len(packed) == 1
+        held = weakref.ref(kept_values._seen[p])
+        p.mul_(2)
+        call()  # changed since: it is packed within the graph, for the graph alone
+        call()
+        assert len(packed) == 3
+        capturing = False
+        call()
+        assert len(packed) == 4
+        assert held() is not None
+    capturing = True
+    call()  # of a training step: packed at each replay
+    assert len(packed) == 5

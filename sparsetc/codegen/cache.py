@@ -70,7 +70,7 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
 
 
 def _status(path: Path) -> tuple[int, ...] | None:
-    """What tells a file from another, and from itself before a change; None where there is none."""
+    """Return what tells a file from another, and from itself before a change; None if there is no file."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -25,7 +25,7 @@ from sparsetc.tensor.sums import fitted, refuse_wrapped
 
 Letters = tuple[str, ...]
 KEEP_SPARSE = "keep more modes sparse in the output"
-"""What can be done where a dense result passes the memory limit."""
+"""Advice where a dense result passes the memory limit."""
 SPARE = 2
 """Letters that gradients of an einsum of entries, and batches of these, need beside its own."""
 

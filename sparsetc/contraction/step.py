@@ -195,6 +195,8 @@ class Step(Contraction, Preparation):
             return self.packed_values(flat(values))
         packed = [kept.get(key) for key in self._value_keys]
         if missing := [n for n, stored in enumerate(packed) if stored is None]:
+            if captured(values):
+                return self.packed_values(flat(values))
             for n, stored in zip(missing, self.packed_values(flat(values), missing), strict=True):
                 packed[n] = kept.put(self._value_keys[n], stored)
         return packed

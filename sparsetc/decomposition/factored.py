@@ -168,7 +168,7 @@ class Factored:
         raise NotImplementedError
 
     def _numbers(self) -> int:
-        """How many numbers `_dense` holds at most, those on the way included."""
+        """Count the numbers that `_dense` holds at most, those on the way included."""
         raise NotImplementedError
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:

@@ -95,7 +95,7 @@ class Ranks:
         return self._in_place(dist.all_reduce, x, "a comparison of ranks failed", op=dist.ReduceOp.MAX)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has."""
+        """Return what rank 0 has."""
         return self._in_place(dist.broadcast, x, "rank 0 could not be asked", group_src=0)
 
     def _in_place(self, collective: Callable[..., Any], x: torch.Tensor, what: str, **settings: Any) -> torch.Tensor:

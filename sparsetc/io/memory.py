@@ -1,4 +1,4 @@
-"""What readers share: errors that name the file, and the tensor that is made of what a file holds.
+"""Errors of readers that name the file, and the tensor that is made of what a file holds.
 
 Readers ask for all the memory that they take at their peak, by `sparsetc.support.memory.check`, before they take it.
 """

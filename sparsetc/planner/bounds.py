@@ -51,7 +51,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Best:
-    """What candidates have to beat, before they are counted.
+    """The seconds that candidates have to beat, before they are counted.
 
     Attributes:
         seconds: below which a plan with tiles is taken for the fastest; infinite where all are to be counted.

@@ -265,7 +265,7 @@ def check_request(wanted: str | Plan) -> None:
 
 
 def considered(problem: Problem, best: Best) -> list[Candidate]:
-    """What ``"auto"`` considers for an einsum by itself, less what cannot be faster than the best of it."""
+    """Return what ``"auto"`` considers for one einsum, less what cannot be faster than the best of it."""
     return [candidate for method in PLANS.values() if method.alone for candidate in method.estimates(problem, best)]
 
 

@@ -155,7 +155,7 @@ def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
 
 
 def _largest(pattern: Pattern, kept: tuple[int, ...]) -> int:
-    """How many entries the largest group has; counted once."""
+    """Count the entries of the largest group, once."""
     each = sizes_of(pattern, kept)
     return pattern._once(("largest of", kept), lambda: int(each.max()) if each.numel() else 0)
 

@@ -1,4 +1,4 @@
-"""What was made of a tensor of values, kept with that tensor for as long as its values stay what they are.
+"""Packed values, kept with the tensor that they were made of for as long as its values stay the same.
 
 In: a tensor of values, whoever wraps it: a SparseTensor, another one made anew, a layer's Parameter. Out: a bounded
 mapping that goes with the tensor, and is empty again once its values have changed.
@@ -56,6 +56,8 @@ class _Seen:
 
 
 _seen = WeakTensorKeyDictionary()
+_captured = WeakTensorKeyDictionary()
+"""What CUDA graphs read, which stays as long as the values live, also when these change and are packed anew."""
 _gradients = 0
 
 
@@ -63,14 +65,19 @@ def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
     """Return the things kept for values as they are now; None where changes cannot be seen, or none will be needed.
 
     Nothing is kept of values that autograd computed, which the next step computes anew, nor of values that learn while
-    a CUDA graph of a training step is captured, which packs them at each replay.
+    a CUDA graph of a training step is captured, which packs them at each replay. A graph without gradients reads what
+    was packed when it was captured.
     """
     trained = values.requires_grad and torch.is_grad_enabled() and captured(values)
     if not values.is_leaf or trained or (counted(values) and values.is_inference()):
         return None
     seen = _seen.get(values)
     if seen is None or not seen.unchanged(values):
+        if captured(values):  # what a graph packs is there at a replay alone
+            return None
         seen = _seen[values] = _Seen.of(values)
+    elif captured(values):
+        _captured.setdefault(values, []).append(seen)
     return seen.kept  # type: ignore[no-any-return]
 
 

@@ -46,7 +46,7 @@ def transforming() -> bool:
 
 
 def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
+    """Return True if autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return True
     return transforming() or forward_ad._current_level >= 0

@@ -106,7 +106,7 @@ def captured(found: torch.Tensor) -> bool:
 
 
 def unseen(found: torch.Tensor) -> bool:
-    """Whether nothing can be looked at: a CUDA graph is captured, or a transform of `torch.func` is active."""
+    """Return True if nothing can be looked at: a CUDA graph is captured, or a transform of `torch.func` is active."""
     return transforming() or captured(found)
 
 
