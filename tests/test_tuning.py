@@ -352,6 +352,19 @@ def test_damaged_lines_are_passed_over(clock: dict[str, Any], cache: Path) -> No
     assert len(lines.lines(path)) == len(whole) + 1
 
 
+def test_a_recorded_plan_is_checked_as_a_plan_that_is_given(cache: Path, clock: dict[str, Any]) -> None:
+    clock["seconds"]["fiber"] = 0.5
+    x = stc.SparseTensor(torch.randint(0, 300, (2, 5000)), torch.ones(5000), (300, 300))
+    b = torch.rand(300, 4)
+    stc.compile("ij,jr->ir", x, b, tune="now")
+    path = record(cache)
+    text = path.read_text().replace('"threads":1,', "")
+    assert '"Schedule":{' in text
+    path.write_text(text.replace('"Schedule":{', '"Schedule":{"threads":-1,'))
+    stc.clear_cache()
+    torch.testing.assert_close(stc.compile("ij,jr->ir", x, b, tune="now")(b), x.to_dense() @ b)
+
+
 @pytest.mark.parametrize(
     "change",
     [

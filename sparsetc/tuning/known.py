@@ -18,7 +18,7 @@ from typing import Any
 
 from sparsetc.device.profile import of_backend, path_of
 from sparsetc.errors import SparsetcError
-from sparsetc.ir.plan import Part, Plan
+from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
@@ -117,6 +117,7 @@ def candidate_of(line: Line) -> Candidate:
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
         raise ValueError("no plan")
+    verify(plan)
     if any(misfit(sizes) or min(sizes.chain, *sizes.symbols, *dict(sizes.runs).values()) < 0 for sizes in expected):
         raise ValueError("sizes that no part has")
     return Candidate(plan, tuple(expected), line.name, line.predicted)
