@@ -570,3 +570,14 @@ def test_streams_of_one_file_take_turns(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
             for found in pool.map(lambda n: streams[n % 2](*dense), range(40)):
                 assert_same(found, expected)
+
+
+def test_a_result_past_the_limit_names_the_file(tmp_path: Path) -> None:
+    path, x, b = tmp_path / "x.safetensors", stc.eye(3000), torch.ones(3000, 1000)
+    with stc.stream_kernel("ij,jr->ir", x, b) as stream:
+        stream.save(path)
+    with (
+        stc.options(memory_limit=10_000_000),
+        pytest.raises(stc.OutOfMemoryError, match=r"x\.safetensors: .* would take"),
+    ):
+        stc.open_stream(path)

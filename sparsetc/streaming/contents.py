@@ -18,7 +18,7 @@ import torch
 
 from sparsetc.codegen.launch import stored_dtype
 from sparsetc.contraction.output import check_form
-from sparsetc.errors import PlanError
+from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
@@ -166,6 +166,8 @@ def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Re
         compiler = Compiler(bound, NAMED[recipe.dtype], settings, form, target)
         if recipe.numbered != compiler.template.output.sparse:
             raise ValueError("rows are numbered where the result is sparse, and nowhere else")
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{file.path}: {error}") from None
     except MALFORMED as error:
         raise file.fault(f"its metadata has no einsum ({error!s:.200})") from None
     return recipe, compiler
