@@ -69,6 +69,7 @@ TESTS = {
         "executable second_pass integers integer_products",
         "traced kernel autograd dense_plan bitmaps",
     ],
+    "sparsetc/support/files.py": ["cache", "tuning calibrate"],
     "sparsetc/support/lru.py": ["lru", "cache kept"],
     "sparsetc/streaming/": ["stream_engine", "stream stream_files"],
     "sparsetc/distributed/": ["distributed_cuts", "distributed"],

@@ -490,3 +490,14 @@ def test_forked_children_compile_whatever_threads_do() -> None:
     """Two threads compile while 30 processes are forked."""
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300)
     assert done.stdout == "0", done.stdout + done.stderr[-2000:]
+
+
+def test_what_is_saved_is_checked_before_it_is_made() -> None:
+    from sparsetc import restore
+
+    x = stc.SparseTensor.from_blocks([[0], [1]], torch.ones(1, 2, 2), (4, 4))
+    with pytest.raises(stc.FormatError, match="it is damaged"):
+        restore.tensor(x.pattern, torch.ones(1, 2, 3))
+    _, (equation, operands, settings, form, drop_zeros) = stc.compile("ij,j->i", stc.eye(3), torch.ones(3)).__reduce__()
+    with pytest.raises(stc.FormatError, match="has other options"):
+        restore.kernel(equation, operands, {**settings, "deterministic": 5}, form, drop_zeros)
