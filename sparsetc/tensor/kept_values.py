@@ -57,7 +57,7 @@ class _Seen:
 
 _seen = WeakTensorKeyDictionary()
 _captured = WeakTensorKeyDictionary()
-"""What CUDA graphs read, which stays as long as the values live, also when these change and are packed anew."""
+"""Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
 _gradients = 0
 
 

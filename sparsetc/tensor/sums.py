@@ -207,5 +207,5 @@ def joined(
 
 
 def _wider(dtype: torch.dtype) -> str:
-    """What to do where an integer dtype is too narrow."""
+    """Return advice where an integer dtype is too narrow."""
     return f"convert the operands with .to(torch.{'float64' if dtype == torch.int64 else 'int64'})"
