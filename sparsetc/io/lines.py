@@ -97,16 +97,24 @@ class LineReader:
             if b"\r" in chunk:
                 carried = b"\r" if chunk.endswith(b"\r") else b""
                 chunk = chunk[: len(chunk) - len(carried)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            cut = chunk.rfind(b"\n") + 1
-            if cut:
-                yield rest + chunk[:cut]
-                rest = b""
-            rest += chunk[cut:]
-            if len(rest) > bounds.LINE:
-                raise self.fault(f"longer than {bounds.LINE:,} bytes", self.line, rest)
+            text = rest + chunk
+            self._check_lines(text)
+            if cut := text.rfind(b"\n") + 1:
+                yield text[:cut]
+            rest = text[cut:]
             told()
         if rest or carried:
             yield rest + b"\n"
+
+    def _check_lines(self, text: bytes) -> None:
+        """Raise `IOFormatError` for a line that is too long, wherever blocks of the file end."""
+        start = 0
+        while len(text) - start > bounds.LINE:
+            end = text.rfind(b"\n", start, start + bounds.LINE + 1) + 1
+            if not end:
+                line = self.line + text.count(b"\n", 0, start)
+                raise self.fault(f"longer than {bounds.LINE:,} bytes", line, text[start:])
+            start = end
 
     def _chunk(self, file: BinaryIO) -> bytes:
         try:
