@@ -69,8 +69,12 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
     """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
     yield coo(problem, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
-        if counts.nnz >= problem.rules["long_run"] * counts.distinct((*problem.kept, mode)):
-            yield coo(problem, counts, (mode,))
+        runs = counts.distinct((*problem.kept, mode))
+        if counts.nnz >= problem.rules["long_run"] * runs:
+            candidate = coo(problem, counts, (mode,))
+            schedule = candidate.plan.parts[0].schedule
+            if not schedule.dot or counts.nnz >= problem.rules["long_run_steps"] * schedule.lanes * runs:
+                yield candidate
 
 
 def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
@@ -81,7 +85,7 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     """
     shared = (*problem.kept, *also) if problem.rest else ()
     leaf = tuple(m for m in range(problem.order) if m not in shared)
-    schedule = schedule_of(problem, blocks=False)
+    schedule = schedule_of(problem, blocks=False, shared=shared)
     most = max_item_nnz_of(problem, counts.nnz, schedule)
     storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton")
     n, longest = counts.nnz, counts.longest(shared)  # which counts rows on the way
