@@ -173,6 +173,8 @@ def test_the_longest_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for length, fits in ((bounds.LINE, True), (bounds.LINE + 1, False)):
             found = told(tmp_path / "x.tns", b"1 1 1\n" + b"1 2 2 #".ljust(length, b"c") + b"\n1 x 1\n")
             assert ("line 3: coordinate 'x'" if fits else "line 2: longer than 65,536 bytes") in str(found)
+            first = told(tmp_path / "x.tns", b" shape: 3\n" + b" " * (bounds.LINE + 1))
+            assert "line 1: coordinate 'shape:'" in str(first)
 
 
 def test_the_longest_number(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Coo:
         order = (*storage.item, *storage.leaf) if storage.item else tuple(range(len(shape)))
         nonzeros = Nonzeros.sorted(coords, shape, order)
         starts, _, split = cut_runs(nonzeros.starts(storage.item), storage.max_item_nnz)
-        first = nonzeros.at(starts)
+        first = nonzeros.at(starts, gaps=False)
         arrays = {
             **dict.fromkeys(view.items.arrays, pointers(starts, nnz, nnz)),
             **words.encode(first, view.levels[0]),
