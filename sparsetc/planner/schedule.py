@@ -51,14 +51,15 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             block[widest] *= max(1, MIN_DOT // prod(block[c] for c in side))  # padded to what a dot needs
         for shrink in (output, list(block)):  # an axis that is summed, and split, is added by atomics
             block = fit(block, shrink, 4096, apart)
-        sums, formed = (prod(block[c] for c in side) for side in (set().union(*apart), apart[1]))
-        warps = max(1, min(8, sums // rules["dot_tile"]))
-        stages = 1 if problem.precision in ("tf32", "bf16") else 3
+        of_dots, formed = set().union(*apart), prod(block[c] for c in apart[1])
+        warps = max(1, min(8, prod(block[c] for c in of_dots) // rules["dot_tile"]))
+        # Runs that share a mode more are short: a loop of few steps is over before loads ahead of it pay.
+        stages = 1 if problem.precision in ("tf32", "bf16") or len(of_dots) < len(block) else 3
         lanes, unroll = rules["dot_lanes"], 2
         if not blocks and problem.precision == "tf32x3":
             lanes, unroll = 2 * lanes, 1
         if blocks and len(groups) > 2:  # a side is multiplied together from several operands, in registers
-            lanes = max(lanes, min(4 * lanes, rules["formed"] // formed))
+            lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
             warps = max(1, min(4, lanes * formed // rules["dot_tile"]))
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
