@@ -75,8 +75,8 @@ def _walks(choice: Choice) -> list[Any]:
 
 
 def _kind_of(problem: Problem) -> Hashable:
-    einsum, counts, kept = problem.bound.einsum, problem.counts, problem.kept
-    sparse = set(einsum.sparse_indices)
+    einsum, counts = problem.bound.einsum, problem.counts
+    sparse, kept = set(einsum.sparse_indices), problem.kept if problem.rest else ()  # a nonzero is no row to count
     sizes = tuple([_rounded(size) if letter in sparse else size for letter, size in problem.bound.sizes])
     counted = tuple(map(_rounded, (counts.nnz, counts.distinct(kept), problem.rows)))
     shape = _rounded(counts.longest(kept)) // 2, round(8 * counts.neighbours)  # which vary more among random patterns
