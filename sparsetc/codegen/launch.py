@@ -180,11 +180,13 @@ class Programs:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
         triton, every = self.backend == "triton", _tables(self.programs)
-        rounded = triton and any(p.schedule.precision == "bf16" and p.dots for p in self.programs)
+        whole = self.dtype == torch.bfloat16
+        rounded = triton and any(p.schedule.precision == "bf16" or (whole and p.narrow) for p in self.programs if p.dots)
         if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
             raise PlanError(
                 "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
-                'numbers: take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
+                'numbers: take precision="high" or "highest" here, and operands of another type than bfloat16, or '
+                "compile for a GPU without TRITON_INTERPRET"
             )
         parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
         for name, group in self.kernels:

@@ -24,6 +24,7 @@ from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest.nest import ITEM
 from sparsetc.ir.nest.values import LOW
+from sparsetc.ir.plan import F16
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
@@ -39,9 +40,9 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where an axis is in slabs, then what its kernel is given too."""
-    slabs = any(axis.slab for axis in program.axes)
-    return [*(["programs"] if slabs else []), *numbers_of(program)]
+    """Counts that a part's function takes: `programs` where the grid has slabs or groups, then what its kernel takes."""
+    ordered = any(axis.slab for axis in program.axes) or (program.split and program.schedule.group)
+    return [*(["programs"] if ordered else []), *numbers_of(program)]
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:
@@ -98,9 +99,15 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
     o, level, axes = s.operand, s.out.level, s.out.axes
     strides = [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
-    widen = f".to({printer.acc})" if o.rounded else printer.widen
+    widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
     if s.out.name in printer.bf16:  # what only dots take stays rounded
         widen = ""
+    if s.out.folded:
+        within = {c: prod([printer.p.axis(d).size for d in o.axes[n + 1 :]]) for n, c in enumerate(o.axes)}
+        terms, mask = values.place(printer, s.out, within, list(map(values.flat, sides_of(s.out))))
+        rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
+        printer.put(f"{s.out.name} = {load(o.name, ' + '.join([*rows, *terms]), mask)}{widen}")
+        return
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
@@ -123,7 +130,10 @@ def product(printer: TritonPrinter, s: ir.Product) -> None:
             printer.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
         else:
             precision = printer.p.schedule.precision if printer.acc == "tl.float32" else "ieee"
+            precision = precision if precision != F16 else "tf32"  # of a side that is computed
             cast, how = (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
+            if any(t.name in printer.narrow for t in s.inputs):
+                cast, how = "", ""
             left, right = matrices(printer, s, cast)
             total = f", {name}" if s.accumulate else ""
             printer.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={printer.acc})")

@@ -45,7 +45,13 @@ def head(printer: TritonPrinter) -> None:
 
 def _numbers(printer: TritonPrinter) -> None:
     """The numbers of the program's blocks and of its item, of which the grid takes that of a slab last."""
-    p, rest = printer.p, "pid"
+    p, rest, blocks = printer.p, "pid", prod(axis.programs for axis in printer.p.split)
+    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
+    group = p.schedule.group if blocks > 1 and not slabs else 0
+    if group:
+        printer.put(f"first_item = pid // {group * blocks} * {group}")
+        printer.put(f"near = tl.minimum(programs // {blocks} - first_item, {group})")
+        rest = f"(pid % {group * blocks} // near)"
     for axis in p.split:
         if not axis.slab:
             along = axis.letter in p.letters
@@ -53,10 +59,11 @@ def _numbers(printer: TritonPrinter) -> None:
             name = printer.begin(axis.letter) if along else names.block(axis.letter)
             printer.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
-    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
     if slabs:
-        printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
+        printer.put(f"items = programs // {blocks}")
     item = f"{rest} % items" if slabs else _bare(rest)
+    if group:
+        item = f"first_item + pid % {group * blocks} % near"
     printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
     rest = f"({rest} // items)"
     for axis in slabs:
@@ -142,6 +149,13 @@ def _block(printer: TritonPrinter, lanes: int) -> None:
 def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
+    if not lanes:  # one nonzero after the other; sides of dots are loaded stages ahead
+        dots = any(isinstance(inner, Product) and inner.dot for inner, _ in walk(s.body))
+        span = f"tl.range(start, stop, num_stages={schedule.stages})" if dots else "range(start, stop)"
+        with printer.block(f"for pos in {span}:"):
+            printer.words[LEAF].clear()
+            yield
+        return
     if run:
         group = lanes * schedule.unroll
         printer.put(f"full = start + (stop - start) // {group} * {group}")

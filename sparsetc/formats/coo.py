@@ -13,12 +13,15 @@ The plan ``coo`` stores all nonzeros so: by output row, or by output row and one
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 
 import torch
 
+from sparsetc.device.profile import of_backend
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
-from sparsetc.ir.plan import Storage
+from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, pointers
@@ -82,14 +85,44 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     shared = (*problem.kept, *also) if problem.rest else ()
     leaf = tuple(m for m in range(problem.order) if m not in shared)
     schedule = schedule_of(problem, blocks=False)
-    most = max_item_nnz_of(problem, counts.nnz, schedule)
-    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton")
     n, longest = counts.nnz, counts.longest(shared)  # which counts rows on the way
-    items = items_of(n, counts.distinct(shared) if shared else 1, most)
-    rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
+    rows = counts.distinct(shared) if shared else 1
+    if schedule.lanes:
+        most = max_item_nnz_of(problem, n, schedule)
+    else:
+        schedule, most = _spread(problem, schedule, n, rows)
+    # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.
+    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton" and schedule.lanes > 0)
+    items = items_of(n, rows, most)
+    at_once = schedule.lanes * schedule.unroll or schedule.stages // 2
+    rounds = min(most or longest, longest) // at_once
     runs = repeats(problem, counts, storage)
-    expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most)
+    expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most > 0)
     return single("coo", storage, schedule, expected)
+
+
+NARROW, FEWEST = 64, 4
+"""Columns of a dot to which blocks are halved, and entries to which rows are cut, for a GPU to have enough programs."""
+
+
+def _spread(problem: Problem, schedule: Schedule, entries: int, rows: int) -> tuple[Schedule, int]:
+    """Return the schedule with narrower blocks, and the most entries of an item: 0 where no row is cut.
+
+    Rows of entries are few and long. Narrower columns read each entry again; a cut row makes all sums additions, which
+    zeros have to precede, so rows are cut where multiprocessors would have nothing to do.
+    """
+    bound, warps = problem.bound, of_backend(problem.backend).warps
+    blocks = dict(schedule.blocks)
+    split = max((c for c in blocks if c in bound.einsum.output), key=blocks.__getitem__, default="")
+
+    def programs() -> int:
+        return prod(-(-bound.by_index[c] // n) for c, n in blocks.items()) * rows
+
+    while schedule.group and blocks[split] > NARROW and programs() < warps:
+        blocks[split] //= 2
+    schedule = replace(schedule, blocks=tuple(blocks.items()))
+    few = problem.kept and len(blocks) and 4 * programs() < warps
+    return schedule, max(FEWEST, programs() * entries // (rows * warps)) if few else 0
 
 
 add_plans(Method("coo", by_rows_and_more, coo))

@@ -18,13 +18,14 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
-from sparsetc.ir.plan import ROUNDED, Plan, Schedule, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
+from sparsetc.tensor.inputs import dtype_name
 
 
 def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
@@ -136,7 +137,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
         whole = problem.backend == "torch" and not view.values.sides
-        target = Target(problem.sparse_output, p.format == "coo", owned, problem.rows, whole=whole)
+        target = Target(problem.sparse_output, p.format == "coo", owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
         each.append(cost)
@@ -188,7 +189,9 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
-    """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
+    """Use slabs for every axis that is split over the grid, unless the schedule names slabs, or groups items."""
+    if own.group:
+        return own
     sizes = problem.bound.by_index
     slabs = own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
     return own if slabs == own.slabs else replace(own, slabs=slabs)
@@ -207,6 +210,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         PlanError: a tree has dots, and the type has none.
     """
     triton = problem.backend == "triton"
+    if problem.itemsize != 2 and any(p.schedule.precision == F16 for p in plan.parts):
+        raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
     without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
         (triton, {"lanes": 1, "unroll": 1}),
         (triton and problem.floating and problem.itemsize == 4, {"rounded": ()}),  # float32 alone is rounded

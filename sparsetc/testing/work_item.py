@@ -159,8 +159,8 @@ class WorkItem:
         match axis:
             case Each():
                 yield from map(self.number, range(*self.own_range()))
-            case Run(_, lanes):
-                start, end = self.own_range()
+            case Run():
+                (start, end), lanes = self.own_range(), self.view.lanes
                 yield from (self.along(0, first, lanes, end) for first in range(start, end, lanes))
             case Fibers():
                 yield from self.steps()

@@ -163,7 +163,13 @@ class Lowering:
         level = self.inner.depth(o.rows)
         lanes, along = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
-        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *along), level), o)
+        axes, folded = (*lanes, *o.axes, *along), 0
+        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
+        if len(o.axes) > 2 and {*over} < {*o.axes} == {*axes}:
+            # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
+            rows = sorted([c for c in axes if c not in over], key=lambda c: c not in self.summed)
+            axes, folded = (*rows, *[c for c in axes if c in over]), len(rows)
+        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
@@ -194,6 +200,11 @@ class Lowering:
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property
+    def summed(self) -> set[str]:
+        """The axes that are summed beside dots."""
+        return {c for node in self.tree.nodes if node.kind == "sum" for c in node.over}
+
+    @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
         return tuple([c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over])
@@ -201,7 +212,7 @@ class Lowering:
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
-        summed = {c for node in self.tree.nodes if node.kind == "sum" for c in node.over}
+        summed = self.summed
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)

@@ -45,7 +45,8 @@ def verify(program: ir.TileProgram) -> None:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
         elif isinstance(statement, ir.Reduce):
             summed = set(statement.source.axes) - set(statement.out.axes)
-            if not summed or not summed <= {ir.LANES, *program.letters}:
+            whole = [a.letter for a in program.axes if a.programs == 1 and not program.view.loops[-1].lanes]
+            if not summed or not summed <= {ir.LANES, *program.letters, *whole}:
                 raise PlanError(
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
                 )

@@ -329,7 +329,8 @@ class Cost:
         # Of what is not stored in halves, they are made.
         not_stored = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
         self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
-        if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
+        # What is gathered by lanes is multiplied into the sides, and stored for the dot to read.
+        if not self.sides and self.p.view.loops[-1].lanes:
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
