@@ -180,8 +180,8 @@ class Programs:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
         triton, every = self.backend == "triton", _tables(self.programs)
-        whole = self.dtype == torch.bfloat16
-        rounded = triton and any(p.schedule.precision == "bf16" or (whole and p.narrow) for p in self.programs if p.dots)
+        with_dots, bf16 = [p for p in self.programs if p.dots and triton], self.dtype == torch.bfloat16
+        rounded = any(p.schedule.precision == "bf16" or (bf16 and p.narrow) for p in with_dots)
         if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
             raise PlanError(
                 "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "

@@ -40,7 +40,7 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where the grid has slabs or groups, then what its kernel takes."""
+    """Counts that a part's function takes: `programs` where the grid has slabs or groups, and its kernel's."""
     ordered = any(axis.slab for axis in program.axes) or (program.split and program.schedule.group)
     return [*(["programs"] if ordered else []), *numbers_of(program)]
 

@@ -165,7 +165,7 @@ class Lowering:
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
-        if len(o.axes) > 2 and {*over} < {*o.axes} == {*axes}:
+        if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes}:
             # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
             rows = sorted([c for c in axes if c not in over], key=lambda c: c not in self.summed)
             axes, folded = (*rows, *[c for c in axes if c in over]), len(rows)
