@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,12 @@ def check(found: torch.Tensor | stc.SparseTensor, want: torch.Tensor, dtype: tor
 def expected(equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]) -> torch.Tensor:
     """The result in float64, by torch."""
     return torch.einsum(equation, x.to_dense().double(), *(d.double() for d in dense))
+
+
+def in_halves(plan: stc.Plan) -> stc.Plan:
+    """The plan with its dots of float32 in halves."""
+    (part,) = plan.parts
+    return replace(plan, parts=(replace(part, schedule=replace(part.schedule.by_rule(), precision="f16x3")),))
 
 
 SPMM = "ij,jr->ir"

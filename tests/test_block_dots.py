@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from block_dot_cases import CASES, SPMM, BlockDot
+from block_dot_cases import CASES, SPMM, BlockDot, in_halves
 from golden_blocks import CASES as GOLDEN
 from golden_blocks import FOLDER, path, source
 from golden_checks import check_as_kept, check_readable
@@ -41,11 +41,19 @@ def test_every_file_has_its_case() -> None:
     assert {file.stem for file in FOLDER.glob("*.py")} == set(GOLDEN)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.equation.split("->")[1] not in ("ij", "isr", "ijr")], ids=str)
-def test_a_program_means_its_einsum(case: BlockDot) -> None:
+IN_ORDER = [(c, False) for c in CASES if c.equation.split("->")[1] not in ("ij", "isr", "ijr")]
+IN_ORDER += [(c, True) for c in CASES if c.equation == SPMM]
+"""Cases whose rows come as the result has them, by dots of float32; and in halves."""
+
+
+@pytest.mark.parametrize(
+    ("case", "halves"), [*IN_ORDER, *((c, True) for c, _ in IN_ORDER if c.equation == SPMM)], ids=str
+)
+def test_a_program_means_its_einsum(case: BlockDot, halves: bool) -> None:
     """The program of entries, of which each is 1, by the meaning of its statements."""
     x, dense = case.operands(SINGLE)
     kernel = compiled(case, SINGLE)
+    kernel = compiled(case, SINGLE, in_halves(kernel.plan)) if halves else kernel
     contraction, values, tables = kernel.contraction, [x.values], dense
     while isinstance(contraction, Rewritten):
         values, tables = map(list, contraction.rewrite.pull(values, tables))
@@ -95,6 +103,12 @@ def test_an_operand_of_blocks_is_a_view_unless_positions_go_last() -> None:
     assert not any(o.arranged for o in compiled(case, HALF).programs[0].operands)
 
 
+def test_halves_are_of_two_tables_that_one_dot_multiplies() -> None:
+    case = BlockDot("ijk,jr,kr->ir", (2, 2, 2), (16, 16, 16))
+    with pytest.raises(stc.PlanError, match="or those of two, and is added up"):
+        compiled(case, SINGLE, in_halves(compiled(case, SINGLE).plan))
+
+
 def test_dots_of_16_bits_are_of_operands_of_16_bits() -> None:
     case = BlockDot(SPMM, (4, 4), (16, 16))
     plan = compiled(case, HALF).plan
@@ -123,7 +137,7 @@ def test_few_programs_take_narrow_columns_then_cut_rows() -> None:
         x, _ = BlockDot(SPMM, (blocks, 16), (32, 32)).operands(HALF)
         (part,) = stc.compile(SPMM, x, torch.randn(512, columns).half(), plan="coo", backend="triton").plan.parts
         parts[blocks] = part.schedule.block("r"), part.storage.max_item_nnz
-    assert parts == {512: (256, 0), 64: (64, 0), 8: (16, 4)}
+    assert parts == {512: (256, 0), 64: (128, 0), 8: (16, 4)}
 
 
 def test_a_dense_product_over_entries_is_not_formed() -> None:

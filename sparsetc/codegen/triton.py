@@ -40,9 +40,9 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where the grid has slabs or groups, and its kernel's."""
-    ordered = any(axis.slab for axis in program.axes) or (program.split and program.schedule.group)
-    return [*(["programs"] if ordered else []), *numbers_of(program)]
+    """Counts that a part's function takes: `programs` where an axis is in slabs, then what its kernel is given too."""
+    slabs = any(axis.slab for axis in program.axes)
+    return [*(["programs"] if slabs else []), *numbers_of(program)]
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:
@@ -102,19 +102,23 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
     if s.out.name in printer.bf16:  # what only dots take stays rounded
         widen = ""
+
+    def read(address: str, mask: str) -> None:
+        for half in ("_high", "_low") if o.halves else ("",):
+            printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
+
     if s.out.folded:
         within = {c: prod([printer.p.axis(d).size for d in o.axes[n + 1 :]]) for n, c in enumerate(o.axes)}
         terms, mask = values.place(printer, s.out, within, list(map(values.flat, sides_of(s.out))))
         rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
-        printer.put(f"{s.out.name} = {load(o.name, ' + '.join([*rows, *terms]), mask)}{widen}")
+        read(" + ".join([*rows, *terms]), mask)
         return
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
         mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
-        address = printer.address(rows, o.axes, axes)
-        printer.put(f"{printer.named(s.out)} = {load(o.name, address, mask)}{widen}")
+        read(printer.address(rows, o.axes, axes), mask)
 
 
 def product(printer: TritonPrinter, s: ir.Product) -> None:
@@ -168,7 +172,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
 
     The latter are small, and so is what their rounding loses.
     """
-    name, stored = s.out.name, {value.out for value in printer.values}
+    name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
     for tile in (t.name for t in s.inputs if t not in stored):
         printer.put(f"{tile}_high = {tile}.to(tl.float16)")
         printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")

@@ -41,6 +41,7 @@ class TritonPrinter(Writer):
         values: the statements that read stored values, one an operand.
         decodes: by letter, the statement that reads the coordinate which addresses rows.
         bf16: the gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else.
+        in_halves: the gathered tiles that are loaded in halves.
         narrow: the loaded tiles that stay in the 16-bit type of the operands.
         spanned: axes of which stored values have several positions at once.
         written: the dense axes that every result has. What tiles hold past the end of such an axis only meets the guard
@@ -66,6 +67,7 @@ class TritonPrinter(Writer):
         for s in statements:
             sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
             self.bf16 -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
+        self.in_halves = {s.out for s in statements if isinstance(s, Gather) and s.operand.halves}
         self.narrow = program.narrow if widen and sums == "tl.float32" else frozenset()
         self.written = frozenset.intersection(*(frozenset(s.axes) for s in statements if isinstance(s, Add)))
 

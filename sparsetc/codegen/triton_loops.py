@@ -8,6 +8,7 @@ that their loads overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -45,13 +46,7 @@ def head(printer: TritonPrinter) -> None:
 
 def _numbers(printer: TritonPrinter) -> None:
     """The numbers of the program's blocks and of its item, of which the grid takes that of a slab last."""
-    p, rest, blocks = printer.p, "pid", prod(axis.programs for axis in printer.p.split)
-    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
-    group = p.schedule.group if blocks > 1 and not slabs else 0
-    if group:
-        printer.put(f"first_item = pid // {group * blocks} * {group}")
-        printer.put(f"near = tl.minimum(programs // {blocks} - first_item, {group})")
-        rest = f"(pid % {group * blocks} // near)"
+    p, rest = printer.p, "pid"
     for axis in p.split:
         if not axis.slab:
             along = axis.letter in p.letters
@@ -59,11 +54,10 @@ def _numbers(printer: TritonPrinter) -> None:
             name = printer.begin(axis.letter) if along else names.block(axis.letter)
             printer.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
+    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
     if slabs:
-        printer.put(f"items = programs // {blocks}")
+        printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
     item = f"{rest} % items" if slabs else _bare(rest)
-    if group:
-        item = f"first_item + pid % {group * blocks} % near"
     printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
     rest = f"({rest} // items)"
     for axis in slabs:
@@ -119,20 +113,26 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
+@contextmanager
+def _low_sums(printer: TritonPrinter, s: Loop) -> Iterator[None]:
+    """A loop, within which the products with low halves are summed apart."""
     dots = [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and inner.dot]
-    summed = dots if printer.halves else []  # products with low halves are summed apart
+    summed = dots if printer.halves else []
     for total in summed:
         printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
-    with printer.block(f"for {axis.name} in range(start, stop):"):
+    yield
+    for total in summed:
+        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
+
+
+def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
+    with _low_sums(printer, s), printer.block(f"for {axis.name} in range(start, stop):"):
         if axis.lanes:
             _block(printer, axis.lanes)
         for operand in axis.operands:
             printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
         values.first(printer)
         yield
-    for total in summed:
-        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
 
 
 def _block(printer: TritonPrinter, lanes: int) -> None:
@@ -152,7 +152,7 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
     if not lanes:  # one nonzero after the other; sides of dots are loaded stages ahead
         dots = any(isinstance(inner, Product) and inner.dot for inner, _ in walk(s.body))
         span = f"tl.range(start, stop, num_stages={schedule.stages})" if dots else "range(start, stop)"
-        with printer.block(f"for pos in {span}:"):
+        with _low_sums(printer, s), printer.block(f"for pos in {span}:"):
             printer.words[LEAF].clear()
             yield
         return

@@ -146,8 +146,6 @@ class Schedule(Record):
         slabs: dense axes whose block number is the slowest dimension of the grid: all items run for one block before
             the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow
             one another.
-        group: work items that run one block of all split axes before the next, where there are no slabs: what a block
-            gathers is near for the next item of the group. 0: the blocks of one item follow one another.
         rounded: dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is
             half the bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are
             of float32.
@@ -179,7 +177,6 @@ class Schedule(Record):
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
     slabs: tuple[str, ...] = ()
-    group: int = bounded(0, "the number of items of a group", 0)
     rounded: tuple[str, ...] = ()
     copies: int = bounded(1, "the number of copies", power=True)
     threads: int = bounded(0, "the number of threads", 0, MOST_THREADS)

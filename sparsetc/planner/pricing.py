@@ -61,6 +61,8 @@ ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""
 LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
+HALVING = LARGEST + 4 + 4
+"""Bytes that are read and written of an element of an operand of which halves are made."""
 
 
 def price(candidate: Candidate, problem: Problem) -> Candidate:
@@ -92,6 +94,7 @@ def seconds_of(
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
     made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
+    made.append((HALVING, [part.halves for part, _ in both]))
     if backend == "triton":
         made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
     for nbytes, tables in made:
@@ -189,9 +192,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 
 
 def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
-    """Use slabs for every axis that is split over the grid, unless the schedule names slabs, or groups items."""
-    if own.group:
-        return own
+    """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
     sizes = problem.bound.by_index
     slabs = own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
     return own if slabs == own.slabs else replace(own, slabs=slabs)

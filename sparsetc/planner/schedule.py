@@ -93,7 +93,7 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) 
 WARPGROUP = 64
 """Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more."""
 STAGES = 3, 5
-"""Stages of a loop over entries: both load an entry's coordinates two steps ahead, and hold one buffer or two."""
+"""Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
 
 
 def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
@@ -107,8 +107,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     rows, columns = [[c for c in e.output if c in padded and c in term] for term in terms]
     block = {c: padded[c] for c in deep} | fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
     high = prod(block[c] for c in rows)
-    # The three dots of tf32x3 keep parts of both sides in registers.
-    share = 1 if problem.precision != "tf32x3" else 2 if high >= WARPGROUP else 4
+    share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
     width = max(MIN_DOT, min(rules["dot_columns"], rules["dot_sums"] // (share * max(MIN_DOT, high))))
     block |= fit({c: padded[c] for c in columns}, columns, width, [columns])
     for side in (deep, rows, columns):  # padded to what a dot needs
@@ -123,7 +122,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     held = 2 + (prod(block[c] for c in rows) >= WARPGROUP)
     stages = STAGES[held * buffer() < problem.shared]
     precision = problem.precision_as_loaded
-    return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, group=rules["dot_group"])
+    return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
 
 
 def _entry_axes(problem: Problem) -> tuple[str, ...]:
@@ -150,7 +149,7 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) 
     # A warp has 16 rows, so that what is summed beside the dot crosses no threads.
     warps = max(1, min(8, prod(fitted.values()) // MIN_DOT))
     block = tuple((whole | fitted).items())
-    return Schedule(warps, block, True, problem.precision_as_loaded, stages=STAGES[0], lanes=0)
+    return Schedule(warps, block, True, problem.precision_as_loaded, stages=STAGES[1], lanes=0)
 
 
 def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from block_dot_cases import CASES, SPMM, BlockDot, check, expected
+from block_dot_cases import CASES, SPMM, BlockDot, check, expected, in_halves
 
 import sparsetc as stc
 
@@ -40,13 +40,23 @@ def test_gradients(case: BlockDot, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 3, 5, 7])
-@pytest.mark.parametrize("group", [0, 1, 3, 16])
-def test_stages_and_groups_change_no_result(group: int, stages: int) -> None:
+@pytest.mark.parametrize("slabs", [(), ("r",)])
+def test_stages_and_the_order_of_programs_change_no_result(slabs: tuple[str, ...], stages: int) -> None:
     x, dense = BlockDot("ij,jr->ir", (37, 9), (32, 32)).operands(torch.float16, "cuda")
     dense = [torch.randn(dense[0].shape[0], 200, device="cuda").half()]
     plan = stc.compile(SPMM, x, *dense, plan="coo").plan
     (part,) = plan.parts
     blocks = tuple((c, 32 if c == "r" else n) for c, n in part.schedule.blocks)
-    schedule = replace(part.schedule.by_rule(), stages=stages, group=group, blocks=blocks)
+    schedule = replace(part.schedule.by_rule(), stages=stages, slabs=slabs, blocks=blocks)
     plan = replace(plan, parts=(replace(part, schedule=schedule),))
     check(stc.einsum(SPMM, x, *dense, plan=plan), expected(SPMM, x, dense), torch.float16)
+
+
+@pytest.mark.parametrize("side", [16, 32, 64, 128])
+def test_blocks_in_halves_are_as_exact_as_float32(side: int) -> None:
+    x, dense = BlockDot(SPMM, (9, 5), (side, side)).operands(torch.float32, "cuda")
+    plan = in_halves(stc.compile(SPMM, x, *dense, plan="coo").plan)
+    kernel = stc.compile(SPMM, x, *dense, plan=plan)
+    check(kernel(*dense), expected(SPMM, x, dense), torch.float32)
+    dense[0][0, 0], dense[0][1, 1] = 1e30, 1e-30  # more than halves can hold: by dots of float32
+    check(kernel(*dense), expected(SPMM, x, dense), torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from block_dot_cases import CASES, SPMM, BlockDot, check, expected
+from block_dot_cases import CASES, SPMM, BlockDot, check, expected, in_halves
 
 import sparsetc as stc
 
@@ -39,3 +39,14 @@ def test_bfloat16_is_refused_where_triton_interprets() -> None:
     x, dense = BlockDot(SPMM, (4, 4), (16, 16)).operands(torch.bfloat16)
     with pytest.raises(stc.PlanError, match="interpreter multiplies the bits of matrices in bfloat16"):
         stc.einsum(SPMM, x, *dense, plan="coo")
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e30])
+@pytest.mark.parametrize("side", [16, 32, 48])
+def test_halves(side: int, largest: float) -> None:
+    """They are as exact as float32; what they cannot hold is multiplied by dots of float32."""
+    x, dense = BlockDot(SPMM, (3, 4), (side, side)).operands(torch.float32)
+    kernel = stc.compile(SPMM, x, *dense, plan=in_halves(stc.compile(SPMM, x, *dense, plan="coo").plan))
+    dense[0][0, 0], dense[0][1, 1] = largest, 1 / largest
+    for _ in range(2):
+        check(kernel(*dense), expected(SPMM, x, dense), torch.float32)

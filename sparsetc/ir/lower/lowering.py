@@ -60,6 +60,8 @@ class Lowering:
         self.split = self._split()
         if self.split:
             self.operand[self.split] = replace(self.operand[self.split], split=True)
+        self.halved = self._halved()
+        self.operand |= {name: replace(self.operand[name], halves=True) for name in self.halved}
         self.unscale: list[Tile] = []
         self.take = dict(schedule.take)
         self.positions = tuple(
@@ -111,6 +113,7 @@ class Lowering:
             back = {X: X.lower(), self.split: self.split}
             self.make(Scale(_number(names.scale(self.split)), self.split, into=True))
             self.unscale = [self.make(Scale(_number(names.unscale(name)), operand)) for name, operand in back.items()]
+        self.unscale += [self.make(Scale(_number(names.unscale(name)), name)) for name in self.halved]
         total = self.run()
         if self.unscale:
             raise self._no_halves()
@@ -130,9 +133,18 @@ class Lowering:
             raise self._no_halves()
         return rows[0]
 
+    def _halved(self) -> list[str]:
+        """Return the operands that are read in halves: both sides of the one dot, where all values are 1."""
+        if self.schedule.precision != F16X3 or self.view.values.held or self.view.pairs:
+            return []
+        sides = [side.name for side in self.dots[0].parts if side.name in self.operand] if len(self.dots) == 1 else []
+        if len(sides) != 2:
+            raise self._no_halves()
+        return sides
+
     def _no_halves(self) -> PlanError:
         return PlanError(
-            f"in {F16X3} one dot takes stored values and rows of one operand, and is added up over tiles; "
+            f"in {F16X3} one dot takes stored values and rows of one operand, or those of two, and is added up; "
             f"found {', '.join(map(str, self.dots)) or 'no dot'}"
         )
 

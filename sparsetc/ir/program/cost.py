@@ -210,6 +210,7 @@ class Cost:
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
         rounded: the operands that are rounded before the program runs, and how many elements each has.
         split: the operands whose largest magnitude is found before the program runs, and how many elements each has.
+        halves: the operands of which halves are made before the program runs, and how many elements each has.
         arranged: the operands that are copied in another order before, and how many elements each has.
     """
 
@@ -236,6 +237,7 @@ class Cost:
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
         self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
+        self.halves = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.halves])
         self.arranged = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.arranged])
 
     # -- what is stored ---------------------------------------------------------------------------------------------
@@ -372,6 +374,7 @@ class Cost:
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
         lines += [f"reads {name} in bfloat16, to which it is rounded first" for name, _ in self.rounded]
         lines += [f"splits {name}, whose largest element is found first" for name, _ in self.split]
+        lines += [f"reads {name} in halves, in which it is stored first" for name, _ in self.halves]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines

@@ -18,7 +18,7 @@ import triton.language as tl
 
 # tile program  "aIJ,Jjr,aij->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 | - | 0,2, no values
 #   item over item_ptr
-#   axes i = 32, j = 32, r = 40 in blocks of 16
+#   axes i = 32, j = 32, r = 40 in slabs of 16
 #   at_I = decode item_word  # 16 bits, item
 #   total[r,i] = 0
 #   loop nonzeros, one at a time
@@ -30,10 +30,9 @@ import triton.language as tl
 #   store A[at_I, i, r] total[r,i]
 @triton.jit
 def part_0(pid, programs, item_ptr, item_word, word, B, C, A):
-    first_item = pid // 48 * 16
-    near = tl.minimum(programs // 3 - first_item, 16)
-    block_r = (pid % 48 // near) % 3
-    item = first_item + pid % 48 % near
+    items = programs // 3
+    item = pid % items
+    block_r = pid // items
     at_i = tl.arange(0, 32)
     at_j = tl.arange(0, 32)
     at_r = block_r * 16 + tl.arange(0, 16)
