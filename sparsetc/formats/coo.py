@@ -94,7 +94,7 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     if schedule.lanes:
         return _runs(problem, counts, shared, schedule, max_item_nnz_of(problem, n, schedule))
     schedule, most = _spread(problem, schedule, n, rows)
-    lengths = (0, most) if shared and most < longest else (0,)
+    lengths = (0, most) if shared and most < longest and not problem.ordered else (0,)
     candidates = [_runs(problem, counts, shared, schedule, length) for length in lengths]
     return min(candidates, key=lambda own: price(own, problem).total or 0.0) if lengths[1:] else candidates[0]
 

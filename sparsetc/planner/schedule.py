@@ -108,7 +108,8 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     block = {c: padded[c] for c in deep} | fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
     high = prod(block[c] for c in rows)
     share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
-    width = max(MIN_DOT, min(rules["dot_columns"], rules["dot_sums"] // (share * max(MIN_DOT, high))))
+    sums = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
+    width = max(MIN_DOT, min(rules["dot_columns"], sums // max(MIN_DOT, high)))
     block |= fit({c: padded[c] for c in columns}, columns, width, [columns])
     for side in (deep, rows, columns):  # padded to what a dot needs
         block[side[-1]] *= max(1, MIN_DOT // prod(block[c] for c in side))
