@@ -237,8 +237,11 @@ def _filling(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
         made = original(*args, **kwargs)
         if made.dtype == torch.bool or not made.numel() or made.device.type == "meta":
             return made
+        memory = made.untyped_storage().nbytes() // made.element_size()  # less than its elements where these overlap
         with torch.no_grad():
-            return made.fill_(torch.nan if made.is_floating_point() or made.is_complex() else 77)
+            whole = made.as_strided((memory,), (1,), 0)
+            whole.fill_(torch.nan if made.is_floating_point() or made.is_complex() else 77)
+        return made
 
     return filled
 

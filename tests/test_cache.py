@@ -565,3 +565,11 @@ def test_the_temporary_folder_is_its_makers_to_remove(tmp_path: Path) -> None:
     assert tmp_path.exists()
     cache._remove(tmp_path, os.getpid())
     assert not tmp_path.exists()
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file is not a folder"):
+        files.check(tmp_path / "file")
+    with pytest.raises(FileNotFoundError, match="absent is not a folder"):
+        files.check(tmp_path / "absent")

@@ -170,9 +170,11 @@ def test_no_number_becomes_infinite(tmp_path: Path, value: str, dtype: torch.dty
 def test_the_longest_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (lines.BLOCK, 1000, bounds.LINE):
         monkeypatch.setattr(lines, "BLOCK", block)
-        for length, fits in ((bounds.LINE, True), (bounds.LINE + block + 1, False)):
+        for length, fits in ((bounds.LINE, True), (bounds.LINE + 1, False)):
             found = told(tmp_path / "x.tns", b"1 1 1\n" + b"1 2 2 #".ljust(length, b"c") + b"\n1 x 1\n")
             assert ("line 3: coordinate 'x'" if fits else "line 2: longer than 65,536 bytes") in str(found)
+            first = told(tmp_path / "x.tns", b" shape: 3\n" + b" " * (bounds.LINE + 1))
+            assert "line 1: coordinate 'shape:'" in str(first)
 
 
 def test_the_longest_number(tmp_path: Path) -> None:

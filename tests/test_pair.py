@@ -524,6 +524,18 @@ def test_a_chain_without_pairs_says_what_it_runs_on(backend: str) -> None:
     assert kernel.backend == kernel.explain().backend == backend
 
 
+def test_a_plan_by_nonzeros_without_pairs_is_taken_back() -> None:
+    """Of an operand whose dense modes were expanded for it: the plan says so, where no step is of two operands."""
+    values = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    x = stc.SparseTensor(torch.tensor([[1], [0]]), values, (2, 2, 2))
+    y = stc.SparseTensor(torch.tensor([[0, 1]]), torch.ones(2, dtype=torch.float64), (2,))
+    dense = torch.tensor([0.5, 3.0], dtype=torch.float64), torch.tensor([2.0, 7.0], dtype=torch.float64)
+    plan = stc.compile("abc,i,a,a->", x, y, *dense, plan="scalar").plan
+    result = stc.einsum("abc,i,a,a->", x, y, *dense, plan=plan)
+    assert result == 2 * 2 * 3.0 * 7.0
+    assert torch.equal(torch.autograd.grad(result, [values])[0], torch.full((1, 2), 2 * 3.0 * 7.0, dtype=torch.float64))
+
+
 def test_the_cheapest_path_is_taken() -> None:
     dense = stc.compile("ij,jk->ik", *(random_sparse((60, 60), "dense", torch.float32, n) for n in range(2)))
     assert dense.plan.name == "dense"

@@ -132,6 +132,15 @@ def test_what_stands_beside_a_picture() -> None:
     assert stc.plot.fit(counts).get_ylabel() == "log-likelihood"
 
 
+def test_a_figure_has_as_many_axes_as_pictures() -> None:
+    x = stc.rand((3, 4, 2, 3), 0.3)
+    drawn = stc.plot.spy(x)
+    assert len(drawn) == len(drawn[0].figure.axes) == 6
+    five = stc.plot.spy(x)[:5]
+    with pytest.raises(stc.ShapeError, match="takes 6 axes, found 5"):
+        stc.plot.spy(x, ax=five)
+
+
 def test_notebooks() -> None:
     x = cube()
     html = x._repr_html_()

@@ -255,3 +255,13 @@ def test_sums_of_no_entries_have_a_graph() -> None:
     x = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.long), values, (3, 4))
     for name in ("sum", "mean", "amax", "amin", "prod", "norm"):
         assert getattr(x, name)().requires_grad
+
+
+def test_a_result_of_one_mode_is_dense_and_counts_so_against_the_limit() -> None:
+    one = torch.ones(1)
+    with stc.options(memory_limit=10**7):
+        with pytest.raises(stc.OutOfMemoryError, match="40,000,112 bytes"):
+            stc.SparseTensor(torch.tensor([[5], [1]]), one, (10**7, 3)).amax(1)
+        rows = stc.SparseTensor(torch.tensor([[5], [1], [2]]), one, (10**4, 10**4, 3)).amax(2)
+    assert isinstance(rows, stc.SparseTensor)
+    assert rows.nnz == 1

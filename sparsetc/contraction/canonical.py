@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad
 
+from sparsetc.codegen import transpose
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
@@ -103,7 +104,7 @@ def table(
     if 0 in whole.stride():
         what = f"a broadcast operand of shape {tuple(shape)}, which kernels read whole,"
         memory.check(what, whole.numel() * whole.element_size(), whole.device, settings.memory_limit)
-    return whole.contiguous()
+    return transpose.contiguous(whole)
 
 
 # -- products of dense operands alone ---------------------------------------------------------------------------------

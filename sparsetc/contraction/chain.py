@@ -143,12 +143,14 @@ class Chain(Contraction):
 
     Attributes:
         _positions: the operands in the order of the chain's list.
+        _expands: whether dense modes are coordinates, as the plan says.
     """
 
     def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool) -> None:
         super().__init__(bound, operands, settings, form, expanded)
         e = bound.einsum
         self._expanded, self._dropped = expanded, _empty_sums(bound)
+        self._expands = expanded and any(isinstance(o, SparseTensor) and o.dense_order for o in operands)
         self._positions = tuple(range(len(operands))) if expanded else (*e.dense, *e.sparse)
         self._within = without(bound, self._dropped)
         self.links: list[Link] = []
@@ -260,7 +262,8 @@ class Chain(Contraction):
         steps = tuple(None if c is None else c.plan for c in contractions)  # None: torch's own product
         pairs = [step.plan for step in self.steps if isinstance(step, Pair) and self._expanded]
         parts = tuple(part for plan in pairs for part in plan.parts)
-        name, reason = (pairs[0].name, pairs[0].reason) if pairs else ("chain", "a few operands at a time")
+        alone = "scalar" if self._expands else "chain"  # given back, it is by nonzeros again
+        name, reason = (pairs[0].name, pairs[0].reason) if pairs else (alone, "a few operands at a time")
         return Plan(name, parts, False, steps=steps, reason=reason)
 
     def reports(self) -> list[StepReport]:

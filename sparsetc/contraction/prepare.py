@@ -16,7 +16,6 @@ import torch
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
 from sparsetc.contraction.canonical import Operands, canonicalise, one_mode_a_letter
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
-from sparsetc.device.profile import of_backend
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
@@ -292,7 +291,7 @@ class Preparation:
             reached.index_fill_(0, self._rows_of_part(packed), True)
         zeroed = torch.nonzero(reached if sparse else ~reached).flatten()
         row = self.output.width * accumulator(self.canonical.dtype).itemsize
-        law = of_backend(self.problem.backend).laws
+        law = self.problem.profile.laws
         listed = zeroed.numel() * (law["listed_row"] + law["listed_byte"] * row)
         return zeroed if listed <= count * row else None
 

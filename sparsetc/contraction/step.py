@@ -77,7 +77,7 @@ class Step(Contraction, Preparation):
             operands: its operands; values are only looked at for their dtype.
             settings: plan, precision, memory limit, backend, determinism.
             form: of the output, ``auto``, ``dense`` or ``sparse``.
-            repeated: as `canonicalise` takes it.
+            repeated: as `canonicalise` takes it, for the operands of one call; their pattern may be one of many.
             plain_sum: whether the result is a sum of one operand, which torch gives integers of 64 bits; None for what
                 the einsum says.
             choice: of the plan, where it was chosen together with those of other einsums.
@@ -91,7 +91,8 @@ class Step(Contraction, Preparation):
         self.empty, self._others = not self.operand.nnz, dict[object, Step]()
         self.turns: Turns | None = None
         with in_place(settings, self.device):
-            self.take(choice or choose(settings.plan, self.problem))
+            recurs = repeated and settings.effective_tune()[0] == "model"
+            self.take(choice or choose(settings.plan, self.problem, recurs))
         rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
         self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":

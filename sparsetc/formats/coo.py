@@ -18,7 +18,6 @@ from math import prod
 
 import torch
 
-from sparsetc.device.profile import of_backend
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, Schedule, Storage
@@ -59,7 +58,7 @@ class Coo:
         order = (*storage.item, *storage.leaf) if storage.item else tuple(range(len(shape)))
         nonzeros = Nonzeros.sorted(coords, shape, order)
         starts, _, split = cut_runs(nonzeros.starts(storage.item), storage.max_item_nnz)
-        first = nonzeros.at(starts)
+        first = nonzeros.at(starts, gaps=False)
         arrays = {
             **dict.fromkeys(view.items.arrays, pointers(starts, nnz, nnz)),
             **words.encode(first, view.levels[0]),
@@ -77,8 +76,12 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
         one_dot = len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs
         yield from [coo(in_halves, counts)] if one_dot else []
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
-        if counts.nnz >= problem.rules["long_run"] * counts.distinct((*problem.kept, mode)):
-            yield coo(problem, counts, (mode,))
+        runs = counts.distinct((*problem.kept, mode))
+        if counts.nnz >= problem.rules["long_run"] * runs:
+            candidate = coo(problem, counts, (mode,))
+            schedule = candidate.plan.parts[0].schedule
+            if not schedule.dot or counts.nnz >= problem.rules["long_run_steps"] * max(1, schedule.lanes) * runs:
+                yield candidate
 
 
 def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
@@ -88,7 +91,7 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     its output row. Rows of entries that are taken one by one are few and long: they are cut if that is priced lower.
     """
     shared = (*problem.kept, *also) if problem.rest else ()
-    schedule, n = schedule_of(problem, blocks=False), counts.nnz
+    schedule, n = schedule_of(problem, blocks=False, shared=shared), counts.nnz
     longest = counts.longest(shared)  # which counts rows on the way
     rows = counts.distinct(shared) if shared else 1
     if schedule.lanes:
@@ -124,7 +127,7 @@ def _spread(problem: Problem, schedule: Schedule, entries: int, rows: int) -> tu
 
     Narrower columns read each entry again; a cut row makes all sums additions, which zeros have to precede.
     """
-    bound, warps = problem.bound, of_backend(problem.backend).warps
+    bound, warps = problem.bound, problem.profile.warps
     blocks = dict(schedule.blocks)
     split = max((c for c in blocks if c in bound.einsum.output), key=blocks.__getitem__, default="")
 

@@ -21,7 +21,7 @@ from math import prod
 
 import torch
 
-from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
@@ -304,7 +304,7 @@ PACKING = 2 * 8
 
 def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Yield the dense tensor wherever it fits, unless all plans of so few positions take the time of a call."""
-    profile, positions = of_backend(problem.backend), prod(problem.shape)
+    profile, positions = problem.profile, prod(problem.shape)
     least = profile.launch + problem.itemsize * positions / profile.memory
     if problem.rules["fewest"] <= positions and best.allows("dense", least):
         with suppress(PlanError):
@@ -325,7 +325,7 @@ def dense(problem: Problem, counts: Counts) -> Candidate:
         fault = f"the dense tensor, with what packs it{on_the_way}, takes {nbytes:,} bytes, the limit is"
         raise _refusal(problem, f"{fault} {problem.memory:,}")
     expected = (Statistics(1, 1, max(1, prod(problem.shape)), counts.nnz, problem.itemsize),)
-    seconds = seconds_of(plan, [cost], expected, problem.backend, of_backend(problem.backend))
+    seconds = seconds_of(plan, [cost], expected, problem.backend, problem.profile)
     return Candidate(plan, expected, describe(plan, problem), seconds)
 
 

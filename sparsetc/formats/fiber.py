@@ -51,52 +51,55 @@ windows results of near fibers are not written together, which took 1.4 times as
 late, 1.2 times (H200, TTV; `benchmarks/results/rows_stored.json` and `ttv.json`)."""
 
 
-def _side_by_side(
-    start: torch.Tensor, length: torch.Tensor, begins: torch.Tensor, lanes: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _side_by_side(length: torch.Tensor, begins: torch.Tensor, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Put fibers side by side, `lanes` to a block of one group, those of each `WINDOW` by falling length.
 
     Args:
-        start: (pieces,) the place of the first nonzero of each piece of a fiber.
-        length: (pieces,) how many nonzeros it has.
+        length: (pieces,) how many nonzeros each piece of a fiber has.
         begins: (pieces,) bool: True at the first piece of each group.
         lanes: two or more.
 
     Returns:
-        (blocks * lanes,) `start`, -1 for an unused lane, and `length`; (blocks,) bool: True at a group's first block.
+        (pieces,) the lane of each, counted over all blocks; (blocks,) bool: True at a group's first block.
     """
-    longest, window = int(length.max()), torch.repeat_interleave(cut_runs(begins, WINDOW)[1])
-    key = (window.long() * (longest + 1)).add_(longest).sub_(length)
-    if (int(window[-1]) + 1) * (longest + 1) < 2**31:
-        key = key.int()
-    del window
-    order = torch.sort(key, stable=True).indices
-    del key
+    longest, count = int(length.max()), begins.numel()
+    if count <= WINDOW:
+        window = torch.cumsum(begins, 0)
+    else:
+        starts, pieces, _ = cut_runs(begins, WINDOW)
+        window, count = torch.repeat_interleave(pieces, output_size=count).long(), starts.numel()
+    key = window.mul_(longest + 1).add_(longest).sub_(length)
+    order = torch.sort(key.int() if (count + 1) * (longest + 1) < 2**31 else key, stable=True).indices
+    del window, key
     first, pieces, _ = cut_runs(begins, lanes)  # of each block
-    place = torch.repeat_interleave(torch.arange(first.numel(), device=begins.device) * lanes - first, pieces)
-    place += torch.arange(place.numel(), device=begins.device)
-    size = first.numel() * lanes
-    start = start.new_full((size,), -1).scatter_(0, place, start.index_select(0, order))
-    length = length.new_zeros(size).scatter_(0, place, length.index_select(0, order))
-    return start, length, begins.index_select(0, first)
+    lane = torch.arange(first.numel(), device=begins.device) * lanes - first
+    lane = torch.repeat_interleave(lane, pieces, output_size=begins.numel())
+    lane += torch.arange(lane.numel(), device=begins.device)
+    return torch.empty_like(lane).scatter_(0, order, lane), begins.index_select(0, first)
 
 
-def _sources(ptr: torch.Tensor, lane_start: torch.Tensor, lane_len: torch.Tensor, lanes: int) -> torch.Tensor:
-    """(stored,) the place of each stored nonzero; -1 for padding.
+def _sources(
+    ptr: torch.Tensor, lane: torch.Tensor, start: torch.Tensor, length: torch.Tensor, lanes: int, stored: int, nnz: int
+) -> torch.Tensor:
+    """(stored,) the place of each stored nonzero of `nnz`; -1 for padding.
 
     Step n of lane l of block b is stored at ``ptr[b] + n * lanes + l``.
+
+    Args:
+        ptr: (blocks + 1,) where each block begins.
+        lane: (pieces,) the lane of each piece of a fiber, counted over all blocks.
+        start: (pieces,) the place of its first nonzero, ascending.
+        length: (pieces,) how many nonzeros it has.
+        lanes: of a block.
+        stored: how many nonzeros are stored, padding included.
+        nnz: how many there are.
     """
-    stored, device = int(ptr[-1]), ptr.device
-    if lanes == 1:  # lanes are pieces in order, one after the other
-        return torch.arange(stored, device=device)
-    blocks = torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=device)
-    block = torch.repeat_interleave(blocks, torch.diff(ptr), output_size=stored)
-    step = torch.arange(stored, dtype=ptr.dtype, device=device)
-    step -= ptr.index_select(0, block)
-    lane = block.mul_(lanes).add_(step % lanes)
-    step = step.div_(lanes, rounding_mode="floor")
-    idle = step >= lane_len.index_select(0, lane)
-    return step.add_(lane_start.index_select(0, lane)).masked_fill_(idle, -1)
+    block = torch.div(lane, lanes, rounding_mode="floor")
+    first = ptr.index_select(0, block) + lane.sub(block, alpha=lanes)
+    ahead = first.sub_(start.long(), alpha=lanes).to(ptr.dtype)  # may wrap around, and the sum below back
+    nonzero = torch.arange(nnz, dtype=ptr.dtype, device=ptr.device)
+    place = torch.repeat_interleave(ahead, length, output_size=nnz).add_(nonzero, alpha=lanes)
+    return ptr.new_full((stored,), -1).scatter_(0, place.long(), nonzero)
 
 
 @register_format
@@ -123,16 +126,22 @@ class Fiber:
         nnz, view, lanes = coords.shape[1], self.view(shape, storage), storage.lanes
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
         starts, length, fibers_cut = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
-        begins = nonzeros.at(starts).starts(storage.item)
+        begins = nonzeros.at(starts, gaps=False).starts(storage.item)
+        pieces, lane = (starts, length), None
         if lanes > 1 and nnz:
-            starts, length, begins = _side_by_side(starts, length, begins, lanes)
+            lane, begins = _side_by_side(length, begins, lanes)
+            count = begins.numel() * lanes
+            starts = starts.new_full((count,), -1).scatter_(0, lane, starts)
+            length = length.new_zeros(count).scatter_(0, lane, length)
         length = length.int()
         steps = length.view(-1, lanes).amax(1)
         stored = int(steps.sum(dtype=torch.long)) * lanes
         ptr = torch.zeros(steps.numel() + 1, dtype=index_dtype(stored), device=coords.device)
         torch.cumsum(steps, 0, out=ptr[1:])
-        of_items = _items(ptr.mul_(lanes), begins, storage.max_item_nnz)
-        first, lane = nonzeros.at(starts.index_select(0, of_items * lanes)), nonzeros.at(starts)
+        of_items = _items(ptr.mul_(lanes), begins, storage.max_item_nnz, stored)
+        unused = starts.numel() > pieces[0].numel()
+        first = nonzeros.at(starts.index_select(0, of_items * lanes), gaps=False)
+        fibers = nonzeros.at(starts, gaps=unused)
         groups_cut = of_items.numel() > int(torch.count_nonzero(begins))
         # In 16 bits, where they fit and only kernels read them.
         short = storage.narrow and length.numel() and int(length.max()) < 1 << 15
@@ -142,22 +151,25 @@ class Fiber:
             "block_full": length.view(-1, lanes).amin(1),
             "lane_len": length.short() if short else length,
             **words.encode(first, view.levels[0]),
-            **words.encode(lane, view.levels[1]),
+            **words.encode(fibers, view.levels[1]),
         }
-        unused = bool((starts < 0).any())
-        entries = nonzeros.at(_sources(ptr, starts, length, lanes))
-        del begins, steps, starts, length, nonzeros
+        if lane is None:
+            source = torch.arange(stored, device=coords.device)
+        else:
+            source = _sources(ptr, lane, *pieces, lanes, stored, nnz)
+        entries = nonzeros.at(source, gaps=stored > nnz)
+        del begins, steps, starts, length, nonzeros, pieces, lane, source
         arrays |= words.encode(entries, view.levels[2], narrow=storage.narrow)
         about = (self.name, storage, shape, nnz, view, arrays, entries.numbers, stored, of_items.numel())
-        return Packed(*about, (first.numbers, lane.numbers), groups_cut, fibers_cut, stored != nnz or unused)
+        return Packed(*about, (first.numbers, fibers.numbers), groups_cut, fibers_cut, stored != nnz or unused)
 
 
-def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int) -> torch.Tensor:
+def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int, stored: int) -> torch.Tensor:
     """(items,) the first block of each work item, given True at the first block of each group.
 
     A group is cut at the first block past each multiple of `most` stored entries; 0 cuts none.
     """
-    if 0 < most < int(ptr[-1]):
+    if 0 < most < stored:
         group = torch.cumsum(begins, 0).sub_(1)
         before = ptr[:-1] - ptr[:-1][begins].index_select(0, group)
         begins = crd.starts_of_runs([group, before.div_(most, rounding_mode="floor")])

@@ -33,7 +33,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
@@ -206,25 +206,23 @@ def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candid
 
 def _least(problem: Problem, counts: Counts, best: Best) -> float:
     """Seconds that a hybrid takes at least by a sample, whatever its threshold."""
-    least = []
-    for rates in _rates(problem.of_any_pattern, of_backend(problem.backend)):
-        least.append(rates.first)
-        if rates.first < best.seconds:
-            nonzeros, thresholds = tiles_of(counts).numpy(), np.array(THRESHOLDS)
-            tiles = nonzeros / np.arange(nonzeros.size).clip(1)
-            below, tiles_below = (np.cumsum(n)[thresholds - 1] for n in (nonzeros, tiles))
-            left = below / nonzeros.sum()
-            least[-1] = rates.least(problem, best, tiles.sum() - tiles_below, left, 0 * left, launched=False)
-    return min(least)
+    rates = _rates(problem.of_any_pattern, problem.profile)
+    least = float(rates.first.min())
+    if least >= best.seconds:
+        return least
+    nonzeros, thresholds = tiles_of(counts), np.array(THRESHOLDS)
+    tiles = nonzeros / np.arange(nonzeros.size).clip(1)
+    below, tiles_below = (np.cumsum(n)[thresholds - 1] for n in (nonzeros, tiles))
+    left = (below / nonzeros.sum())[None]
+    return float(rates.least(problem, best, tiles.sum() - tiles_below[None], left, 0 * left, launched=False).min())
 
 
 @lru_cache(maxsize=256)
-def _rates(problem: Problem, profile: DeviceProfile) -> list[Rates]:
+def _rates(problem: Problem, profile: DeviceProfile) -> Rates:
     """Rates of dense tiles, alone and in a launch with other nonzeros, of any pattern."""
     groups = groups_of(problem.bound, sides_of(problem.shape), problem.floating)
     schedules = [_schedule(problem, groups, fused) for fused in (False, True)]
-    parts = [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules]
-    return [rates for part in parts for rates in Rates.of(problem, *part)]
+    return Rates.of(problem, [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules])[0]
 
 
 def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> Candidate:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetc.device.profile import DeviceProfile, of_backend
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import rows, short_rows
@@ -297,34 +297,41 @@ def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Itera
 
 def _bounds(problem: Problem, counts: Counts, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
     """Seconds that windows of each kind take at least by a sample, whatever windows are left to runs."""
-    fills = np.array(problem.rules["fills"])[:, None]
-    for part, rates in _rates(problem.of_any_pattern, tau, of_backend(problem.backend)):
-        least = min([r.first for r in rates])
-        if least < best.seconds:
-            params = dict(part.storage.params)
-            height, width = params["height"], params["width"]
-            windows = windows_of(counts, problem.kept, problem.rest, tau > 0)[height]
-            tiles, surely = windows.tiles(width)
-            filled = windows.nonzeros // tiles.clip(1) >= height * width * fills // 100
-            held = windows.nonzeros * windows.weight
-            left, count = (~filled) @ held / held.sum(), filled @ (tiles * windows.weight)
-            longest = (filled * surely).max(1)
-            if tau:  # 1-SA leaves fewer windows with rows of several groups
-                longest = filled @ (surely**2 * windows.weight) / (filled @ (surely * windows.weight)).clip(1)
-            turns = np.minimum(longest, _most_tiles(problem, part, count)).clip(1) - 1
-            least = min([r.least(problem, best, count, left, turns, launched=True) for r in rates])
-        yield least, part
+    parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
+    least = rates.first
+    if (least < best.seconds).any():
+        sides = np.array([[part.storage.param("height"), part.storage.param("width")] for part in parts])
+        windows = windows_of(counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())
+        tiles, surely = windows.tiles(sides[:, 1:])
+        fullest = sides.prod(1)[:, None] * np.array(problem.rules["fills"]) // 100
+        # (ways, fills, windows)
+        filled = (windows.nonzeros // tiles.clip(1))[:, None] >= fullest[:, :, None]
+        held, each = windows.nonzeros * windows.weight, tiles * windows.weight
+        left = (~filled * held[:, None]).sum(2) / held.sum(1, keepdims=True)
+        count = (filled * each[:, None]).sum(2)
+        longest = (filled * surely[:, None]).max(2)
+        if tau:  # 1-SA leaves fewer windows with rows of several groups
+            weight = filled * (surely * windows.weight)[:, None]
+            longest = (weight * surely[:, None]).sum(2) / weight.sum(2).clip(1)
+        turns = np.minimum(longest, _most_tiles(problem, programs[:, None], count)).clip(1) - 1
+        least = rates.least(problem, best, count, left, turns, launched=True)
+    bounds = dict[Part, float]()
+    for seconds, part in zip(least.tolist(), parts, strict=True):
+        bounds[part] = min(seconds, bounds.get(part, inf))
+    return ((seconds, part) for part, seconds in bounds.items())
 
 
 @lru_cache(maxsize=256)
-def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> list[tuple[Part, list[Rates]]]:
-    """Rates of each shape of tile of a similarity that makes matrix products, of any pattern."""
-    rates = []
+def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Rates]:
+    """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
+    tiles = []
     for part in tilings(problem, [tau], {}):
         if problem.backend != "triton" or _multiplies(problem, part):
             volume = part.storage.param("height") * part.storage.param("width")
-            rates.append((part, Rates.of(problem, part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1))))
-    return rates
+            tiles.append((part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1)))
+    rates, owner = Rates.of(problem, tiles)
+    parts = [tiles[number][0] for number in owner]
+    return parts, np.array([_programs(problem, part) for part in parts]), rates
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
@@ -421,7 +428,7 @@ def _parts(
     """
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = int(_most_tiles(problem, part, np.array(count)))
+    most = int(_most_tiles(problem, _programs(problem, part), np.array(count)))
     if problem.backend != "triton":
         most = max(1, problem.rules["item_nnz"][1] // volume)
     cuts = longest > most and not problem.deterministic
@@ -432,9 +439,13 @@ def _parts(
         yield replace(part, storage=storage, nnz=nnz), expected
 
 
-def _most_tiles(problem: Problem, part: Part, tiles: Numbers) -> Numbers:
+def _programs(problem: Problem, part: Part) -> int:
+    """Return the programs of a work item, over the blocks of its dense axes."""
+    return prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
+
+
+def _most_tiles(problem: Problem, programs: int | Numbers, tiles: Numbers) -> Numbers:
     """Return the most tiles of a work item where windows are cut so that there are enough programs."""
-    programs = prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
     return np.maximum(problem.rules["least_tiles"], -(-tiles * programs // problem.rules["window_programs"]))
 
 

@@ -97,16 +97,26 @@ class LineReader:
             if b"\r" in chunk:
                 carried = b"\r" if chunk.endswith(b"\r") else b""
                 chunk = chunk[: len(chunk) - len(carried)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            cut = chunk.rfind(b"\n") + 1
-            if cut:
-                yield rest + chunk[:cut]
-                rest = b""
-            rest += chunk[cut:]
-            if len(rest) > bounds.LINE:
+            text = rest + chunk
+            good = self._short_lines(text)
+            if cut := text.rfind(b"\n", 0, good) + 1:
+                yield text[:cut]
+            rest = text[cut:]
+            if good < len(text):
                 raise self.fault(f"longer than {bounds.LINE:,} bytes", self.line, rest)
             told()
         if rest or carried:
             yield rest + b"\n"
+
+    def _short_lines(self, text: bytes) -> int:
+        """Return where the first line that is too long begins, wherever blocks of the file end; else the text's end."""
+        start = 0
+        while len(text) - start > bounds.LINE:
+            end = text.rfind(b"\n", start, start + bounds.LINE + 1) + 1
+            if not end:
+                return start
+            start = end
+        return len(text)
 
     def _chunk(self, file: BinaryIO) -> bytes:
         try:

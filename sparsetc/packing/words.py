@@ -28,12 +28,14 @@ class Nonzeros:
         shape: sizes of the modes; where there are sides, how many tiles there are along each.
         numbers: (n,) which nonzero each is, -1 for none, whose coordinates are 0; None for all in the order given.
         sides: sides of the tiles whose coordinates are asked for; empty for the nonzeros' own.
+        gaps: whether a number may be -1.
     """
 
     coords: torch.Tensor
     shape: Sequence[int]
     numbers: torch.Tensor | None = None
     sides: tuple[int, ...] = ()
+    gaps: bool = True
 
     @classmethod
     def sorted(cls, coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:
@@ -47,15 +49,16 @@ class Nonzeros:
         if self.numbers is not None:
             if not row.numel():
                 return torch.zeros_like(self.numbers)
-            row = row.index_select(0, self.numbers.clamp(min=0)).masked_fill_(self.numbers < 0, 0)
+            row = row.index_select(0, self.numbers.clamp(min=0) if self.gaps else self.numbers)
+            row = row.masked_fill_(self.numbers < 0, 0) if self.gaps else row
         return row // self.sides[mode] if self.sides else row
 
-    def at(self, places: torch.Tensor) -> Nonzeros:
-        """Return the nonzeros at some places of this order; at a place -1 there is none."""
+    def at(self, places: torch.Tensor, gaps: bool = True) -> Nonzeros:
+        """Return the nonzeros at some places of this order; at a place -1, if there may be `gaps`, there is none."""
         if self.numbers is None or not self.numbers.numel():
-            return replace(self, numbers=places.long())
-        numbers = self.numbers.index_select(0, places.clamp(min=0)).masked_fill_(places < 0, -1)
-        return replace(self, numbers=numbers)
+            return replace(self, numbers=places.long(), gaps=gaps)
+        numbers = self.numbers.index_select(0, places.clamp(min=0) if gaps else places)
+        return replace(self, numbers=numbers.masked_fill_(places < 0, -1) if gaps else numbers, gaps=gaps)
 
     def starts(self, modes: Sequence[int]) -> torch.Tensor:
         """(n,) bool: True where the coordinates in these modes are not the nonzero's before, and at the first."""

@@ -7,7 +7,7 @@ that every rank and every replay makes the same plan. A sample is no bound: what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetc.device.profile import of_backend
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing.tiles import VOLUME, sides_of
@@ -76,7 +75,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of tiles of one kind, before any are counted.
+    """(ways,) seconds of tiles of several kinds, before any are counted.
 
     Attributes:
         first: of a plan of a single tile, with what it launches and writes.
@@ -84,47 +83,55 @@ class Rates:
         turn: of each tile more that one work item has.
     """
 
-    first: float
-    more: float
-    turn: float
+    first: Numbers
+    more: Numbers
+    turn: Numbers
 
     @classmethod
-    def of(cls, problem: Problem, part: Part, sizes: Statistics) -> list[Rates]:
-        """Price plans of a part, and of it with operands rounded where that pays, given what is expected of a tile."""
-        seconds = cache(lambda candidate: in_order(candidate, problem).total or 0.0)
-        many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
-        rates = []
-        for fast in dict.fromkeys((many, rounded(many, problem, seconds))):
-            first = seconds(replace(fast, expected=(sizes,)))
-            turn = seconds(replace(fast, expected=(replace(sizes, chain=MANY),))) - first
-            rates.append(cls(first, max(0.0, seconds(fast) - first) / MANY, turn / MANY))
-        return rates
+    def of(cls, problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tuple[Rates, list[int]]:
+        """Price plans of parts, and of them with operands rounded where that pays; return which part each way is of.
+
+        Args:
+            problem: that is planned, of any pattern.
+            parts: each with what is expected of one tile.
+        """
+        seconds, rates, owner = cache(lambda candidate: in_order(candidate, problem).total or 0.0), [], []
+        for number, (part, sizes) in enumerate(parts):
+            many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
+            for way in dict.fromkeys((many, rounded(many, problem, seconds))):
+                first = seconds(replace(way, expected=(sizes,)))
+                turn = seconds(replace(way, expected=(replace(sizes, chain=MANY),))) - first
+                rates.append((first, max(0.0, seconds(way) - first) / MANY, turn / MANY))
+                owner.append(number)
+        return cls(*np.array(rates).reshape(-1, 3).T), owner
 
     def least(
         self, problem: Problem, best: Best, tiles: Numbers, left: Numbers, chain: Numbers, launched: bool
-    ) -> float:
-        """Return the seconds that tiles take at least beside the rest of the nonzeros, of several ways to split them.
+    ) -> Numbers:
+        """(ways,) the seconds that tiles take at least beside the rest of the nonzeros, of the best way to split them.
 
         Args:
             problem: that is planned.
             best: the best plan so far; of a share of the nonzeros it takes that share, launch and waits apart.
-            tiles: (ways,) how many tiles there are.
-            left: (ways,) the share of the nonzeros that is in none.
-            chain: (ways,) the most tiles of a work item, less the one that `first` has.
+            tiles: (ways or 1, splits) how many tiles there are.
+            left: (ways or 1, splits) the share of the nonzeros that is in none.
+            chain: (ways or 1, splits) the most tiles of a work item, less the one that `first` has.
             launched: the rest has a launch of its own.
         """
-        profile = of_backend(problem.backend)
+        profile = problem.profile
         fixed = profile.launch + profile.laws["starting_waits"] * profile.wait
         left = 1 - ((1 - left) * ERROR).clip(max=1)
         rest = left * max(0.0, best.seconds - fixed) + (left > 0) * (fixed if launched else 0.0)
-        seconds = self.first + (tiles * self.more + chain * self.turn) / ERROR + rest
-        return float(seconds[tiles > 0].min(initial=inf))
+        first, more, turn = self.first[:, None], self.more[:, None], self.turn[:, None]
+        seconds = first + (tiles * more + chain * turn) / ERROR + rest
+        least: Numbers = np.where(tiles > 0, seconds, inf).min(1)
+        return least
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Windows:
-    """(windows,) of a sample.
+    """(heights, windows) of a sample, by `HEIGHTS`; behind the windows of a height there are empty ones.
 
     Attributes:
         nonzeros: of each.
@@ -138,61 +145,86 @@ class Windows:
     share: int
     weight: Numbers
 
-    def tiles(self, width: int) -> tuple[Numbers, Numbers]:
-        """(windows,) how many tiles the columns of each fill, about; and at least, by two standard deviations."""
-        counted = self.share == 1
+    def at(self, heights: Sequence[int]) -> Windows:
+        """The windows of these heights."""
+        rows = [HEIGHTS.index(height) for height in heights]
+        return Windows(self.nonzeros[rows], self.columns[rows], self.share, self.weight[rows])
+
+    def tiles(self, width: int | Numbers) -> tuple[Numbers, Numbers]:
+        """(heights, windows) how many tiles the columns of each fill, about; and at least, by two deviations.
+
+        The width of a tile may be one, or one a height, (heights, 1).
+        """
         error = 2 * np.sqrt(self.columns * (self.share - 1))
-        each = self.columns if counted else self.columns - width / 2, self.columns - error
-        about, least = [np.ceil(columns / width).clip(self.nonzeros > 0) for columns in each]
-        return about, least
+        about = self.columns if self.share == 1 else self.columns - width / 2
+        filled = self.nonzeros > 0
+        return np.ceil(about / width).clip(filled), np.ceil((self.columns - error) / width).clip(filled)
 
 
-def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> dict[int, Windows]:
-    """Return a sample of windows by their height, of rows as they lie or in an order that puts similar ones together.
+def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> Windows:
+    """Return a sample of windows, of rows as they lie or in an order that puts similar ones together.
 
     Rows are fibers of the modes that are kept, columns those of the rest.
     """
     return counts.once(("sample", kept, rest, similar), lambda: _windows(counts, kept, rest, similar))
 
 
-def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> dict[int, Windows]:
-    lengths, together, most = counts.lengths(kept), kept == tuple(range(len(kept))), HEIGHTS[-1]
+def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> Windows:
+    lengths, most = counts.lengths(kept), HEIGHTS[-1]
     count, device = lengths.numel(), lengths.device
-    if not together:
-        number = crd.narrow_ranks((counts.row(m) for m in kept), [counts.shape[m] for m in kept], counts.row(0))[0]
+    sorted_by_row = kept == tuple(range(len(kept)))
+    if not sorted_by_row:
+        row = crd.narrow_ranks((counts.row(m) for m in kept), [counts.shape[m] for m in kept], counts.row(0))[0]
     elif similar:
-        number = torch.repeat_interleave(lengths, output_size=counts.nnz)
-    order = similar_order(number, counts.row(rest[-1]), count) if similar else torch.arange(count, device=device)
-    # Blocks of rows in that order, and each of their rows: which row it is, and its place among them.
-    ends = torch.cumsum(lengths[order], 0).cpu()
-    block, weight = _drawn(ends[torch.arange(most - 1, count + most - 1, most).clamp(max=count - 1)], counts.nnz)
-    rows, owner = _ranges(block.to(device) * most, (count - block.to(device) * most).clamp(max=most))
-    lowest, rows = (owner * most + rows % most) // HEIGHTS[0], order[rows]
+        row = torch.repeat_interleave(lengths, output_size=counts.nnz)
+    order = similar_order(row, counts.row(rest[-1]), count) if similar else None
+    # Blocks of rows in that order, and the rows of each; places are on the host, so that few answers are waited for.
+    ends = torch.cumsum(lengths if order is None else lengths.index_select(0, order), 0)
+    last = torch.arange(most - 1, count + most - 1, most, device=device).clamp_(max=count - 1)
+    block, weight = _drawn(ends[last].cpu().numpy(), counts.nnz)
+    place = (block[:, None] * most + np.arange(most)).ravel()
+    lowest = np.arange(place.size)[place < count] // HEIGHTS[0]
+    rows = torch.as_tensor(place[place < count]).to(device)
+    rows = rows if order is None else order.index_select(0, rows)
     # Of nonzeros of these rows: which they are, and the place of the row among the rows.
-    if together:
-        numbers, of_row = _ranges((torch.cumsum(lengths, 0) - lengths)[rows], lengths[rows])
+    if sorted_by_row:
+        starts = torch.cumsum(lengths, 0) - lengths
+        start, length = torch.stack((starts, lengths)).index_select(1, rows).cpu().numpy()
+        numbers, of_row = _ranges(start, length, device)
     else:
+        length = lengths.index_select(0, rows).cpu().numpy()
         places = torch.arange(rows.numel(), device=device)
-        of_row = rows.new_full((count,), -1).scatter_(0, rows, places)[number]
+        of_row = rows.new_full((count,), -1).scatter_(0, rows, places)[row]
         numbers = torch.nonzero(of_row >= 0).flatten()
         of_row = of_row[numbers]
     column, spread = crd.linear_key((counts.row(m)[numbers] for m in rest), [counts.shape[m] for m in rest])
     if spread > MOST_COLUMNS:
-        number, spread = crd.ranked(column, spread)
-        column = number.long()
-    windows, (some, share) = block.numel() * most // HEIGHTS[0], _thinned(column)
-    held = lengths.new_zeros(windows).index_add_(0, lowest, lengths[rows]).cpu().numpy()
-    keys = torch.add(lowest[of_row[some]], column[some], alpha=windows)
-    key = np.sort(crd.narrowed(keys, spread * windows).cpu().numpy())
-    sample = {}
-    for height in HEIGHTS:
+        column = crd.ranked(column, spread)[0].long()
+    windows, (some, share) = block.size * most // HEIGHTS[0], _thinned(column)
+    keys = torch.add(torch.as_tensor(lowest).to(device)[of_row[some]], column[some], alpha=windows)
+    return _by_height(np.sort(keys.cpu().numpy()), np.bincount(lowest, length, windows), share, weight)
+
+
+def _by_height(keys: Numbers, held: Numbers, share: int, weight: Numbers) -> Windows:
+    """Count the columns of windows of every height, given those of the lowest.
+
+    Args:
+        keys: (n,) a column times the number of lowest windows, plus the window; in order.
+        held: (windows,) nonzeros of the lowest windows.
+        share: of so many columns one is among the keys.
+        weight: (blocks,) how many each stands for.
+    """
+    nonzeros, columns, weights = np.zeros((3, len(HEIGHTS), held.size))
+    for number, height in enumerate(HEIGHTS):
         several = height // HEIGHTS[0]  # lowest windows, whose columns are in order too
-        met = key // several
-        met = met[np.append(True, met[1:] != met[:-1])[: met.size]] % (windows // several)
-        nonzeros = held.reshape(-1, several).sum(1)
-        columns = (share * np.bincount(met, minlength=nonzeros.size)).clip(-(-nonzeros // height), nonzeros)
-        sample[height] = Windows(nonzeros, columns, share, weight.repeat(most // height))
-    return sample
+        windows = held.size // several
+        met = keys // several
+        met = met[np.append(True, met[1:] != met[:-1])[: met.size]] % windows
+        own = held.reshape(-1, several).sum(1)
+        nonzeros[number, :windows] = own
+        columns[number, :windows] = (share * np.bincount(met, minlength=windows)).clip(-(-own // height), own)
+        weights[number, :windows] = weight.repeat(HEIGHTS[-1] // height)
+    return Windows(nonzeros, columns, share, weights)
 
 
 def different(group: torch.Tensor, key: torch.Tensor, spread: int, groups: int) -> torch.Tensor:
@@ -212,45 +244,45 @@ def similar_order(row: torch.Tensor, column: torch.Tensor, count: int) -> torch.
     return torch.argsort(low.long() << 30 | high, stable=True)
 
 
-def tiles_of(counts: Counts) -> torch.Tensor:
+def tiles_of(counts: Counts) -> Numbers:
     """(volume + 1,) how many nonzeros lie in tiles of each population, about, from slabs of tiles along a mode."""
 
-    def count() -> torch.Tensor:
+    def count() -> Numbers:
         sides, row, nnz = sides_of(counts.shape), counts.row(0), counts.nnz
-        at = torch.arange(SLABS, device=row.device) * nnz // SLABS
-        slab, hits = torch.unique_consecutive(row[at] // sides[0], return_counts=True)
-        start, end = torch.searchsorted(row, torch.stack((slab, slab + 1)) * sides[0])
-        numbers, owner = _ranges(start, end - start)
+        slab = row[torch.arange(SLABS, device=row.device) * nnz // SLABS] // sides[0]
+        ends = torch.searchsorted(row, torch.stack((slab, slab + 1)) * sides[0])
+        slab, start, end = torch.cat((slab[None], ends)).cpu().numpy()
+        _, different, hits = np.unique(slab, return_index=True, return_counts=True)
+        length = (end - start)[different]
+        numbers, owner = _ranges(start[different], length, row.device)
         # Sides are powers of two.
         tiles = (counts.row(m)[numbers] >> side.bit_length() - 1 for m, side in enumerate(sides))
         key = crd.linear_key(tiles, [-(-n // side) for n, side in zip(counts.shape, sides, strict=True)])[0]
         some, share = _thinned(key)
-        weight = share * (hits * nnz / (SLABS * (end - start)))[owner[some]].cpu()
-        key, order = torch.sort(key[some].cpu())
-        first = torch.nonzero(crd.starts_of_runs([key])).flatten()
-        held = torch.diff(first, append=first.new_tensor([key.numel()]))
-        weight = weight[order[first]]
-        return torch.bincount(held, held * weight, minlength=VOLUME + 1)
+        each, slab = torch.stack((key[some], owner[some])).cpu().numpy()
+        _, first, held = np.unique(each, return_index=True, return_counts=True)
+        weight = share * (hits * nnz / (SLABS * length))[slab[first]]
+        return np.bincount(held, held * weight, minlength=VOLUME + 1)
 
     return counts.once("sampled tiles", count)
 
 
-def _drawn(ends: torch.Tensor, nnz: int) -> tuple[torch.Tensor, Numbers]:
+def _drawn(ends: Numbers, nnz: int) -> tuple[Numbers, Numbers]:
     """Draw blocks of nonzeros in proportion to these, or all; return which, and for how many each stands."""
-    blocks = ends.numel()
+    blocks = ends.size
     count = min(BLOCKS[1], max(BLOCKS[0], SAMPLE * blocks // nnz))
     if blocks <= count:
-        return torch.arange(blocks), np.ones(blocks)
-    at = (2 * torch.arange(count) + 1) * nnz // (2 * count)
-    block, hits = torch.unique_consecutive(torch.searchsorted(ends, at, right=True), return_counts=True)
-    return block, (hits * nnz / (count * torch.diff(ends, prepend=ends.new_zeros(1))[block])).numpy()
+        return np.arange(blocks), np.ones(blocks)
+    at = (2 * np.arange(count) + 1) * nnz // (2 * count)
+    block, hits = np.unique(np.searchsorted(ends, at, side="right"), return_counts=True)
+    return block, hits * nnz / (count * np.diff(ends, prepend=0)[block])
 
 
-def _ranges(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers of ranges, one range behind the other, and the range of each."""
-    owner = torch.repeat_interleave(length)
-    before = torch.cumsum(length, 0) - length
-    return torch.arange(owner.numel(), device=owner.device) + (start - before)[owner], owner
+def _ranges(start: Numbers, length: Numbers, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of ranges, one behind the other, and the range of each; on a device, which is not waited for."""
+    shift, lengths = torch.as_tensor(np.stack((start - (np.cumsum(length) - length), length))).to(device)
+    owner = torch.repeat_interleave(lengths, output_size=int(length.sum()))
+    return torch.arange(owner.numel(), device=device) + shift[owner], owner
 
 
 def _thinned(key: torch.Tensor) -> tuple[torch.Tensor | slice, int]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from sparsetc.device.profile import DeviceProfile, by_precision, of_backend
+from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
@@ -67,7 +67,7 @@ HALVING = LARGEST + 4 + 4
 
 def price(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate with the costs of its parts, and the seconds that they are expected to take."""
-    of_parts, profile = tuple(costs(candidate, problem)), of_backend(problem.backend)
+    of_parts, profile = tuple(costs(candidate, problem)), problem.profile
     seconds = seconds_of(candidate.plan, of_parts, candidate.expected, problem.backend, profile)
     return replace(candidate, costs=of_parts, seconds=seconds)
 
@@ -179,7 +179,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
-    least_gain, seconds = of_backend(problem.backend).laws["least_gain"], (without.seconds or (), other.seconds or ())
+    least_gain, seconds = problem.profile.laws["least_gain"], (without.seconds or (), other.seconds or ())
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
     gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
@@ -200,7 +200,7 @@ def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
     """Add to copies of the output, to more where it has fewer rows, so that additions wait less for one another."""
-    crowd = max(1, int(of_backend(problem.backend).laws["uncrowded"]) // problem.rows)
+    crowd = max(1, int(problem.profile.laws["uncrowded"]) // problem.rows)
     return replace(own, copies=max(own.copies, min(problem.rules["most_copies"], 1 << crowd.bit_length() - 1)))
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.profile import has_halves, machine_of, of_backend, portable, shared_memory
+from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
@@ -30,6 +30,8 @@ T = TypeVar("T")
 ON_HOST = 1 << 16
 """Nonzeros of a tensor on a GPU up to which rows and samples are counted on the host, where no launch is waited for:
 new R-MAT graphs of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
+NEIGHBOURS = 1024
+"""Nonzeros that are looked at to tell how many have a neighbour."""
 OWN = 8
 """Entries of the cache of counts that belong to no pattern."""
 FEW_ROWS = 4
@@ -109,6 +111,18 @@ class Counts:
             return self.nnz
         modes = tuple(sorted(modes))
         return self.once(("longest", modes), lambda: int(self.lengths(modes).max()))
+
+    @property
+    def neighbours(self) -> float:
+        """The share of nonzeros, about, that are followed by one with the next coordinate of the last mode."""
+
+        def count() -> float:
+            last = self.row(-1)
+            at = torch.arange(NEIGHBOURS, device=last.device) * (self.nnz - 1) // NEIGHBOURS
+            after = last[(at + 1).clamp_(max=self.nnz - 1)]
+            return int(torch.count_nonzero(after == last[at] + 1)) / NEIGHBOURS
+
+        return self.once("neighbours", count)
 
     def lengths(self, modes: tuple[int, ...]) -> torch.Tensor:
         """(rows,) how many nonzeros have each of the coordinates that occur in these modes, in lexicographic order.
@@ -259,9 +273,14 @@ class Problem:
         return replace(self, counts=Counts(self.counts.coords.new_zeros(self.order, 0), self.shape))
 
     @cached_property
+    def profile(self) -> DeviceProfile:
+        """The profile of the device that runs the plan, as it was when it was first asked for."""
+        return of_backend(self.backend)
+
+    @property
     def rules(self) -> Mapping[str, Any]:
         """The numbers that schedules and formats go by, of the device that runs the plan."""
-        return of_backend(self.backend).rules
+        return self.profile.rules
 
     @cached_property
     def precision(self) -> str:

@@ -21,6 +21,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
 from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.recurring import kinds, recurring
 from sparsetc.support.names import check_free, check_identifier, check_label
 from sparsetc.tensor.pattern import clear_patterns
 
@@ -140,7 +141,7 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
     def register(function: M) -> M:
         check_free(name, "plan", _holders(name), replace, PlanError, function)
         PLANS[name] = made_by(name, function, shared)
-        clear_patterns()
+        _forget()
         return function
 
     return register
@@ -180,8 +181,14 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
         PLANS[name] = made_by(name, offer)
     elif before and name in PLANS and PLANS[name].make in (None, getattr(before, "offer", None)):
         del PLANS[name]  # which was for what the format was before
-    clear_patterns()
+    _forget()
     return cls
+
+
+def _forget() -> None:
+    """Drop what was planned and packed before a plan or a format was registered."""
+    clear_patterns()
+    kinds.clear()
 
 
 PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, shape, storage)"}
@@ -216,11 +223,16 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
 
 
 # -- the plan that an einsum takes ------------------------------------------------------------------------------------
-def choose(wanted: str | Plan, problem: Problem) -> Choice:
+def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice:
     """Return the choice for one sparse operand: a plan with parts as it is given, else what a request stands for.
 
     That is the plan of its name, or for ``"auto"`` the cheapest that any method estimates; a method that the request
     prefers comes before all others where it applies.
+
+    Args:
+        wanted: a plan's name, a request or a plan.
+        problem: what it is for.
+        recurs: the pattern may be one of many that come and go, so that one choice does for all of a kind.
 
     Raises:
         PlanError: there is no such plan or option, it does not apply, or it is for several sparse operands.
@@ -245,6 +257,12 @@ def choose(wanted: str | Plan, problem: Problem) -> Choice:
     first = PLANS.get(plan.preferred)
     if first and (preferred := list(first.estimates(problem))):
         return choice_of(preferred, "preferred where it applies")
+    counted = partial(_counted, problem)
+    return recurring(problem, counted) if recurs else counted()
+
+
+def _counted(problem: Problem) -> Choice:
+    """Return the choice among all that ``"auto"`` considers, by what is counted of the pattern."""
     best = Best()
     return changed(choice_of(considered(problem, best)), dismissed=tuple(best.dismissed.items()))
 

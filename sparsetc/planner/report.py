@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 
-from sparsetc.device.profile import of_backend
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.plan import Plan, in_bf16
@@ -45,7 +44,7 @@ def report(
         problem: what the plan was made for.
         path: of the generated program.
     """
-    profile = of_backend(problem.backend)
+    profile = problem.profile
     costs = [cost_of(program) for program in programs]
     statistics = statistics_of(choice, packed, filled, problem)
     if choice.seconds:

@@ -21,8 +21,15 @@ def padded_axes(problem: Problem) -> dict[str, int]:
     return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in problem.bound.einsum.axes}
 
 
-def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
-    """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have."""
+def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Collection[int] = ()) -> Schedule:
+    """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have.
+
+    Args:
+        problem: what it is for.
+        blocks: the part is blocks of fibers, else runs.
+        rows: a lane has a row of its own.
+        shared: modes whose coordinates a run shares, so that their operands are multiplied once a run, after dots.
+    """
     bound, padded, rules = problem.bound, padded_axes(problem), problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
     output = [c for c in bound.einsum.output if c in sizes]
@@ -35,16 +42,28 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False) -> Schedule:
     if alone and (own := _entry_axes(problem)):
         return _of_entries(problem, padded, own)
     if products and dot_axes(bound):
-        block = {c: max(MIN_DOT, min(n, 64)) for c, n in padded.items()}
-        groups = sorted((own for own, _ in _axis_groups(bound)), key=lambda own: -prod(block[c] for c in own))
+        block = {c: min(n, 64) for c, n in padded.items()}
+        once = {problem.letters[m] for m in shared}
+        groups = _axis_groups(bound, once)
+        if len(groups) < 2:
+            groups = _axis_groups(bound)
+        groups.sort(key=lambda own: -prod(block[c] for c in own))
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
+        for side in apart:
+            widest = max(side, key=lambda c: block[c])
+            block[widest] *= max(1, MIN_DOT // prod(block[c] for c in side))  # padded to what a dot needs
         for shrink in (output, list(block)):  # an axis that is summed, and split, is added by atomics
             block = fit(block, shrink, 4096, apart)
-        warps = max(1, min(8, prod(block.values()) // rules["dot_tile"]))
-        stages = 1 if problem.precision in ("tf32", "bf16") else 3
+        of_dots, formed = set().union(*apart), prod(block[c] for c in apart[1])
+        warps = max(1, min(8, prod(block[c] for c in of_dots) // rules["dot_tile"]))
+        # Runs that share a mode more are short: a loop of few steps is over before loads ahead of it pay.
+        stages = 1 if problem.precision in ("tf32", "bf16") or len(of_dots) < len(block) else 3
         lanes, unroll = rules["dot_lanes"], 2
         if not blocks and problem.precision == "tf32x3":
             lanes, unroll = 2 * lanes, 1
+        if blocks and len(groups) > 2:  # a side is multiplied together from several operands, in registers
+            lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
+            warps = max(1, min(4, lanes * formed // rules["dot_tile"]))
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
     block = fit(block, list(block), 512)
@@ -172,11 +191,13 @@ def dot_axes(bound: Bound) -> bool:
     return len(_axis_groups(bound)) > 1
 
 
-def _axis_groups(bound: Bound) -> list[tuple[set[str], list[None]]]:
-    """Dense axes, those together that an operand has in common."""
+def _axis_groups(bound: Bound, once: Collection[str] = ()) -> list[set[str]]:
+    """Dense axes, those together that an operand has in common; not of operands whose sparse letters are all `once`."""
     e = bound.einsum
-    axes = [{c for c in e.inputs[p] if c not in e.sparse_indices} for p in e.dense]
-    return joined((together, None) for together in axes if together)
+    inputs = [e.inputs[p] for p in e.dense]
+    met = [i for i in inputs if not once or not set(once) >= {c for c in i if c in e.sparse_indices}]
+    axes = [{c for c in i if c not in e.sparse_indices} for i in met]
+    return [own for own, _ in joined((together, None) for together in axes if together)]
 
 
 def fit(

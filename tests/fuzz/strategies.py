@@ -44,6 +44,8 @@ REQUESTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "plan_bcb": {"storage": ("whole", "bitmap"), "threshold": (1, 2, 3), "formats": (("bcb", "coo"), ("coo", "bcb"))},
 }
 """What calls that make plans may name."""
+ROWS = 2**26
+"""Rows of a result, at most."""
 PATTERNS = ("random", "skewed", "full", "slice", "fiber", "block", "one", "corners", "diagonal", "empty")
 
 
@@ -263,6 +265,7 @@ def cases(draw: Draw, kind: str, backend: str = "torch", device: str = "cpu") ->
     known = set("".join(terms[:several]))
     where = [Term(o.letters[: at.shape[0]], at[0], at) for o in operands if (at := coordinates(o)) is not None]
     assume(join(where).count * prod(n for c, n in sizes.items() if c not in known) <= work)  # products of the reference
+    assume(prod(sizes[c] for c in output if c in known) <= ROWS)  # which the reference has dense
     if kind == "gradients" and not any(o.learned for o in operands):
         operands[0] = replace(operands[0], learned=True, form="tensor")
     if case.second:  # which sparse tensors of torch have not

@@ -8,6 +8,7 @@ from cases import Problem, assert_matches, replayed
 from test_dense_plan import EQUATIONS, half_full, made
 
 import sparsetc as stc
+from sparsetc.codegen.transpose import contiguous
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -55,3 +56,13 @@ def test_a_half_full_matrix() -> None:
         assert kernel.plan.name == "dense"
         assert_matches(kernel(b), "ij,jr->ir", [x, b], TOLERANCE[precision])
         assert torch.equal(kernel(b), kernel(b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64, torch.bool], ids=str)
+def test_operands_in_another_order_are_copied_by_tiles(dtype: torch.dtype) -> None:
+    for shape, order in (((16, 4096), (1, 0)), ((300, 7, 401), (0, 2, 1)), ((5, 1000, 3, 30), (2, 3, 0, 1))):
+        whole = torch.randint(0, 2, shape, device="cuda").to(dtype)
+        view = whole.permute(order)
+        assert torch.equal(contiguous(view), view)
+        assert contiguous(view).is_contiguous()
+        assert torch.equal(contiguous(view[..., 3:]), view[..., 3:])

@@ -442,11 +442,18 @@ class Cost:
         if self.turn is not None:
             each["add"] *= law["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
+        alone = 0.0
+        if self.dot != ZERO and self.turn is None and not self.p.view.loops[-1].lanes:
+            slower = law.get(f"entries_{self.precision}", law["entries"])
+            each |= {name: slower * each[name] for name in ("l2", "dot")}
+            of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
+            longest = statistics.chain * (self.p.schedule.stages // 2)
+            alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            return max(busy, self._waited(busy, statistics, profile))
+            return max(busy, alone, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]

@@ -1,0 +1,89 @@
+"""Plans for patterns that come and go, as a graph that each step makes anew: one is chosen for all of a kind.
+
+In: a `Problem`, and a function that chooses a plan for it by all that can be counted. Out: a `Choice`. Patterns are of
+one kind where the einsum and the dense sizes are the same, sizes and counts of nonzeros and of rows within two fifths,
+the longest row within a factor of two, and as many nonzeros have a neighbour. A choice is repeated where several
+patterns in turn took the same plan; one in `AGAIN` is counted in full, so that a kind follows what its patterns are
+like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from math import log2
+from typing import Any
+
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.problem import Problem
+from sparsetc.support.lru import Lru
+
+AGREED = 3
+"""Choices one after the other that must be of one plan before it is repeated."""
+AGAIN = 16
+"""Patterns of a kind of which one is counted in full."""
+STEPS = 2
+"""Steps to a factor of two in which sizes and counts are rounded."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The last choice of a kind of patterns.
+
+    Attributes:
+        choice: as it was made in full.
+        agreed: how many such choices in turn were of this plan.
+        repeats: how often it was repeated since.
+    """
+
+    choice: Choice
+    agreed: int = 1
+    repeats: int = 0
+
+
+kinds: Lru[Hashable, Kind] = Lru(256)
+"""The kinds of patterns that were planned last."""
+
+
+def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
+    """Return a choice for the problem: that of its kind if several in turn were the same, else the function's own.
+
+    What is asked to be deterministic, or to keep within a memory limit, is planned by its own pattern alone.
+    """
+    if problem.deterministic or problem.adding or problem.memory_limit is not None or not problem.counts.nnz:
+        return choose()
+    key = _kind_of(problem)
+    kind = kinds.get(key)
+    if kind and kind.agreed >= AGREED and kind.repeats < AGAIN - 1:
+        _keep(key, replace(kind, repeats=kind.repeats + 1))
+        plan = kind.choice.plan
+        return replace(kind.choice, plan=replace(plan, reason=f"as for the last patterns of its kind, {plan.reason}"))
+    choice = choose()
+    same = kind is not None and _walks(kind.choice) == _walks(choice)
+    _keep(key, Kind(choice, kind.agreed + 1 if kind and same else 1))
+    return choice
+
+
+def _keep(key: Hashable, kind: Kind) -> None:
+    kinds.pop(key)
+    kinds.put(key, kind)
+
+
+def _walks(choice: Choice) -> list[Any]:
+    """What plans of one kind of patterns have in common: the formats of their parts, and how each walks the modes."""
+    return [choice.plan.name, *((p.format, p.storage.levels, p.schedule.precision) for p in choice.plan.parts)]
+
+
+def _kind_of(problem: Problem) -> Hashable:
+    einsum, counts = problem.bound.einsum, problem.counts
+    sparse, kept = set(einsum.sparse_indices), problem.kept if problem.rest else ()  # a nonzero is no row to count
+    sizes = tuple([_rounded(size) if letter in sparse else size for letter, size in problem.bound.sizes])
+    counted = tuple(map(_rounded, (counts.nnz, counts.distinct(kept), problem.rows)))
+    shape = _rounded(counts.longest(kept)) // 2, round(8 * counts.neighbours)  # which vary more among random patterns
+    asked = problem.backend, problem.dtype, problem.precisions, problem.halves, problem.coalesced, problem.sparse_output
+    return einsum, sizes, counted, shape, asked, problem.ones, problem.profile
+
+
+def _rounded(count: int) -> int:
+    """The logarithm of a count, in steps."""
+    return round(STEPS * log2(count)) if count else -1
