@@ -444,7 +444,8 @@ class Cost:
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         alone = 0.0
         if self.dot != ZERO and self.turn is None and not self.p.view.loops[-1].lanes:
-            slower = law.get(f"entries_{self.precision}", law["entries"])
+            by = {"tf32": law["entries_tf32"], "tf32x3": law["entries_tf32x3"]}
+            slower = by.get(self.precision, law["entries"])
             each |= {name: slower * each[name] for name in ("l2", "dot")}
             of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
             longest = statistics.chain * (self.p.schedule.stages // 2)
