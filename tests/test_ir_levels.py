@@ -164,7 +164,7 @@ def word(mode: int, array: str = "word", shift: int = 0, bits: int = 4, top: boo
         (runs((word(0),), (word(0), word(1)), 4), r"found modes \[0, 0, 1\]"),
         (replace(runs((word(0),)), levels=((word(0),), (word(1),), ())), "no lane shares mode 1; use blocks of fibers"),
         (runs((), (word(0),), 12), "lanes must be a power of two, found 12"),
-        (runs((), (word(0),), 0), "lanes must be a power of two, found 0"),
+        (blocks((), (word(0),), (word(1),), 0), "lanes must be a power of two, found 0"),
         (blocks((), (word(0),), (), 0), "found 0"),
     ],
 )

@@ -172,7 +172,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
         out.zero_()
     canonical = kernel.step.canonical
     tables = canonical.arrange(canonical.reduced(dense))
-    for part, values in zip(kernel.step.parts, kernel._packed, strict=True):
+    for part, values in zip(kernel.step.parts, kernel._packed or kernel.step._ones, strict=True):
         arrays = part.packed.arrays | part.arrays.named(part.program)
         if part.packed.padded and part.packed.view.blocks:  # runs have no mask: they add the zeros of padding
             places = part.packed.positions

@@ -32,7 +32,7 @@ from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.program.checks import check_sizes
-from sparsetc.ir.program.operands import tables_of
+from sparsetc.ir.program.operands import HALVES, tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
@@ -180,11 +180,13 @@ class Programs:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
         triton, every = self.backend == "triton", _tables(self.programs)
-        rounded = triton and any(p.schedule.precision == "bf16" and p.dots for p in self.programs)
+        with_dots, bf16 = [p for p in self.programs if p.dots and triton], self.dtype == torch.bfloat16
+        rounded = any(p.schedule.precision == "bf16" or (bf16 and p.narrow) for p in with_dots)
         if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
             raise PlanError(
                 "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
-                'numbers: take precision="high" or "highest" here, or compile for a GPU without TRITON_INTERPRET'
+                'numbers: take precision="high" or "highest" here, and operands of another type than bfloat16, or '
+                "compile for a GPU without TRITON_INTERPRET"
             )
         parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
         for name, group in self.kernels:
@@ -205,7 +207,7 @@ class Programs:
             stored: Any = each(values) if several else values
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                tables = dense if plain else [_as_read(dense[n], made) for n, made in every]
+                tables = dense if plain else _as_read(dense, every)
                 for launch, arguments, places, numbers in launches:
                     filled = [*arguments]
                     for place, number in places.items():
@@ -265,7 +267,8 @@ class Programs:
         stored = [TYPES.get(name, stored_dtype(p, self.dtype, "triton")) for p, name in named]
         types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
         tables = _tables([self.programs[n] for n in group])
-        types += [torch.bfloat16 if made == "rounded" else self.dtype for _, made in tables]
+        made_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
+        types += [made_types.get(made, self.dtype) for _, made in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
@@ -382,10 +385,17 @@ def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
     return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 
 
-def _as_read(table: torch.Tensor, made: str) -> torch.Tensor:
-    if made == "most":
-        return split_float16.largest(table)
-    return table.to(torch.bfloat16) if made else table
+def _as_read(dense: Sequence[torch.Tensor], every: Sequence[tuple[int, str]]) -> list[torch.Tensor]:
+    """The tables that programs are given, each made once."""
+    most = {n: split_float16.largest(dense[n]) for n, made in every if made == "most"}
+    halves = {n: split_float16.split_whole(dense[n], most[n]) for n, made in every if made == "high"}
+
+    def read(n: int, made: str) -> torch.Tensor:
+        if made in HALVES:
+            return halves[n][HALVES.index(made)] if n in halves else most[n]
+        return dense[n].to(torch.bfloat16) if made else dense[n]
+
+    return list(starmap(read, every))
 
 
 def source_name(equation: str, backend: str) -> str:

@@ -24,6 +24,7 @@ from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest.nest import ITEM
 from sparsetc.ir.nest.values import LOW
+from sparsetc.ir.plan import F16
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
@@ -98,16 +99,26 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
     o, level, axes = s.operand, s.out.level, s.out.axes
     strides = [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
-    widen = f".to({printer.acc})" if o.rounded else printer.widen
+    widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
     if s.out.name in printer.bf16:  # what only dots take stays rounded
         widen = ""
+
+    def read(address: str, mask: str) -> None:
+        for half in ("_high", "_low") if o.halves else ("",):
+            printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
+
+    if s.out.folded:
+        within = {c: prod([printer.p.axis(d).size for d in o.axes[n + 1 :]]) for n, c in enumerate(o.axes)}
+        terms, mask = values.place(printer, s.out, within, list(map(values.flat, sides_of(s.out))))
+        rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
+        read(" + ".join([*rows, *terms]), mask)
+        return
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
         mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
-        address = printer.address(rows, o.axes, axes)
-        printer.put(f"{printer.named(s.out)} = {load(o.name, address, mask)}{widen}")
+        read(printer.address(rows, o.axes, axes), mask)
 
 
 def product(printer: TritonPrinter, s: ir.Product) -> None:
@@ -123,7 +134,10 @@ def product(printer: TritonPrinter, s: ir.Product) -> None:
             printer.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
         else:
             precision = printer.p.schedule.precision if printer.acc == "tl.float32" else "ieee"
+            precision = precision if precision != F16 else "tf32"  # of a side that is computed
             cast, how = (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
+            if any(t.name in printer.narrow for t in s.inputs):
+                cast, how = "", ""
             left, right = matrices(printer, s, cast)
             total = f", {name}" if s.accumulate else ""
             printer.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={printer.acc})")
@@ -158,7 +172,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
 
     The latter are small, and so is what their rounding loses.
     """
-    name, stored = s.out.name, {value.out for value in printer.values}
+    name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
     for tile in (t.name for t in s.inputs if t not in stored):
         printer.put(f"{tile}_high = {tile}.to(tl.float16)")
         printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")

@@ -41,6 +41,8 @@ class TritonPrinter(Writer):
         values: the statements that read stored values, one an operand.
         decodes: by letter, the statement that reads the coordinate which addresses rows.
         bf16: the gathered tiles that stay rounded: those that are whole sides of dots in bfloat16, and nothing else.
+        in_halves: the gathered tiles that are loaded in halves.
+        narrow: the loaded tiles that stay in the 16-bit type of the operands.
         spanned: axes of which stored values have several positions at once.
         written: the dense axes that every result has. What tiles hold past the end of such an axis only meets the guard
             of a write. So reads of it go around to the row's first elements, which cost nothing more, and are not
@@ -65,6 +67,8 @@ class TritonPrinter(Writer):
         for s in statements:
             sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
             self.bf16 -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
+        self.in_halves = {s.out for s in statements if isinstance(s, Gather) and s.operand.halves}
+        self.narrow = program.narrow if widen and sums == "tl.float32" else frozenset()
         self.written = frozenset.intersection(*(frozenset(s.axes) for s in statements if isinstance(s, Add)))
 
     # -- text -------------------------------------------------------------------------------------------------------
@@ -150,6 +154,8 @@ class TritonPrinter(Writer):
 
     def begin(self, letter: str) -> str:
         """The first position that a program, or a turn of a loop, has along a side that it has not all of at once."""
+        if letter not in self.p.letters:
+            return f"{names.block(letter)} * {self.p.axis(letter).block}"
         return names.side(letter) if self.p.axis(letter).block == 1 else names.first(letter)
 
     def positions(self, letters: Iterable[str]) -> int:
@@ -165,6 +171,10 @@ class TritonPrinter(Writer):
         """The shape of a tile: that of a matrix where its axes are folded in two."""
         sizes = [self.size(a) for a in tile.axes]
         return [prod(sizes[: tile.folded]), prod(sizes[tile.folded :])] if tile.folded else sizes
+
+    def widened(self, tile: Tile) -> str:
+        """The text that brings a loaded tile to the type of the sums; empty where dots take it as it is."""
+        return "" if tile.name in self.narrow else self.widen
 
     def unfolded(self, tile: Tile, name: str) -> str:
         """A tile with a dimension for each of its axes."""

@@ -8,6 +8,7 @@ that their loads overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -112,20 +113,26 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
+@contextmanager
+def _low_sums(printer: TritonPrinter, s: Loop) -> Iterator[None]:
+    """A loop, within which the products with low halves are summed apart."""
     dots = [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and inner.dot]
-    summed = dots if printer.halves else []  # products with low halves are summed apart
+    summed = dots if printer.halves else []
     for total in summed:
         printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
-    with printer.block(f"for {axis.name} in range(start, stop):"):
+    yield
+    for total in summed:
+        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
+
+
+def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
+    with _low_sums(printer, s), printer.block(f"for {axis.name} in range(start, stop):"):
         if axis.lanes:
             _block(printer, axis.lanes)
         for operand in axis.operands:
             printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
         values.first(printer)
         yield
-    for total in summed:
-        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
 
 
 def _block(printer: TritonPrinter, lanes: int) -> None:
@@ -142,6 +149,13 @@ def _block(printer: TritonPrinter, lanes: int) -> None:
 def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
+    if not lanes:  # one nonzero after the other; sides of dots are loaded stages ahead
+        dots = any(isinstance(inner, Product) and inner.dot for inner, _ in walk(s.body))
+        span = f"tl.range(start, stop, num_stages={schedule.stages})" if dots else "range(start, stop)"
+        with _low_sums(printer, s), printer.block(f"for pos in {span}:"):
+            printer.words[LEAF].clear()
+            yield
+        return
     if run:
         group = lanes * schedule.unroll
         printer.put(f"full = start + (stop - start) // {group} * {group}")

@@ -11,7 +11,7 @@ word has bits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import prod
 
@@ -20,11 +20,15 @@ from sparsetc.ir.nest.nest import LEAF
 from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Whole
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
-from sparsetc.ir.program.tile import Loop, Scale, Tile, Value
+from sparsetc.ir.program.tile import Gather, Loop, Scale, Tile, Value
 
 
 def head(printer: TritonPrinter) -> None:
     """Numbers that all tiles share."""
+    gathered = [s.out for s, _ in printer.p.statements if isinstance(s, Gather)]
+    groups = dict.fromkeys(group for tile in gathered if tile.folded for group in sides_of(tile))
+    for group in (group for group in groups if len(group) > 1):
+        printer.put(f"{flat(group)} = tl.arange(0, {printer.positions(group)})")
     for s in printer.values:
         for name, group in zip(("across", "along"), sides_of(s.out), strict=True):
             if len(group) > 1:
@@ -63,12 +67,13 @@ def value(printer: TritonPrinter, s: Value) -> None:
 def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     for _ in printer.each(LEAF):
         text = load("values", f"pos{printer.copy}", printer.guard(LEAF))
-        printer.put(f"{printer.named(s.out)} = {text}{printer.widen}")
+        printer.put(f"{printer.named(s.out)} = {text}{printer.widened(s.out)}")
 
 
 def _ones(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     """The 1s of a step: 0 where a lane holds nothing."""
-    every = f"tl.full([{printer.p.view.lanes}], 1, {printer.acc})"
+    shape = [printer.size(axis) for axis in s.out.axes]
+    every = f"tl.full({shape}, 1, {printer.acc})"
     for _ in printer.each(LEAF):
         ones = f"ok{printer.copy}.to({printer.acc})" if printer.masked else every
         printer.put(f"{printer.named(s.out)} = {ones}")
@@ -79,15 +84,15 @@ def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     terms, mask = _place(printer, s, stored)
     at = " + ".join([f"{_number(printer, stored)} * {stored.values.volume}", *terms])
     for array, half in zip(stored.held, ("_high", "_low") if stored.values.halves else ("",), strict=True):
-        printer.put(f"{s.out.name}{half} = {load(array, at, mask)}{'' if half else _widened(printer, stored)}")
+        printer.put(f"{s.out.name}{half} = {load(array, at, mask)}{'' if half else _widened(printer, s, stored)}")
 
 
-def _widened(printer: TritonPrinter, stored: Stored) -> str:
+def _widened(printer: TritonPrinter, s: Value, stored: Stored) -> str:
     """What brings values to the type of the sums, where they are not in it and must be.
 
     Dots of two stored operands take narrow values as they are, and add up wide.
     """
-    return "" if printer.half or (stored.name and printer.p.dots) else printer.widen
+    return "" if printer.half or (stored.name and printer.p.dots) else printer.widened(s.out)
 
 
 def _number(printer: TritonPrinter, stored: Stored) -> str:
@@ -102,40 +107,60 @@ def _dimensions(tile: Tile) -> tuple[tuple[str, ...], ...]:
 
 def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str], str]:
     """(terms of the positions of a tile of values, the condition that they are of the tile)."""
-    groups = _dimensions(s.out)
-    called = ("across", "along") if s.out.folded else s.out.axes
+    return place(printer, s.out, {c: stored.stride(c) for c in stored.letters}, ("across", "along"))
+
+
+def place(
+    printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Sequence[str]
+) -> tuple[list[str], str]:
+    """Return terms of the positions of a tile that is loaded whole, and the condition that they exist.
+
+    Args:
+        printer: of the function.
+        tile: what is loaded.
+        strides: how far apart positions lie, by letter.
+        called: the names of the rows' and of the columns' numbers, where each are positions of several letters.
+    """
+    groups = _dimensions(tile)
     axes = tuple(str(n) for n in range(len(groups)))
     terms, conditions = [], []
-    for letter in stored.letters:  # positions that are the same for the whole tile of values
-        if letter not in s.out.axes:
-            terms.append(placed(names.side(letter), (), axes, stored.stride(letter)))
+    for letter, stride in strides.items():  # positions that are the same for the whole tile
+        if letter not in tile.axes:
+            terms.append(placed(names.side(letter), (), axes, stride))
         elif letter in printer.apart and len(groups) == 2 and any(letter in g and len(g) > 1 for g in groups):
-            terms.append(placed(printer.begin(letter), (), axes, stored.stride(letter)))
-    for axis, name, group in zip(axes, called, groups, strict=True):
-        text, stride, limit = _flat(printer, stored, name, group)
+            terms.append(placed(printer.begin(letter), (), axes, stride))
+    for axis, name, group in zip(axes, called if tile.folded else tile.axes, groups, strict=True):
+        text, stride, limit = _flat(printer, strides, name, group)
         terms.append(placed(text, (axis,), axes, stride))
         conditions.append(placed(limit, (axis,), axes))
     return [t for t in terms if t], all_of(conditions)
 
 
-def _flat(printer: TritonPrinter, stored: Stored, name: str, letters: tuple[str, ...]) -> tuple[str, int, str]:
+def flat(letters: Sequence[str]) -> str:
+    """The name of the numbers of positions along several axes."""
+    return f"at_{''.join(letters)}"
+
+
+def _flat(
+    printer: TritonPrinter, strides: Mapping[str, int], name: str, letters: tuple[str, ...]
+) -> tuple[str, int, str]:
     """(positions along several sides as one number, its stride, the condition that they are of the tile)."""
     last = letters[-1]
     if len(letters) == 1:
-        return names.side(last), stored.stride(last), printer.limit(last)
+        return printer.at(last), strides[last], printer.within(last)
     block = [printer.p.axis(c).block for c in letters]
     within = [prod(block[n + 1 :]) for n in range(len(letters))]
-    strides = [stored.stride(c) for c in letters]
+    each = [strides[c] for c in letters]
     terms, limits = [], []
-    for n, (letter, w, b, stride) in enumerate(zip(letters, within, block, strides, strict=True)):
+    for n, (letter, w, b, stride) in enumerate(zip(letters, within, block, each, strict=True)):
         text = f"{name} // {w}" if w > 1 else name
         text = f"{text} % {b}" if n else text
         terms.append(f"({text}) * {stride}" if stride > 1 else text)
         if printer.p.axis(letter).ragged:
             begin = f"{printer.begin(letter)} + " if letter in printer.apart else ""
             limits.append(f"{begin}{text} < {printer.p.axis(letter).size}")
-    if all(s == w * strides[-1] for s, w in zip(strides, within, strict=True)):
-        return name, strides[-1], all_of(limits)
+    if all(s == w * each[-1] for s, w in zip(each, within, strict=True)):
+        return name, each[-1], all_of(limits)
     return " + ".join(terms), 1, all_of(limits)
 
 
@@ -221,7 +246,7 @@ def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     printer.put(f"{has} = (({word}[:, None] >> {place}[None, :]) & 1) == 1")
     printer.put(f"{at} = {at}[:, None] + count({word}[:, None] & {below}[None, :])")
     text = load(stored.array("values"), at, has)
-    printer.put(f"{s.out.name} = {text}{_widened(printer, stored)}")
+    printer.put(f"{s.out.name} = {text}{_widened(printer, s, stored)}")
     sizes = [printer.positions(group) for group in _dimensions(s.out) if group]
     if sizes[1:] != [positions]:
         printer.put(f"{s.out.name} = tl.reshape({s.out.name}, {sizes})")
@@ -244,6 +269,8 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     bits, (terms, mask) = stored.values.word, _place(printer, s, stored)
     shape = [printer.positions(group) for group in _dimensions(s.out)]
     kind = "tl.bfloat16" if printer.half else printer.acc
+    if s.out.name in printer.narrow:
+        kind = f"{stored.array('values')}.dtype.element_ty"
     printer.put(f"position = {' + '.join(terms) or '0'}")
     if not shape:
         printer.put("position = tl.full([], 0, tl.int32) + position")
@@ -256,7 +283,7 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
         printer.put(f"behind = count(word & ((tl.full({'[1]' if shape else '[]'}, 1, tl.uint32) << within) - 1))")
         text = load(stored.array("values"), "passed + behind", "has")
-        printer.put(f"{s.out.name} += {text}{_widened(printer, stored)}")
+        printer.put(f"{s.out.name} += {text}{_widened(printer, s, stored)}")
         printer.put("passed += count(word)")
 
 

@@ -19,7 +19,7 @@ import torch
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, repeated_dims
 from sparsetc.contraction.output import KEEP_SPARSE, SPARE, Letters, is_sparse
 from sparsetc.errors import EquationError
-from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.support import memory
@@ -27,6 +27,10 @@ from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import result_bytes
+
+LAST = 64
+"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
+instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
 
 
 class CutOperand:
@@ -103,6 +107,11 @@ class BlockLetters:
             output = self._in_rows(self.rows, coordinates)
             self.form = "sparse" if any(self.rows) else "dense"
         inputs = [self.term(t) for t in e.inputs]
+        tf32 = blocked[0].dtype == torch.float32 and settings.effective_precision() == "high"
+        for p in e.dense if tf32 else ():
+            summed = [c for c in inputs[p] if self.sides.get(c, 0) >= LAST and c not in e.output]
+            if inputs[p] == distinct(inputs[p]):
+                inputs[p] = (*[c for c in inputs[p] if c not in summed], *summed)
         for p, operand in zip(e.sparse, self.operands, strict=True):
             inputs[p] = (*operand.coordinates, *operand.tables)
         sizes = bound.by_index | self.sides
@@ -157,7 +166,8 @@ class BlockLetters:
         for n in repeated_dims(operand):
             if sides[n] and sizes[n] % sides[n]:
                 operand = operand.narrow(n, 0, 1)
-        return split(operand, sides, sizes)
+        table, order, term = split(operand, sides, sizes), self.term(letters), self.bound.einsum.inputs[position]
+        return table if term == order else table.permute([order.index(c) for c in term])
 
     def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
         """Values and dense operands as the einsum of blocks has them; differentiable."""

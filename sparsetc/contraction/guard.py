@@ -34,7 +34,7 @@ _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Guard:
-    """Which operands may be taken: the last verdict, for as long as every operand is the same tensor, unchanged.
+    """Which operands may be taken: the last verdict, as long as each operand is the same view of a tensor, unchanged.
 
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
@@ -42,7 +42,7 @@ class Guard:
     def __init__(self, test: Callable[[Tensors], bool], instead: str = "", **changes: object) -> None:
         """Take a test of tables; the name of what the caller runs where it does not hold, and its settings."""
         self.test, self.instead, self.changes = test, instead, changes
-        self._known: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
+        self._known: tuple[tuple[weakref.ref[torch.Tensor], tuple[object, ...]], ...] = ()
         self._held = True
 
     def admits(self, operands: Tensors, tables: Tensors) -> bool:
@@ -51,18 +51,24 @@ class Guard:
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
         it is not known.
         """
-        known = self._known
+        known, origins = self._known, [operand if operand._base is None else operand._base for operand in operands]
         if len(known) == len(operands) and all(
-            ref() is operand and operand._version == version
-            for operand, (ref, version) in zip(operands, known, strict=True)
+            ref() is origin and seen == _view(operand)
+            for operand, origin, (ref, seen) in zip(operands, origins, known, strict=True)
         ):
             return self._held
         if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return True
         held = self.test(tables)
         if not any(operand.is_inference() for operand in operands):  # which have no versions
-            self._known, self._held = tuple((weakref.ref(operand), operand._version) for operand in operands), held
+            seen = zip(map(weakref.ref, origins), map(_view, operands), strict=True)
+            self._known, self._held = tuple(seen), held
         return held
+
+
+def _view(operand: torch.Tensor) -> tuple[object, ...]:
+    """What tells a view of a tensor from others, and from itself once the tensor has changed."""
+    return operand._version, operand.storage_offset(), operand.shape, operand.stride()
 
 
 def finite(tables: Tensors) -> bool:

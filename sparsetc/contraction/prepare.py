@@ -186,6 +186,7 @@ class Preparation:
             rows=self.output.rows if partial is None else partials,
             index64=packed.index64,
             whole=problem.backend == "torch",
+            ones=problem.ones,
         )
         lower_part, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
         if lower_part is None:

@@ -170,7 +170,9 @@ def _pattern(
                 mode = terms[n].index(letter)
                 lines.append(patterns[n].coords[mode].index_select(0, numbers[n]))
                 sizes.append(patterns[n].shape[mode])
-            pattern = first.cache.put(key, Pattern(torch.stack(lines), tuple(sizes), True), needs=others)
+            pattern = Pattern(torch.stack(lines), tuple(sizes), True)
+            pattern.ones = True
+            pattern = first.cache.put(key, pattern, needs=others)
     return pattern  # type: ignore[no-any-return]
 
 

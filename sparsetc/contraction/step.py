@@ -167,12 +167,12 @@ class Step(Contraction, Preparation):
         which come first where there are any, and dense operands that halves are exact enough for. What they do not take
         is run by nonzeros alone, or by the same plan in dots of float32.
         """
-        if not (self.dtype.is_floating_point or self.dtype.is_complex) or not any(p.reads_zeros for p in self.parts):
-            return None
-        if not any(halves for *_, halves in self._value_keys):
-            return Guard(finite, "coo", plan="coo")
         operands, plan = range(len(self.programs[0].operands)), without_halves(self.plan)
-        split = [any(p.operands[n].split for p in self.programs) for n in operands]
+        split = [any(p.operands[n].split or p.operands[n].halves for p in self.programs) for n in operands]
+        if not any([*split, *(halves for *_, halves in self._value_keys)]):
+            floats = self.dtype.is_floating_point or self.dtype.is_complex
+            reads_zeros = floats and any(p.reads_zeros for p in self.parts)
+            return Guard(finite, "coo", plan="coo") if reads_zeros else None
         return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
 
     # -- values -----------------------------------------------------------------------------------------------------

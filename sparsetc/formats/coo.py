@@ -13,18 +13,21 @@ The plan ``coo`` stores all nonzeros so: by output row, or by output row and one
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 
 import torch
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
-from sparsetc.ir.plan import Storage
+from sparsetc.ir.plan import DOTS, F16X3, Schedule, Storage
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, pointers
 from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
+from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
@@ -68,12 +71,16 @@ class Coo:
 def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
     yield coo(problem, counts)
+    if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
+        in_halves = replace(problem, precisions=(F16X3,))
+        one_dot = len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs
+        yield from [coo(in_halves, counts)] if one_dot else []
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
         runs = counts.distinct((*problem.kept, mode))
         if counts.nnz >= problem.rules["long_run"] * runs:
             candidate = coo(problem, counts, (mode,))
             schedule = candidate.plan.parts[0].schedule
-            if not schedule.dot or counts.nnz >= problem.rules["long_run_steps"] * schedule.lanes * runs:
+            if not schedule.dot or counts.nnz >= problem.rules["long_run_steps"] * max(1, schedule.lanes) * runs:
                 yield candidate
 
 
@@ -81,19 +88,56 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one).
 
     Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
-    its output row.
+    its output row. Rows of entries that are taken one by one are few and long: they are cut if that is priced lower.
     """
     shared = (*problem.kept, *also) if problem.rest else ()
+    schedule, n = schedule_of(problem, blocks=False, shared=shared), counts.nnz
+    longest = counts.longest(shared)  # which counts rows on the way
+    rows = counts.distinct(shared) if shared else 1
+    if schedule.lanes:
+        return _runs(problem, counts, shared, schedule, max_item_nnz_of(problem, n, schedule))
+    schedule, most = _spread(problem, schedule, n, rows)
+    lengths = (0, most) if shared and most < longest and not problem.ordered else (0,)
+    candidates = [_runs(problem, counts, shared, schedule, length) for length in lengths]
+    return min(candidates, key=lambda own: price(own, problem).total or 0.0) if lengths[1:] else candidates[0]
+
+
+def _runs(problem: Problem, counts: Counts, shared: tuple[int, ...], schedule: Schedule, most: int) -> Candidate:
+    """Runs of nonzeros that share modes, `most` an item; 0 cuts none."""
     leaf = tuple(m for m in range(problem.order) if m not in shared)
-    schedule = schedule_of(problem, blocks=False, shared=shared)
-    most = max_item_nnz_of(problem, counts.nnz, schedule)
-    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton")
-    n, longest = counts.nnz, counts.longest(shared)  # which counts rows on the way
+    # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.
+    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton" and schedule.lanes > 0)
+    n, longest = counts.nnz, counts.longest(shared)
     items = items_of(n, counts.distinct(shared) if shared else 1, most)
-    rounds = min(most, longest) // (schedule.lanes * schedule.unroll)
+    at_once = schedule.lanes * schedule.unroll or schedule.stages // 2
+    rounds = min(most or longest, longest) // at_once
     runs = repeats(problem, counts, storage)
-    expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most)
+    expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most > 0)
     return single("coo", storage, schedule, expected)
+
+
+NARROW, FEWEST = 64, 4
+"""Columns of a dot to which blocks are halved, and entries to which rows are cut, for a GPU to have enough programs."""
+MORE = 4
+"""Programs for each warp that a GPU issues from, which hide the waits of one another."""
+
+
+def _spread(problem: Problem, schedule: Schedule, entries: int, rows: int) -> tuple[Schedule, int]:
+    """Return the schedule with narrower blocks for more programs, and the entries of an item if rows are cut for more.
+
+    Narrower columns read each entry again; a cut row makes all sums additions, which zeros have to precede.
+    """
+    bound, warps = problem.bound, problem.profile.warps
+    blocks = dict(schedule.blocks)
+    split = max((c for c in blocks if c in bound.einsum.output), key=blocks.__getitem__, default="")
+
+    def programs() -> int:
+        return prod(-(-bound.by_index[c] // n) for c, n in blocks.items()) * rows
+
+    while schedule.slabs and blocks[split] > NARROW and 2 * programs() < warps:
+        blocks[split] //= 2
+    most = programs() * entries // (rows * MORE * warps)
+    return replace(schedule, blocks=tuple(blocks.items())), max(FEWEST, most)
 
 
 add_plans(Method("coo", by_rows_and_more, coo))

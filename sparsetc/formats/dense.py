@@ -180,7 +180,7 @@ class ProductCost(Cost):
         self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
         self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
         self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
-        self.gathers, self.rounded, self.split, self.arranged = [], (), (), ()
+        self.gathers, self.rounded, self.split, self.halves, self.arranged = [], (), (), (), ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
         self.calls, self.matrices = len(products), bool(last.right)

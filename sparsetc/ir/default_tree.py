@@ -86,6 +86,8 @@ def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
 
 def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
     """Return the schedule with the tree of nonzeros; the result's level multiplies in all that is known above it."""
+    if tree := _of_entries(inner, schedule):
+        return replace(schedule, tree=tree)
     reach, factors = inner.key.level, [list[Tree]() for _ in LEVELS]
     if not inner.may_omit_ones(inner.operand):
         factors[LEAF] += map(factor, inner.stored)
@@ -98,7 +100,8 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
         if home >= reach:
             # Lanes are summed with the outermost loop that has them.
             lanes = axis.lanes > 0 and not inner.view.beside[home]
-            matrix = _matrix_product(inner, schedule, inputs) if lanes and schedule.dot else None
+            step = lanes or (not axis.lanes and axis.level == LEAF)
+            matrix = _matrix_product(inner, schedule, inputs) if step and schedule.dot else None
             over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
             inputs = [total(matrix or product(inputs), over), *factors[home]]
     tree = product(inputs)
@@ -106,9 +109,33 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
     return replace(schedule, tree=total(tree, (a for a in inner.summed if a not in contracted)))
 
 
+def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
+    """The tree of one entry a step, whose dense modes are the sides of a tile: the dots and sums that tiles have.
+
+    None where several nonzeros lie side by side, where a block of an entry is less than the entry, and where one dot
+    of two factors is all there is.
+    """
+    tables = [o for o in inner.operands if {*inner.letters[:1]} <= {*o.rows}]
+    alone = not inner.view.loops[-1].lanes and not inner.view.values.held
+    if not (alone and schedule.dot and len(tables) == 1 and len(inner.operands) > 2):
+        return None
+    (x,) = tables
+    side = {c: schedule.block(c) for c in x.axes}
+    others = tuple([replace(o, rows=_of(o.axes, side), axes=_not_of(o.axes, side)) for o in inner.operands if o != x])
+    if any(inner.levels[o.name] < LEAF for o in others) or any(n < inner.sizes[c] for c, n in side.items()):
+        return None
+    groups = _divided(tuple(side.items()), tuple(inner.sizes.items()), inner.output_axes, others, True, True)
+    if not groups.first or groups.gridded:
+        return None
+    dense = _not_of(inner.dense, side)
+    tiles = replace(inner, operands=others, stored={x.name: x.axes}, kept=inner.output_axes, dense=dense)
+    return _tree(tiles, groups, ())
+
+
 def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -> Tree | None:
     """Sum the lanes by a matrix product; or the lanes and dense axes together, of blocks that nonzeros gather."""
-    if inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
+    lanes = inner.view.beside[LEAF]
+    if len(lanes) * inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
         return dot(product(halves[0]), product(halves[1]), (LANES,))
     names = {name for tree in factors for name in tree.factors}
     outside = {a for o in inner.operands if o.name not in names for a in o.axes}
@@ -118,7 +145,8 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
     left, right = map(product, halves)
     over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
     deep = inner.view.lanes * prod(map(schedule.block, over))
-    return dot(left, right, (LANES, *over)) if over and inner.view.lanes > 1 and deep >= MIN_DOT else None
+    single = lanes and inner.view.lanes == 1  # a lane alone is multiplied
+    return dot(left, right, (*lanes, *over)) if over and not single and deep >= MIN_DOT else None
 
 
 def _matrix_halves(
@@ -133,6 +161,14 @@ def _matrix_halves(
     right, left = sized[0][1], [t for g in (*(g for g in groups if not g[0]), *sized[1:]) for t in g[1]]
     sides = [prod(map(schedule.block, axes)) for axes in (set().union(*(g[0] for g in sized[1:])), sized[0][0])]
     return (left, right) if min(sides) >= MIN_DOT else None
+
+
+def _of(letters: Iterable[str], some: Collection[str]) -> tuple[str, ...]:
+    return tuple([c for c in letters if c in some])
+
+
+def _not_of(letters: Iterable[str], some: Collection[str]) -> tuple[str, ...]:
+    return tuple([c for c in letters if c not in some])
 
 
 def _dense(inner: Inner, tree: Tree) -> set[str]:

@@ -33,6 +33,7 @@ class Target:
         rows: rows of the output.
         index64: whether positions of the stored nonzeros need 64 bits.
         whole: whether torch is to run it, which takes all rows of a level at once, and whole axes.
+        ones: whether every value is 1, at every call, so that none is read.
     """
 
     sparse: bool = False
@@ -41,6 +42,7 @@ class Target:
     rows: int = 1
     index64: bool = False
     whole: bool = False
+    ones: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,9 @@ MOST_WARPS = 32
 MOST_THREADS = 1024
 MOST_STEPS = 64
 """Steps of a loop that are taken together, or loaded ahead, at most: generated source has a copy of each."""
+F16 = "f16"
+"""Precision of dots of 16-bit operands, float16 or bfloat16, that are loaded as they are: sums are of float32. A side
+that is computed is of float32, and multiplied in tf32."""
 F16X3 = "f16x3"
 """Precision of dots of float32 in halves of 16 bits: three dots, of high and high, high and low, low and high halves.
 Stored sides are in halves (`ir.nest.values.Halves`); what is gathered is split in registers."""
@@ -126,13 +129,16 @@ class Schedule(Record):
     Attributes:
         blocks: block size of each dense axis, a power of two; an axis longer than its block is split over the grid.
         dot: contract by `tl.dot` where an axis pair makes a matrix product.
-        precision: precision of dots: ieee, tf32x3, tf32 or bf16; dots of whole tiles may also have f16x3.
+        precision: precision of dots: ieee, tf32x3, tf32 or bf16; f16 for operands of 16 bits; dots of whole tiles may
+            also have f16x3.
         stages: depth of software pipelining in loops with dots (H200, gathered TTMc: tf32 ran 1.4 times as fast with 1
-            as with 3; `benchmarks/results/ttmc_stages.json`).
+            as with 3; `benchmarks/results/ttmc_stages.json`). Addresses that are loaded themselves take two stages:
+            3, 5 and 7 hold 1, 2 and 3 buffers of a step's operands in shared memory.
         registers: most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler.
         columns: most columns of a dot over tiles by the default rule: of output modes, then of modes that no dot
             contracts.
-        lanes: nonzeros of a run that one step takes side by side; steps over blocks of fibers take `Storage.lanes`.
+        lanes: nonzeros of a run that one step takes side by side, or 0: one, whose rows have no axis of lanes, so that
+            a dot takes them as they are loaded. Steps over blocks of fibers take `Storage.lanes`.
         unroll: unroll factor of the main loop, in which every lane has a nonzero and nothing is masked.
         masked_unroll: unroll factor of the masked loop that follows: 1 for long fibers, more for short rows.
         pieces: for one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for
@@ -166,7 +172,7 @@ class Schedule(Record):
     stages: int = bounded(3, "the number of stages", 0, MOST_STEPS)
     registers: int = bounded(0, "the number of registers", 0, MOST_REGISTERS)
     columns: int = bounded(128, "columns", power=True)
-    lanes: int = bounded(1, "the number of lanes", power=True)
+    lanes: int = bounded(1, "the number of lanes", 0, power=True)
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -406,8 +412,8 @@ def verify(plan: Plan) -> None:
             lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
             raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
         storage, schedule = part.storage, part.schedule
-        if schedule.precision not in (*PRECISIONS, F16X3):
-            named = ", ".join((*PRECISIONS, F16X3))
+        if schedule.precision not in (*PRECISIONS, F16, F16X3):
+            named = ", ".join((*PRECISIONS, F16, F16X3))
             raise PlanError(f"{where}: precision {schedule.precision!r} is not one of {named}")
         declared = [(record, f) for record in (storage, schedule) for f in fields(record) if f.metadata]
         for size, what, least, most, power in (
@@ -415,7 +421,7 @@ def verify(plan: Plan) -> None:
             *((piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in schedule.pieces for piece in pieces),
             *((getattr(record, f.name), *f.metadata["allowed"]) for record, f in declared),
         ):
-            if power and (size < 1 or size & (size - 1)):
+            if power and (size < least or size & (size - 1)):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")
             if not least <= size <= most:
                 bound = f"{least} or more" if size < least else f"{most} or less"

@@ -18,13 +18,14 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
-from sparsetc.ir.plan import ROUNDED, Plan, Schedule, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.deal import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
+from sparsetc.tensor.inputs import dtype_name
 
 
 def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
@@ -60,6 +61,8 @@ ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""
 LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
+HALVING = LARGEST + 4 + 4
+"""Bytes that are read and written of an element of an operand of which halves are made."""
 
 
 def price(candidate: Candidate, problem: Problem) -> Candidate:
@@ -91,6 +94,7 @@ def seconds_of(
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
     made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
+    made.append((HALVING, [part.halves for part, _ in both]))
     if backend == "triton":
         made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
     for nbytes, tables in made:
@@ -136,7 +140,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
         whole = problem.backend == "torch" and not view.values.sides
-        target = Target(problem.sparse_output, p.format == "coo", owned, problem.rows, whole=whole)
+        target = Target(problem.sparse_output, p.format == "coo", owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
         each.append(cost)
@@ -207,6 +211,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         PlanError: a tree has dots, and the type has none.
     """
     triton = problem.backend == "triton"
+    if problem.itemsize != 2 and any(p.schedule.precision == F16 for p in plan.parts):
+        raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
     without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
         (triton, {"lanes": 1, "unroll": 1}),
         (triton and problem.floating and problem.itemsize == 4, {"rounded": ()}),  # float32 alone is rounded

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable
+from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.plan import DOTS
+from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.deal import dealing, row_numbers, shares
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
@@ -222,6 +222,7 @@ class Problem:
         rows: rows of the output.
         sparse_output: True if output rows are those of a pattern.
         adding: True if the nonzeros are a chunk of a larger tensor.
+        ones: True if every value is 1, and no call has others, so that generated kernels read none.
     """
 
     bound: Bound
@@ -236,6 +237,7 @@ class Problem:
     rows: int
     sparse_output: bool
     adding: bool = False
+    ones: bool = False
 
     @classmethod
     def of(
@@ -262,7 +264,8 @@ class Problem:
         precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
         limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
-        return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output)
+        ones = x.pattern.ones and backend == "triton"
+        return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output, ones=ones)
 
     @cached_property
     def of_any_pattern(self) -> Problem:
@@ -283,6 +286,16 @@ class Problem:
     def precision(self) -> str:
         """The precision of dots."""
         return self.precisions[0]
+
+    @cached_property
+    def precision_as_loaded(self) -> str:
+        """The precision of dots whose sides are operands as they are loaded."""
+        return F16 if self.itemsize == 2 else self.precision
+
+    @cached_property
+    def shared(self) -> int:
+        """Bytes of shared memory that a program may have."""
+        return shared_memory(self.counts.coords.device)
 
     @cached_property
     def itemsize(self) -> int:

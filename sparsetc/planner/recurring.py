@@ -81,7 +81,7 @@ def _kind_of(problem: Problem) -> Hashable:
     counted = tuple(map(_rounded, (counts.nnz, counts.distinct(kept), problem.rows)))
     shape = _rounded(counts.longest(kept)) // 2, round(8 * counts.neighbours)  # which vary more among random patterns
     asked = problem.backend, problem.dtype, problem.precisions, problem.halves, problem.coalesced, problem.sparse_output
-    return einsum, sizes, counted, shape, asked, problem.profile
+    return einsum, sizes, counted, shape, asked, problem.ones, problem.profile
 
 
 def _rounded(count: int) -> int:

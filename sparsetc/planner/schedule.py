@@ -36,8 +36,11 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
     products = problem.floating and not rows and bool(problem.rest) and len(output) > 1
+    alone = products and problem.ones and not blocks  # an entry a step, of which nothing but tables is read
     if products and (deep := _blocks_meet(bound, sizes, rules["most_deep"])):
-        return _of_blocks(problem, padded, deep)
+        return _of_single_blocks(problem, padded, deep) if alone else _of_blocks(problem, padded, deep)
+    if alone and (own := _entry_axes(problem)):
+        return _of_entries(problem, padded, own)
     if products and dot_axes(bound):
         block = {c: min(n, 64) for c, n in padded.items()}
         once = {problem.letters[m] for m in shared}
@@ -104,6 +107,69 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) 
     lanes = max(2, rules["block_deep"] // prod(block[c] for c in deep))
     warps = max(1, min(8, prod(block[c] for c in output) // rules["dot_tile"]))
     return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
+
+
+WARPGROUP = 64
+"""Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more."""
+STAGES = 3, 5
+"""Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
+
+
+def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
+    """The schedule of a matrix product for each entry, whose sides are loaded as the dot takes them.
+
+    The rows are the side that an entry has, whole where there is room for their sums; the columns, which many entries
+    read, are wide.
+    """
+    e, rules, number = problem.bound.einsum, problem.rules, problem.letters[0]
+    terms = sorted([e.inputs[p] for p in e.dense if {*e.inputs[p]} & {*deep}], key=lambda term: number not in term)
+    rows, columns = [[c for c in e.output if c in padded and c in term] for term in terms]
+    block = {c: padded[c] for c in deep} | fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
+    high = prod(block[c] for c in rows)
+    share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
+    sums = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
+    width = max(MIN_DOT, min(rules["dot_columns"], sums // max(MIN_DOT, high)))
+    block |= fit({c: padded[c] for c in columns}, columns, width, [columns])
+    for side in (deep, rows, columns):  # padded to what a dot needs
+        block[side[-1]] *= max(1, MIN_DOT // prod(block[c] for c in side))
+
+    def buffer() -> int:
+        """Bytes of both sides of a step."""
+        return problem.itemsize * prod(block[c] for c in deep) * sum(prod(block[c] for c in s) for s in (rows, columns))
+
+    while 2 * buffer() > problem.shared and prod(block[c] for c in columns) > MIN_DOT:
+        block[max(columns, key=block.__getitem__)] //= 2
+    held = 2 + (prod(block[c] for c in rows) >= WARPGROUP)
+    stages = STAGES[held * buffer() < problem.shared]
+    precision = problem.precision_as_loaded
+    return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
+
+
+def _entry_axes(problem: Problem) -> tuple[str, ...]:
+    """The dense modes of entries that other operands meet along some modes, and have dense axes of their own; or none.
+
+    Of entries of two modes and two operands, one dot is all there is.
+    """
+    e, number = problem.bound.einsum, problem.letters[0]
+    tables = [e.inputs[p] for p in e.dense if number in e.inputs[p]]
+    others = {c for p in e.dense for c in e.inputs[p] if e.inputs[p] not in tables}
+    axes = tuple([c for c in tables[0] if c in e.axes]) if len(tables) == 1 and number not in e.output else ()
+    volume = prod(problem.bound.by_index[c] for c in axes)
+    met = [c for c in axes if c in others and c not in e.output]
+    return axes if met and len(axes) > 2 and MIN_DOT <= volume <= problem.rules["dot_entry"] else ()
+
+
+def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) -> Schedule:
+    """The schedule of one entry a step, which is taken whole; other axes in blocks by the sums there is room for."""
+    e, whole = problem.bound.einsum, {c: padded[c] for c in own}
+    others = [c for c in e.axes if c not in own]
+    # What the first dot leaves of an entry lies beside each element of the other axes.
+    beside = prod(whole.values()) // max(MIN_DOT, max(n for c, n in whole.items() if c not in e.output))
+    fitted = fit({c: padded[c] for c in others}, others, max(MIN_DOT, problem.rules["dot_sums"] // beside), [others])
+    # A warp has 16 rows, so that what is summed beside the dot crosses no threads.
+    warps = max(1, min(8, prod(fitted.values()) // MIN_DOT))
+    block = tuple((whole | fitted).items())
+    return Schedule(warps, block, True, problem.precision_as_loaded, stages=STAGES[1], lanes=0)
 
 
 def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -65,6 +65,7 @@ class Pattern:
         counts: distinct coordinates and the like, for the planner: a few numbers for each set of modes.
         number: the number that a graph which torch traces knows the pattern by.
         results: patterns of results in traced graphs, by the names of the contractions that give them.
+        ones: True for a pattern of the package's own whose values are 1 in every einsum.
 
     Examples:
         >>> x = stc.eye(3)
@@ -74,14 +75,14 @@ class Pattern:
 
     __slots__ = (
         *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_derived", "_shape"),
-        *("counts", "number", "results"),
+        *("counts", "number", "ones", "results"),
     )
 
     counts: dict[Any, Any]
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
     number: int
-
+    ones: bool
     results: dict[str, Pattern]
 
     def __init__(
@@ -96,7 +97,7 @@ class Pattern:
                 coords = coords.clone()
         self._coords, self._shape, self._coalesced, self._blocks = coords, shape, coalesced, blocks
         self.counts, self._cache, self.number = {}, None, next(_numbers)
-        self.results, self._derived = {}, Lru(KEPT)
+        self.results, self._derived, self.ones = {}, Lru(KEPT), False
         _all[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -280,7 +281,9 @@ class Pattern:
 
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
-        return self.like(self._coords, self._coalesced)
+        pattern = self.like(self._coords, self._coalesced)
+        pattern.ones = self.ones
+        return pattern
 
 
 _numbers = itertools.count()

@@ -19,12 +19,13 @@ from math import prod
 
 import torch
 
-from sparsetc.codegen.split_float16 import largest
+from sparsetc.codegen.split_float16 import largest, split_whole
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import verify
+from sparsetc.ir.program.operands import HALVES
 from sparsetc.ir.program.tile import Operand, TileProgram
 from sparsetc.packing.base import pack
 from sparsetc.packing.deal import deal, taken
@@ -95,7 +96,12 @@ def _memory(
         o.name: _shaped(o.name, table, (o.nrows, *(program.axis(a).size for a in o.axes))).flatten()
         for o, table in zip(program.operands, tables, strict=True)
     }
-    rows |= {names.most(o.name): largest(rows[o.name].float()).to(dtype) for o in program.operands if o.split}
+    for o in program.operands:
+        if o.split or o.halves:
+            most = largest(rows[o.name].float())
+            halves = split_whole(rows[o.name].float(), most)[:2] if o.halves else ()
+            rows |= {f"{o.name}_{half}": table.to(dtype) for half, table in zip(HALVES, halves, strict=False)}
+            rows[names.most(o.name)] = most.to(dtype)
     target = _shaped("the output", out, (out.shape[0], *(program.axis(a).size for a in program.output_axes)))
     return ArgumentMemory(known, rows, target.view(-1), nnz, dtype)
 

@@ -159,8 +159,8 @@ class WorkItem:
         match axis:
             case Each():
                 yield from map(self.number, range(*self.own_range()))
-            case Run(_, lanes):
-                start, end = self.own_range()
+            case Run():
+                (start, end), lanes = self.own_range(), self.view.lanes
                 yield from (self.along(0, first, lanes, end) for first in range(start, end, lanes))
             case Fibers():
                 yield from self.steps()
@@ -239,7 +239,9 @@ class WorkItem:
             case Scale():
                 self.keep(s.out, self.scale(s))
             case Gather():
-                self.keep(s.out, self.gather(s))
+                halves = ("_high", "_low") if s.operand.halves else ("",)
+                gathered = [self.shaped(s.out, self.gather(s, f"{s.operand.name}{half}")) for half in halves]
+                self.tiles[s.out.name] = HalvesTile(*gathered) if s.operand.halves else gathered[0]
             case Zero():
                 self.keep(s.out, torch.zeros((1,) * self.rank, dtype=self.memory.dtype, device=self.lane.at.device))
             case Product():
@@ -314,11 +316,11 @@ class WorkItem:
             most = most.view((1,) * self.rank)
         return halves.scale(most.float(), s.into).to(self.memory.dtype)
 
-    def gather(self, s: Gather) -> torch.Tensor:
-        """Elements of a dense operand."""
+    def gather(self, s: Gather, table: str) -> torch.Tensor:
+        """Elements of a dense operand, from a table of its own."""
         o = s.operand
         rows = ((self.coordinates[names.at(letter)], extent) for letter, extent in zip(o.rows, o.extents, strict=True))
-        return self.load(self.memory.tables[o.name], *self.row_major([*rows, *self.cells(o.axes)]))
+        return self.load(self.memory.tables[table], *self.row_major([*rows, *self.cells(o.axes)]))
 
     def product(self, s: Product) -> torch.Tensor:
         """The product of tiles, summed over the axes that it lacks, beside what was added up before."""

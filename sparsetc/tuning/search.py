@@ -99,7 +99,8 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
         *(lambda own, by, n=name: {n: _shifted(getattr(own, n), by)} for name in ("warps", "unroll", "lanes")),  # type: ignore[misc]
         *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
         lambda own, by: {"slabs": tuple(blocks) if by > 0 else ()},
-        lambda own, by: {"stages": max(1, own.stages + by) if own.dot else own.stages},
+        # Two more hold one more step's operands where these are found by words that are loaded ahead.
+        lambda own, by: {"stages": max(1, own.stages + (by if own.lanes else 2 * by)) if own.dot else own.stages},
         lambda own, by: {"copies": _shifted(own.copies, 2 * by) if own.copies > 1 else 1},
     ]
     for by in (1, -1):
@@ -110,7 +111,7 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
 
 
 def _shifted(number: int, by: int) -> int:
-    return max(1, number << by if by > 0 else number >> -by)
+    return number and max(1, number << by if by > 0 else number >> -by)
 
 
 def _resized(blocks: tuple[tuple[str, int], ...], axis: str, by: int) -> tuple[tuple[str, int], ...]:

@@ -123,8 +123,21 @@ class Einsum:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The dense indices in the order all tiles keep them: those of the output first, as there, then the summed."""
-        return (*self.free, *self.dense_contracted)
+        """The dense indices in the order all tiles keep them, in which no operand need be copied where there is one.
+
+        Each index follows those before it in the output and in every operand. Where terms disagree, the indices of the
+        output come first, then the summed.
+        """
+        left, ordered = [*self.free, *self.dense_contracted], list[str]()
+        terms = [self.free, *(self.inputs[p] for p in self.dense)]
+
+        def follows(index: str) -> bool:
+            return any({*term[: term.index(index)]} & {*left} for term in terms if index in term)
+
+        while left:
+            ordered.append(next((index for index in left if not follows(index)), left[0]))
+            left.remove(ordered[-1])
+        return tuple(ordered)
 
     def holders(self, index: str) -> tuple[int, ...]:
         """The positions of the operands that have ``index``."""

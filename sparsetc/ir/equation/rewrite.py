@@ -163,6 +163,8 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
     sizes = [b.elements(e.inputs[p]) for p in pair]
     # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
     spanned = [i for i in result if i in e.sparse_indices]
+    if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
+        return False  # each nonzero would read a row of its own, and most rows nobody
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
     small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)

@@ -124,9 +124,9 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
             raise fail(node, f"has a side of no axis but {', '.join(node.over)}")
 
     def check_sum(node: Tree, axes: frozenset[str]) -> None:
-        """Loops are summed from the innermost outwards, dense axes last."""
+        """Loops are summed from the innermost outwards, dense axes last; of one nonzero a step they are as sides."""
         dense = [axis for axis in node.over if axis in inner.dense]
-        if dense and node is not tree:
+        if dense and node is not tree and inner.view.loops[-1].lanes:
             raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
         left = set(axes)
         for beside, over in turns_of_sums(node.over, looped, in_registers(axes)):

@@ -60,6 +60,8 @@ class Lowering:
         self.split = self._split()
         if self.split:
             self.operand[self.split] = replace(self.operand[self.split], split=True)
+        self.halved = self._halved()
+        self.operand |= {name: replace(self.operand[name], halves=True) for name in self.halved}
         self.unscale: list[Tile] = []
         self.take = dict(schedule.take)
         self.positions = tuple(
@@ -111,6 +113,7 @@ class Lowering:
             back = {X: X.lower(), self.split: self.split}
             self.make(Scale(_number(names.scale(self.split)), self.split, into=True))
             self.unscale = [self.make(Scale(_number(names.unscale(name)), operand)) for name, operand in back.items()]
+        self.unscale += [self.make(Scale(_number(names.unscale(name)), name)) for name in self.halved]
         total = self.run()
         if self.unscale:
             raise self._no_halves()
@@ -130,9 +133,18 @@ class Lowering:
             raise self._no_halves()
         return rows[0]
 
+    def _halved(self) -> list[str]:
+        """Return the operands that are read in halves: both sides of the one dot, where all values are 1."""
+        if self.schedule.precision != F16X3 or self.view.values.held or self.view.pairs:
+            return []
+        sides = [side.name for side in self.dots[0].parts if side.name in self.operand] if len(self.dots) == 1 else []
+        if len(sides) != 2:
+            raise self._no_halves()
+        return sides
+
     def _no_halves(self) -> PlanError:
         return PlanError(
-            f"in {F16X3} one dot takes stored values and rows of one operand, and is added up over tiles; "
+            f"in {F16X3} one dot takes stored values and rows of one operand, or those of two, and is added up; "
             f"found {', '.join(map(str, self.dots)) or 'no dot'}"
         )
 
@@ -163,7 +175,13 @@ class Lowering:
         level = self.inner.depth(o.rows)
         lanes, along = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
-        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", (*lanes, *o.axes, *along), level), o)
+        axes, folded = (*lanes, *o.axes, *along), 0
+        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
+        if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes}:
+            # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
+            rows = sorted([c for c in axes if c not in over], key=lambda c: c not in self.summed)
+            axes, folded = (*rows, *[c for c in axes if c in over]), len(rows)
+        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
         """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
@@ -194,6 +212,11 @@ class Lowering:
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property
+    def summed(self) -> set[str]:
+        """The axes that are summed beside dots."""
+        return {c for node in self.tree.nodes if node.kind == "sum" for c in node.over}
+
+    @cached_property
     def contracted(self) -> tuple[str, ...]:
         """The letters of positions that dots sum, those of the first dot last."""
         return tuple([c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over])
@@ -201,7 +224,7 @@ class Lowering:
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
         """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
-        summed = {c for node in self.tree.nodes if node.kind == "sum" for c in node.over}
+        summed = self.summed
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)

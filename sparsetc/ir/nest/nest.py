@@ -62,7 +62,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
     word_bits,
 )
-from sparsetc.ir.nest.values import Halves, Values, Whole
+from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
 from sparsetc.support.lru import cached_property
 from sparsetc.support.names import check_array
 
@@ -113,7 +113,7 @@ class Axis:
 
     def describe(self, unroll: int) -> str:
         """Return what the loop goes over, in words."""
-        return f"steps of {self.lanes} lanes, {unroll} at a time"
+        return f"steps of {self.lanes} lanes, {unroll} at a time" if self.lanes else f"{self.name}s, one at a time"
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
         """Return begin and end of the next axis' range for each position in `at`, of so many stored positions."""
@@ -369,6 +369,10 @@ class Nest:
         """Return the nest with runs of nonzeros taken `lanes` at a step; other loops have their storage's lanes."""
         return replace(self, loops=(replace(run, lanes=lanes),)) if isinstance(run := self.loops[0], Run) else self
 
+    def of_ones(self) -> Nest:
+        """Return the nest of nonzeros that are all 1, whose values are not read; tiles as they are."""
+        return self if self.values.tiled or self.pairs else replace(self, values=Ones())
+
     def in_halves(self) -> Nest:
         """Return the nest whose whole tiles are stored as two float16 a value, with one scale for all; others as is."""
         if not isinstance(v := self.values, Whole):
@@ -431,7 +435,7 @@ class Nest:
             if coordinates and all(axis.level != level for axis in self.loops):
                 raise FormatError(f"no {LEVELS[level]} shares mode {coordinates[0].mode}; use blocks of fibers")
         lanes = self.loops[-1].lanes
-        if lanes & (lanes - 1) or (not lanes and self.loops[-1].level == LEAF):
+        if lanes & (lanes - 1) or (not lanes and isinstance(self.loops[-1], Fibers)):
             raise FormatError(f"lanes must be a power of two, found {lanes}")
         if self.values.sides and len(self.values.sides) != self.order:
             raise FormatError(f"tiles have a side for each mode, found {self.values.sides} of {self.order} modes")
@@ -489,7 +493,8 @@ class Nest:
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
         values = "" if self.values.held else ", no values"
         levels = " | ".join([",".join([str(c.mode) for c in coordinates]) or "-" for coordinates in self.levels])
-        return f"{nesting}, {self.lanes} lanes, modes {levels}{values}"
+        steps = f"{self.loops[-1].lanes} lanes" if self.loops[-1].lanes else "one at a time"
+        return f"{nesting}, {steps}, modes {levels}{values}"
 
 
 @lru_cache(maxsize=1024)

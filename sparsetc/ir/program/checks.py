@@ -45,7 +45,8 @@ def verify(program: ir.TileProgram) -> None:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
         elif isinstance(statement, ir.Reduce):
             summed = set(statement.source.axes) - set(statement.out.axes)
-            if not summed or not summed <= {ir.LANES, *program.letters}:
+            whole = [a.letter for a in program.axes if a.programs == 1 and not program.view.loops[-1].lanes]
+            if not summed or not summed <= {ir.LANES, *program.letters, *whole}:
                 raise PlanError(
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
                 )
@@ -86,7 +87,8 @@ def _verify_stored(p: ir.TileProgram) -> None:
     if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
     for operand in p.sparse:
-        if operand.values.halves != (p.schedule.precision == F16X3) or (operand.values.halves and not p.dots):
+        halves = operand.values.halves or any(o.halves for o in p.operands)
+        if halves != (p.schedule.precision == F16X3) or (halves and not p.dots):
             raise PlanError(f"{operand.name or 'X'}: tiles in halves are multiplied by dots in {F16X3}, and only they")
         sizes, sides = tuple(p.axis(c).size for c in operand.letters if c in p.along), operand.values.sides
         if sizes != sides:
@@ -108,7 +110,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
 
 def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
-    dense = [o.split for o in p.operands if o.name == s.operand]
+    dense = [o.split or o.halves for o in p.operands if o.name == s.operand]
     (halves,) = dense or [p.stored(s.operand).values.halves]
     if not halves or loops or s.out.axes != (p.stored(s.operand).letters[:1] if p.terms else ()):
         raise PlanError(

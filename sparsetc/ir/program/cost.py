@@ -210,6 +210,7 @@ class Cost:
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
         rounded: the operands that are rounded before the program runs, and how many elements each has.
         split: the operands whose largest magnitude is found before the program runs, and how many elements each has.
+        halves: the operands of which halves are made before the program runs, and how many elements each has.
         arranged: the operands that are copied in another order before, and how many elements each has.
     """
 
@@ -236,6 +237,7 @@ class Cost:
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
         self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
+        self.halves = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.halves])
         self.arranged = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.arranged])
 
     # -- what is stored ---------------------------------------------------------------------------------------------
@@ -329,7 +331,8 @@ class Cost:
         # Of what is not stored in halves, they are made.
         not_stored = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
         self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
-        if not self.sides:  # what is gathered by lanes is multiplied into the sides, and stored for the dot to read
+        # What is gathered by lanes is multiplied into the sides, and stored for the dot to read.
+        if not self.sides and self.p.view.loops[-1].lanes:
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
@@ -371,6 +374,7 @@ class Cost:
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
         lines += [f"reads {name} in bfloat16, to which it is rounded first" for name, _ in self.rounded]
         lines += [f"splits {name}, whose largest element is found first" for name, _ in self.split]
+        lines += [f"reads {name} in halves, in which it is stored first" for name, _ in self.halves]
         lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
@@ -438,11 +442,19 @@ class Cost:
         if self.turn is not None:
             each["add"] *= law["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
+        alone = 0.0
+        if self.dot != ZERO and self.turn is None and not self.p.view.loops[-1].lanes:
+            by = {"tf32": law["entries_tf32"], "tf32x3": law["entries_tf32x3"]}
+            slower = by.get(self.precision, law["entries"])
+            each |= {name: slower * each[name] for name in ("l2", "dot")}
+            of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
+            longest = statistics.chain * (self.p.schedule.stages // 2)
+            alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            return max(busy, self._waited(busy, statistics, profile))
+            return max(busy, alone, self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]

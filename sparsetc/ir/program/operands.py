@@ -72,6 +72,7 @@ class Operand:
         width: elements of one row: the product of the sizes of `axes`.
         rounded: whether it is read in bfloat16, to which it is rounded once a call.
         split: whether a dot takes its rows in halves, so that its largest magnitude is found once a call.
+        halves: whether dots take it in halves that are made once a call.
         arranged: whether the einsum has its letters in another order, so that a call copies it.
     """
 
@@ -82,6 +83,7 @@ class Operand:
     width: int
     rounded: bool = False
     split: bool = False
+    halves: bool = False
     arranged: bool = False
 
     @cached_property
@@ -162,8 +164,10 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
     return output, tuple(operands)
 
 
-MADE = ("", "rounded", "most")
-"""What a program may be given of a dense operand: it as it is, in bfloat16, or its largest magnitude."""
+HALVES = ("high", "low", "most")
+"""What a program is given of a dense operand in halves: both, scaled, and the largest magnitude."""
+MADE = ("", "rounded", *HALVES)
+"""What a program may be given of a dense operand: it as it is, in bfloat16, or some of its halves and magnitude."""
 
 
 class DenseTable(NamedTuple):
@@ -184,11 +188,15 @@ class DenseTable(NamedTuple):
     @property
     def own(self) -> str:
         """What a program calls it."""
+        if self.made in HALVES[:2]:
+            return f"{self.operand}_{self.made}"
         return most(self.operand) if self.made == "most" else self.operand
 
 
 def tables(o: Operand) -> tuple[DenseTable, ...]:
     """What a program is given of an operand."""
+    if o.halves:
+        return tuple([DenseTable(o.name, made) for made in HALVES])
     elements = DenseTable(o.name, "rounded" if o.rounded else "")
     return (elements, DenseTable(o.name, "most")) if o.split else (elements,)
 

@@ -50,7 +50,8 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
     if isinstance(s, ir.Gather):
         how = "gather" if s.operand.rows else "load"
-        note = "  # bf16" if s.operand.rounded else "  # to be split" if s.operand.split else ""
+        how_read = {"bf16": s.operand.rounded, "to be split": s.operand.split, "in halves": s.operand.halves}
+        note = next((f"  # {called}" for called, applies in how_read.items() if applies), "")
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
     if isinstance(s, ir.Zero):
         return f"{s.out} = 0"

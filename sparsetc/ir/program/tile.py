@@ -329,6 +329,22 @@ class TileProgram:
         return tuple(s for s in products if (s.out.folded if self.whole else s.dot))
 
     @cached_property
+    def narrow(self) -> frozenset[str]:
+        """Tiles that are loaded and are whole sides of dots, beside another such one, and nothing else.
+
+        Where operands are narrower than sums, these stay as narrow as they are.
+        """
+        statements = [s for s, _ in self.statements]
+        loaded = {s.out.name for s in statements if isinstance(s, Gather | Value)}
+        dots = [{t.name for t in s.inputs} for s in self.dots if len(s.left) == len(s.right) == 1]
+        dots = [sides for sides in dots if sides <= loaded]
+        read = [flow(s)[1] for s in statements if not (isinstance(s, Product) and {*flow(s)[1]} in dots)]
+        wide = {name for names_read in read for name in names_read}
+        while widened := {name for sides in dots if sides & wide for name in sides} - wide:
+            wide |= widened  # both sides of a dot are of one type
+        return frozenset().union(*dots) - wide
+
+    @cached_property
     def half(self) -> bool:
         """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}

@@ -38,7 +38,7 @@ def part_0(pid, pair_ptr, pair_x, pair_y, x_values, y_values, Z):
         y_tile = tl.load(pair_y + pair)
         x = tl.load(x_values + x_tile * 256 + side_i[:, None] * 32 + side_jk[None, :], mask=(side_i < 8)[:, None], other=0)
         y = tl.load(y_values + y_tile * 256 + side_l[:, None] * 32 + side_jk[None, :], mask=(side_l < 8)[:, None], other=0)
-        total = tl.dot(x, tl.trans(y), total, input_precision="ieee", out_dtype=tl.float32)
+        total = tl.dot(x, tl.trans(y), total, out_dtype=tl.float32)
     tl.store(Z + item * 64 + side_i[:, None] * 8 + side_l[None, :], total, mask=((side_i < 8)[:, None]) & ((side_l < 8)[None, :]))
 
 

@@ -1,0 +1,52 @@
+"""Given blocks by dots of operands as they are loaded: generated Triton source, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from block_dot_cases import CASES, SPMM, BlockDot, check, expected, in_halves
+
+import sparsetc as stc
+
+TYPES = [(torch.float16, "highest"), (torch.float32, "high"), (torch.float32, "highest")]
+
+
+@pytest.mark.parametrize(("dtype", "precision"), TYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results(case: BlockDot, dtype: torch.dtype, precision: str) -> None:
+    x, dense = case.operands(dtype)
+    check(
+        stc.einsum(case.equation, x, *dense, plan="coo", precision=precision), expected(case.equation, x, dense), dtype
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10]], ids=str)
+def test_gradients(case: BlockDot, dtype: torch.dtype) -> None:
+    x, dense = case.operands(dtype)
+    leaves = [leaf.clone().requires_grad_() for leaf in (x.values, *dense)]
+    result = stc.einsum(case.equation, x.with_values(leaves[0]), *leaves[1:], plan="coo")
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    whole = torch.einsum(case.equation, x.with_values(exact[0]).to_dense(), *exact[1:])
+    weights = torch.randn(whole.shape, generator=torch.Generator().manual_seed(1))
+    result.backward(weights.to(dtype))
+    whole.backward(weights.to(dtype).double())
+    for leaf, other in zip(leaves, exact, strict=True):
+        check(leaf.grad, other.grad, dtype, 3)
+
+
+def test_bfloat16_is_refused_where_triton_interprets() -> None:
+    x, dense = BlockDot(SPMM, (4, 4), (16, 16)).operands(torch.bfloat16)
+    with pytest.raises(stc.PlanError, match="interpreter multiplies the bits of matrices in bfloat16"):
+        stc.einsum(SPMM, x, *dense, plan="coo")
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e30])
+@pytest.mark.parametrize("side", [16, 32, 48])
+def test_halves(side: int, largest: float) -> None:
+    """They are as exact as float32; what they cannot hold is multiplied by dots of float32."""
+    x, dense = BlockDot(SPMM, (3, 4), (side, side)).operands(torch.float32)
+    kernel = stc.compile(SPMM, x, *dense, plan=in_halves(stc.compile(SPMM, x, *dense, plan="coo").plan))
+    dense[0][0, 0], dense[0][1, 1] = largest, 1 / largest
+    for _ in range(2):
+        check(kernel(*dense), expected(SPMM, x, dense), torch.float32)

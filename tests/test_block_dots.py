@@ -1,0 +1,145 @@
+"""Given blocks by dots of operands as they are loaded: what is printed, and what targets make of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from block_dot_cases import CASES, SPMM, BlockDot, in_halves
+from golden_blocks import CASES as GOLDEN
+from golden_blocks import FOLDER, path, source
+from golden_checks import check_as_kept, check_readable
+from matrix_units import CUDA, MATRIX, NATIVE, TARGETS
+from test_ir_runners import interpreted
+
+import sparsetc as stc
+from sparsetc.contraction.rewritten import Rewritten
+from sparsetc.testing import reference
+
+compiling = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+HALF, SINGLE = torch.float16, torch.float32
+
+
+def compiled(
+    case: BlockDot, dtype: torch.dtype, plan: str | stc.Plan = "coo", precision: Any = "highest"
+) -> stc.Kernel:
+    x, dense = case.operands(dtype)
+    return stc.compile(case.equation, x, *dense, plan=plan, backend="triton", precision=precision)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_generated_source_is_as_kept_and_can_be_read(name: str) -> None:
+    check_as_kept(path(name), source(name))
+    check_readable(source(name))
+
+
+def test_every_file_has_its_case() -> None:
+    assert {file.stem for file in FOLDER.glob("*.py")} == set(GOLDEN)
+
+
+IN_ORDER = [(c, False) for c in CASES if c.equation.split("->")[1] not in ("ij", "isr", "ijr")]
+IN_ORDER += [(c, True) for c in CASES if c.equation == SPMM]
+"""Cases whose rows come as the result has them, by dots of float32; and in halves."""
+
+
+@pytest.mark.parametrize(
+    ("case", "halves"), [*IN_ORDER, *((c, True) for c, _ in IN_ORDER if c.equation == SPMM)], ids=str
+)
+def test_a_program_means_its_einsum(case: BlockDot, halves: bool) -> None:
+    """The program of entries, of which each is 1, by the meaning of its statements."""
+    x, dense = case.operands(SINGLE)
+    kernel = compiled(case, SINGLE)
+    kernel = compiled(case, SINGLE, in_halves(kernel.plan)) if halves else kernel
+    contraction, values, tables = kernel.contraction, [x.values], dense
+    while isinstance(contraction, Rewritten):
+        values, tables = map(list, contraction.rewrite.pull(values, tables))
+        (pattern,), contraction = contraction.rewrite.patterns, contraction.contraction
+    assert pattern.ones
+    ones = stc.SparseTensor(pattern.coords, torch.ones(pattern.nnz), pattern.shape)
+    found, want = interpreted(kernel, tables), reference.run(kernel.step.bound.einsum, ones, *tables)
+    torch.testing.assert_close(found.flatten(), want.to(found.dtype).flatten(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.equation == SPMM], ids=str)
+def test_nothing_stands_between_a_load_and_its_dot(case: BlockDot) -> None:
+    text = compiled(case, HALF).source
+    loop = text.split("for pos in tl.range(start, stop, num_stages=")[1].split("tl.store")[0]
+    (dot,) = [line.strip() for line in loop.splitlines() if "tl.dot" in line]
+    sides = re.fullmatch(r"total = tl\.dot\((\w+), (\w+), total, out_dtype=tl\.float32\)", dot)
+    assert sides is not None
+    for side in sides.groups():
+        assert re.search(rf"{side} = tl\.load\(.*\)\n", loop)
+    assert "values + " not in text
+    assert "tensor core, f16" in str(compiled(case, HALF).explain())
+
+
+@compiling
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("dtype", "precision"), [(HALF, "highest"), (torch.bfloat16, "highest"), (SINGLE, "high")])
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10]], ids=str)
+def test_blocks_run_on_the_matrix_units(case: BlockDot, dtype: torch.dtype, precision: str, target: str) -> None:
+    text = compiled(case, dtype, precision=precision).ptx(target)
+    assert re.search(MATRIX[target], text)
+    assert target not in CUDA or not re.search(r"\.local\b", text), "nothing is spilt"
+
+
+@compiling
+def test_rows_of_64_take_hoppers_own_instruction_and_copies_of_16_bytes() -> None:
+    text = compiled(BlockDot(SPMM, (4, 4), (64, 64)), HALF).ptx("sm_90")
+    assert re.search(NATIVE["sm_90"] + r"\S*\.f32\.f16\.f16", text)
+    text = compiled(BlockDot(SPMM, (4, 4), (64, 64)), SINGLE, precision="high").ptx("sm_90")
+    assert set(re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", text)) <= {"0x10", "0x4"}
+
+
+def test_an_operand_of_blocks_is_a_view_unless_positions_go_last() -> None:
+    case = BlockDot(SPMM, (4, 4), (64, 64))
+    for precision, order in (("high", "J, r, j"), ("highest", "J, j, r")):
+        assert f"B[{order}]" in compiled(case, SINGLE, precision=precision).source
+    assert "B[J, j, r]" in compiled(case, HALF).source
+    assert not any(o.arranged for o in compiled(case, HALF).programs[0].operands)
+
+
+def test_halves_are_of_two_tables_that_one_dot_multiplies() -> None:
+    case = BlockDot("ijk,jr,kr->ir", (2, 2, 2), (16, 16, 16))
+    with pytest.raises(stc.PlanError, match="or those of two, and is added up"):
+        compiled(case, SINGLE, in_halves(compiled(case, SINGLE).plan))
+
+
+def test_dots_of_16_bits_are_of_operands_of_16_bits() -> None:
+    case = BlockDot(SPMM, (4, 4), (16, 16))
+    plan = compiled(case, HALF).plan
+    assert plan.parts[0].schedule.precision == "f16"
+    with pytest.raises(stc.PlanError, match="precision f16 is of operands of 16 bits, found float32"):
+        compiled(case, SINGLE, plan=plan)
+
+
+def test_values_of_nonzeros_are_read_whatever_plan_is_given() -> None:
+    """A plan says nothing of values: one that was made for entries, all 1, multiplies the values of another tensor."""
+    x, dense = BlockDot("ij,jr->ir", (4, 4), (16, 16)).operands(SINGLE)
+    plan = stc.compile("ij,jr->ir", x, *dense, plan="coo").plan
+    (part,) = plan.parts
+    coords = torch.tensor([[0, 1, 2], [0, 1, 1], [0, 2, 3]])
+    y = stc.SparseTensor(coords, torch.tensor([2.0, 3.0, 4.0]), (3, 4, 4))
+    tables = [torch.randn(4, 16, 40), torch.randn(3, 16, 16)]
+    other = replace(plan, parts=(replace(part, schedule=replace(part.schedule, tree=None, take=(), turns=())),))
+    kernel = stc.compile("aIJ,Jjr,aij->Iir", y, *tables, plan=other, backend="triton")
+    want = torch.einsum("aIJ,Jjr,aij->Iir", y.to_dense(), *tables)
+    torch.testing.assert_close(interpreted(kernel, tables), want.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_few_programs_take_narrow_columns_then_cut_rows() -> None:
+    parts = {}
+    for blocks, columns in ((512, 4096), (64, 1024), (8, 16)):
+        x, _ = BlockDot(SPMM, (blocks, 16), (32, 32)).operands(HALF)
+        (part,) = stc.compile(SPMM, x, torch.randn(512, columns).half(), plan="coo", backend="triton").plan.parts
+        parts[blocks] = part.schedule.block("r"), part.storage.max_item_nnz
+    assert parts == {512: (256, 0), 64: (128, 0), 8: (16, 4)}
+
+
+def test_a_dense_product_over_entries_is_not_formed() -> None:
+    x, (d,) = BlockDot(SPMM, (2, 2), (64, 64)).operands(SINGLE)
+    assert len(stc.compile(SPMM, x, d[:, :16], backend="triton").programs[0].operands) == 2
