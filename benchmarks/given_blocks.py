@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from block_loop import candidates
 from common import device_microseconds, microseconds, record
+from triton.runtime.errors import OutOfResources
 
 import sparsetc as stc
 
@@ -66,7 +67,7 @@ def main() -> None:
 def _time(call: Any) -> float:
     try:
         return device_microseconds(call)
-    except RuntimeError:  # a setting that needs more shared memory than there is
+    except OutOfResources:  # a setting that needs more shared memory than there is
         return float("inf")
 
 
