@@ -379,3 +379,15 @@ def test_a_heap_of_texts_that_has_no_end_is_refused(tmp_path: Path, index: int) 
     done = processes.run(["-c", f"import sparsetc as stc; stc.read({str(path)!r})"], timeout=100)
     assert "IOFormatError" in done.stderr
     assert "a damaged heap of HDF5" in done.stderr
+
+
+@pytest.mark.parametrize("kind", [0x25, 0x10, 0x13])
+def test_a_description_that_is_no_text_is_refused(tmp_path: Path, kind: int) -> None:
+    """Of sequences of another type HDF5 reads addresses, at which there may be anything."""
+    path = tmp_path / "x.bsp.h5"
+    stc.write(path, stc.SparseTensor([[0, 1], [1, 2]], [1.0, 2.0], (2, 3)))
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x19\x01\x01\0\x10\0\0\0") + 1] = kind
+    path.write_bytes(data)
+    done = processes.run(["-c", f"import sparsetc as stc; stc.read({str(path)!r})"], timeout=100)
+    assert "IOFormatError" in done.stderr

@@ -104,7 +104,10 @@ def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
 
         def sized(name: str) -> tuple[int, int]:
             if name == "binsparse":
-                return 1, file.attrs.get_id(name).get_storage_size()
+                text = file.attrs.get_id(name)
+                if not isinstance(text.get_type(), h5py.h5t.TypeStringID):  # HDF5 takes its bytes for addresses
+                    raise ValueError(f"attribute {name} is no text")
+                return 1, text.get_storage_size()
             data = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
             if not isinstance(data, h5py.Dataset) or data.ndim != 1 or data.dtype.kind not in "biuf":
                 raise ValueError(f"{name} is no array of numbers of one dimension")
