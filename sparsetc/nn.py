@@ -1,7 +1,8 @@
 """Layers for torch.nn with sparse weights or on graphs: `SparseLinear`, `GraphConv`, `GATConv`, and `collate`.
 
 In: dense activations, and sparse tensors as weights or adjacency matrices. Out: dense activations. Coordinates are
-buffers, so they are saved in a ``state_dict`` and move with ``.to()``; weights are parameters, one a nonzero.
+buffers, so they are saved in a ``state_dict`` and move with ``.to()``; weights are parameters, one for each nonzero or
+each element of a block.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.options import Settings, current
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.blocks import checked, without_blocks
 from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
@@ -38,18 +39,21 @@ KERNELS = 16
 class SparseLinear(nn.Module):
     """A linear layer whose weight has nonzeros at fixed places: ``x @ W.T + bias`` for (*, inputs) activations.
 
+    The weight may be in blocks, as `SparseTensor.from_blocks` and torch's BSR store it. It stays in blocks: their
+    elements are the parameters, gradients have their shape, and products use the matrix units of a GPU.
+
     What is made of the places, as packed storages and kernels, is kept and made again only where they change: when the
     module moves to another device, or a ``state_dict`` with other places is loaded.
 
     Args:
-        weight: sparse (outputs, inputs), or what `SparseTensor` takes for one. Its entries are the parameters, zeros
-            among them too.
+        weight: sparse (outputs, inputs), or what `SparseTensor` takes for one. Its entries, or all elements of its
+            blocks, are the parameters, zeros among them too.
         bias: (outputs,); None for none.
         settings: of `einsum`, for each call.
 
     Attributes:
-        values: (nnz,) parameter, in lexicographic order of `coords`.
-        coords: (2, nnz) int64 buffer.
+        values: (nnz,) parameter, in lexicographic order of `coords`; (nnz, *blocksize) of a weight in blocks.
+        coords: (2, nnz) int64 buffer: the places of nonzeros, or of blocks.
 
     Raises:
         ShapeError: a weight that is no matrix.
@@ -58,6 +62,8 @@ class SparseLinear(nn.Module):
         >>> linear = torch.nn.Linear(4, 3)
         >>> stc.nn.SparseLinear.from_dense(linear.weight * torch.eye(3, 4), linear.bias)
         SparseLinear(in_features=4, out_features=3, nnz=3, bias=True)
+        >>> stc.nn.SparseLinear.from_dense(torch.eye(4), blocksize=(2, 2))
+        SparseLinear(in_features=4, out_features=4, nnz=2, blocksize=(2, 2), bias=False)
     """
 
     coords: torch.Tensor
@@ -67,7 +73,7 @@ class SparseLinear(nn.Module):
         sparse = SparseTensor.coerce(weight)
         if sparse is None or sparse.order != 2:
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
-        sparse = without_blocks(sparse)
+        sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
         self.out_features, self.in_features, self.settings = *sparse.shape, settings
         self.register_buffer("coords", sparse.coords.clone())
         self.values = nn.Parameter(sparse.values.detach().clone())
@@ -81,19 +87,27 @@ class SparseLinear(nn.Module):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        blocksize: tuple[int, int] | None = None,
         **settings: Unpack[Settings],
     ) -> SparseLinear:
-        """The layer of a dense weight (outputs, inputs): of what is not 0 in it, or of the places of a mask."""
-        kept = (weight if mask is None else mask).detach() != 0
-        places = kept.nonzero().T
-        return cls(SparseTensor(places, weight.detach()[kept], tuple(weight.shape)), bias, **settings)
+        """The layer of a dense weight (outputs, inputs): of what is not 0 in it, or of the places of a mask.
+
+        With ``blocksize=(s, t)`` all blocks of s outputs and t inputs that hold such a place are kept. What else they
+        hold starts as 0, and is trained too. The sides need not divide the sizes of the weight.
+        """
+        return cls(SparseTensor.from_dense(weight.detach(), mask=mask, blocksize=blocksize), bias, **settings)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, **settings: Unpack[Settings]) -> SparseLinear:
-        """The layer of a dense one; where `torch.nn.utils.prune` pruned it, of the weights that its mask leaves."""
+    def from_linear(
+        cls, linear: nn.Linear, blocksize: tuple[int, int] | None = None, **settings: Unpack[Settings]
+    ) -> SparseLinear:
+        """The layer of a dense one; where `torch.nn.utils.prune` pruned it, of the weights that its mask leaves.
+
+        With `blocksize`, of the blocks that hold one of these, as `from_dense` says.
+        """
         mask: Any = getattr(linear, "weight_mask", None)
         weight: Any = linear.weight if mask is None else linear.weight_orig
-        return cls.from_dense(weight, linear.bias, mask, **settings)
+        return cls.from_dense(weight, linear.bias, mask, blocksize, **settings)
 
     @property
     def weight(self) -> SparseTensor:
@@ -103,7 +117,13 @@ class SparseLinear(nn.Module):
         return SparseTensor._make(self._weight.pattern, self.values)
 
     def _at_places(self) -> SparseTensor:
-        return SparseTensor._of(self.coords, self.values.detach(), (self.out_features, self.in_features), True)
+        return SparseTensor._make(self._pattern(self.coords, self.values), self.values.detach())
+
+    def _pattern(self, coords: torch.Tensor, values: torch.Tensor) -> Pattern:
+        """Return the pattern of places; values with sides are in blocks."""
+        shape = self.out_features, self.in_features
+        blocks = checked(values.shape[1:], shape) if values.ndim > 1 else None
+        return Pattern(coords, shape if blocks is None else blocks.grid, True, blocks)
 
     def _apply(self, *args: Any, **settings: Any) -> SparseLinear:
         """Move the places at once, as a graph may be traced before the next call."""
@@ -141,22 +161,25 @@ class SparseLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """What is printed of the layer."""
+        nnz, *blocksize = self.values.shape
+        blocks = f", blocksize={tuple(blocksize)}" if blocksize else ""
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, nnz={self.values.numel()}, "
+            f"in_features={self.in_features}, out_features={self.out_features}, nnz={nnz}{blocks}, "
             f"bias={self.bias is not None}"
         )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Take other places too, of any number: the shape of the matrix is what must agree."""
-        found = state_dict.get(f"{prefix}coords")
-        if isinstance(found, torch.Tensor) and found.shape[:1] == (2,):
-            shape = self.out_features, self.in_features
-            crd.check_range(found, shape)
-            if not crd.is_sorted_unique(crd.sort_keys(found, shape)):
+        """Take other places too, of any number and in any blocks: the shape of the matrix is what must agree."""
+        coords, values = state_dict.get(f"{prefix}coords"), state_dict.get(f"{prefix}values", self.values)
+        if isinstance(coords, torch.Tensor) and coords.shape[:1] == (2,):
+            pattern = self._pattern(coords, values)
+            crd.check_range(coords, pattern.shape, "nonzero" if pattern.blocks is None else "block")
+            if not crd.is_sorted_unique(crd.sort_keys(coords, pattern.shape)):
                 raise CoordinateError(f"{prefix}coords must be in lexicographic order and without duplicates")
-            if found.shape != self.coords.shape:
-                self.coords = self.coords.new_empty(found.shape)
-                self.values.data = self.values.new_empty(found.shape[1])
+            shape = pattern.values_shape(())
+            if shape != self.values.shape:
+                self.coords = self.coords.new_empty(coords.shape)
+                self.values.data = self.values.new_empty(shape)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
         self._weight = self._at_places()
 

@@ -55,6 +55,32 @@ def einsums(draw: st.DrawFn) -> Drawn:
     )
 
 
+@settings(max_examples=200)
+@given(st.data())
+def test_blocks_of_any_dense_tensor(data: st.DataObject) -> None:
+    """Just the blocks that hold an element to take, in order; zeros, and elements that a mask leaves out, are 0."""
+    shape = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
+    sides = tuple(data.draw(st.integers(1, 4)) for _ in shape)
+    masked, seed = data.draw(st.booleans()), data.draw(st.integers(0, 99))
+    g = torch.Generator().manual_seed(seed)
+    dense = torch.randn(shape, generator=g) * (torch.rand(shape, generator=g) < 0.2)
+    mask = torch.rand(shape, generator=g) < 0.1 if masked else None
+    x = stc.SparseTensor.from_dense(dense.requires_grad_(), mask=mask, blocksize=sides)
+    taken = dense.detach() != 0 if mask is None else mask
+    corners = {tuple(c // s for c, s in zip(at, sides, strict=True)) for at in taken.nonzero().tolist()}
+    assert x.blocksize == sides
+    assert list(map(tuple, x.coords.T.tolist())) == sorted(corners)
+    assert torch.equal(x.to_dense(), torch.where(taken, dense, 0))
+    assert torch.equal(torch.autograd.grad(x.to_dense().sum(), dense)[0], taken if masked else in_any(x, shape))
+    stc.SparseTensor.from_blocks(x.coords, x.values.detach(), shape)  # zero past the end
+    assert torch.equal(stc.SparseTensor.from_dense(dense, mask=mask).coords, taken.nonzero().T)
+
+
+def in_any(x: stc.SparseTensor, shape: list[int]) -> torch.Tensor:
+    """Return 1 for each element that lies in a block, else 0."""
+    return x.with_values(torch.ones_like(x.values)).to_dense()
+
+
 @settings(max_examples=300)
 @given(einsums())
 def test_any_einsum_agrees_with_torch(drawn: Drawn) -> None:

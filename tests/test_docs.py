@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN = (
     "index.md",
     *(f"guides/{name}.md" for name in ("equations", "plans", "precision", "tensors", "like_a_tensor", "semi_sparse")),
-    *(f"guides/{name}.md" for name in ("transforms", "decompositions", "tuning", "streaming", "packed_files")),
+    *(f"guides/{name}.md" for name in ("layers", "transforms", "decompositions", "tuning", "streaming")),
+    "guides/packed_files.md",
 )
 """Pages all of whose code is run, from top to bottom."""
 MODULES = ("datasets", "decomposition", "distributed", "nn", "plot", "testing")

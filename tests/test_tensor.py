@@ -635,3 +635,17 @@ def test_offsets_and_positions_past_64_bits() -> None:
         SparseTensor([[1], [0]], [1.0], (2**62, 1)).to_torch(torch.sparse_csr)
     narrow = SparseTensor([[0, 1]], torch.ones(2, 0), (3, 0))
     assert narrow.amax(1, entries=True, output="dense").tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr], ids=str)
+def test_complex_values_of_compressed_tensors_are_summed(layout: torch.layout, learned: bool) -> None:
+    """Of a view of their values torch makes no view of real numbers."""
+    dense = torch.randn(4, 6, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    blocksize = (2, 3) if layout == torch.sparse_bsr else None
+    x = dense.to_sparse(layout=layout, blocksize=blocksize)
+    x.requires_grad_(learned)
+    y = stc.SparseTensor(torch.tensor([[1], [0]]), torch.ones(1, dtype=torch.complex64), (2, 2))
+    a = torch.ones(2, dtype=torch.complex64)
+    assert torch.allclose(stc.einsum("ab->", x), dense.sum())
+    assert torch.allclose(stc.einsum("ab,ij,i->", x, y, a), dense.sum())

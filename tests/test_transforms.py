@@ -153,10 +153,13 @@ def test_an_einsum_is_exported(
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("before", ["made", "moved", "loaded", "called"])
-def test_a_sparse_layer_is_exported(before: str, strict: bool, breaks: Callable[[], int]) -> None:
+@pytest.mark.parametrize("blocksize", [None, (2, 4)])
+def test_a_sparse_layer_is_exported(
+    before: str, strict: bool, blocksize: tuple[int, int] | None, breaks: Callable[[], int]
+) -> None:
     """Whatever was done to it before: what is traced are stand-ins of its places, of which nothing can be counted."""
     dense = [torch.zeros(4, 6).index_put((torch.arange(4), torch.tensor(at)), torch.tensor(2.0)) for at in (1, 5)]
-    layer, other = (stc.nn.SparseLinear.from_dense(weight, torch.ones(4)) for weight in dense)
+    layer, other = (stc.nn.SparseLinear.from_dense(w, torch.ones(4), blocksize=blocksize) for w in dense)
     given = torch.arange(12.0).reshape(2, 6)
     if before == "moved":
         layer, given = layer.double(), given.double()
@@ -168,6 +171,8 @@ def test_a_sparse_layer_is_exported(before: str, strict: bool, breaks: Callable[
     weight = dense[before == "loaded"].to(given.dtype)
     torch.testing.assert_close(program.module()(given), given @ weight.T + 1)
     assert "sparsetc.contract.default" in [str(node.target) for node in program.graph.nodes]
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(given), given @ weight.T + 1)
 
 
 LAYER = """

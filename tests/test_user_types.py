@@ -30,7 +30,7 @@ total: stc.SparseTensor = (matrix + places * 2).T.clip(0, 1)
 weights: stc.SparseTensor = stc.softmax(total, dim=1)
 kernel: stc.Kernel = stc.compile("ij,jr->ir", weights, b, memory_limit="1GiB")
 with stc.options(precision="medium", tune="now"):
-    layer = stc.nn.SparseLinear.from_dense(torch.eye(4), plan="auto")
+    layer = stc.nn.SparseLinear.from_dense(torch.eye(4), blocksize=(2, 2), plan="auto")
     print(kernel(b), layer(rows), stc.explain("ij,jr->ir", weights, b).plan)
 print(cp_als(x, 2, backend="torch").fit, dense, means, one, each)
 """

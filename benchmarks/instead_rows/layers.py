@@ -19,10 +19,24 @@ SQUARE, WIDE = (4096, 4096), (11008, 4096)
 SPARSITY, TOKENS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), (1, 16, 256, 4096)
 
 
-def pruned(shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> torch.Tensor:
-    """A dense weight (outputs, inputs) with zeros."""
-    kept = torch.rand(shape, generator=generator(1), device=common.DEVICE) >= sparsity
+def pruned(shape: tuple[int, int], sparsity: float, dtype: torch.dtype, side: int = 1) -> torch.Tensor:
+    """A dense weight (outputs, inputs) with zeros, in blocks of a side."""
+    grid = [size // side for size in shape]
+    kept = torch.rand(grid, generator=generator(1), device=common.DEVICE) >= sparsity
+    kept = kept.repeat_interleave(side, 0).repeat_interleave(side, 1)
     return (normal(*shape) * shape[1] ** -0.5).to(dtype) * kept
+
+
+def product_in_blocks(side: int, shape: tuple[int, int], sparsity: float, tokens: int, kind: str) -> Task:
+    """The product of a layer in blocks, without gradients."""
+    dtype = TYPES[kind]
+    weight, x = pruned(shape, sparsity, dtype, side), normal(tokens, shape[1], dtype=dtype, seed=2)
+    layer, bsr = stc.nn.SparseLinear.from_dense(weight, blocksize=(side, side)), weight.to_sparse_bsr((side, side))
+    instead = {
+        "F.linear on the dense matrix": lambda: linear(x, weight),
+        "F.linear on torch's BSR": lambda: linear(x, bsr),
+    }
+    return Task(quiet(lambda: layer(x)), instead, lambda: x.double() @ weight.double().T, LIMIT[dtype])
 
 
 def product_of(form: str, shape: tuple[int, int], sparsity: float, tokens: int, kind: str) -> Task:
@@ -45,12 +59,12 @@ def product_of(form: str, shape: tuple[int, int], sparsity: float, tokens: int, 
     )
 
 
-def trained(shape: tuple[int, int], sparsity: float, tokens: int, kind: str) -> Task:
+def trained(shape: tuple[int, int], sparsity: float, tokens: int, kind: str, side: int = 1) -> Task:
     """Forward, and gradients of activations and weights, beside a dense weight that is masked as `prune` does."""
     dtype = TYPES[kind]
-    weight = pruned(shape, sparsity, dtype)
+    weight = pruned(shape, sparsity, dtype, side)
     x, g = normal(tokens, shape[1], dtype=dtype, seed=2).requires_grad_(), normal(tokens, shape[0], dtype=dtype, seed=3)
-    layer = stc.nn.SparseLinear.from_dense(weight)
+    layer = stc.nn.SparseLinear.from_dense(weight, blocksize=None if side == 1 else (side, side))
     mask, whole = (weight != 0).to(dtype), weight.clone().requires_grad_()
 
     def ours() -> tuple[object, ...]:
@@ -101,5 +115,17 @@ ROWS = [
         "pruned weights",
         partial(trained, (1024, 1024), 0.9, 64, "float32"),
         CPU,
+    ),
+    *(
+        Row(_name(f"blocks of {side}²", *case), "pruned weights", partial(product_in_blocks, side, *case), GPU)
+        for side, case in product((32, 64), product([SQUARE], (0.8, 0.9, 0.95), (256, 4096), ["fp16"]))
+    ),
+    *(
+        Row(_name("blocks of 32²", *case), "pruned weights", partial(product_in_blocks, 32, *case), CPU)
+        for case in product([(1024, 1024)], (0.9,), (1, 64), ["float32"])
+    ),
+    *(
+        Row(f"training step, {_name('blocks of 32²', *case)}", "pruned weights", partial(trained, *case, 32), on)
+        for case, on in (((SQUARE, 0.9, 4096, "fp16"), GPU), (((1024, 1024), 0.9, 64, "float32"), CPU))
     ),
 ]

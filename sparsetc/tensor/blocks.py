@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +49,11 @@ class Blocks:
         pairs = [n for m in range(order) for n in (m, order + m)]
         apart = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
         return joined(apart, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor (*grid, *sides), of (*shape); zero past the end. The inverse of `laid_out`."""
+        pairs = split(tensor, self.sides, self.shape)
+        return pairs.permute(*range(0, pairs.ndim, 2), *range(1, pairs.ndim, 2))
 
     def masks(self, coords: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Bool, of every ragged mode: the positions of each block that are not past its end.
@@ -94,11 +100,15 @@ def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor], past: int =
     return values
 
 
-def checked(sides: Sequence[int], shape: Sequence[int]) -> Blocks:
+def checked(sides: Any, shape: Sequence[int]) -> Blocks:
     """Blocks of these sides; ShapeError unless there is a side, 1 or more, for each size."""
-    if len(sides) != len(shape) or any(side < 1 for side in sides):
-        raise ShapeError(f"blocks need a side of 1 or more for each of {len(shape)} modes, found sides {tuple(sides)}")
-    return Blocks(tuple(sides), tuple(shape))
+    try:
+        whole = tuple(map(index, sides))
+    except TypeError:  # no numbers
+        whole = ()
+    if len(whole) != len(shape) or any(side < 1 for side in whole):
+        raise ShapeError(f"blocks need a side of 1 or more for each of {len(shape)} modes, found sides {sides!r:.80}")
+    return Blocks(whole, tuple(shape))
 
 
 @dataclass(frozen=True)

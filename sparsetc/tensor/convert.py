@@ -8,6 +8,7 @@ one of its own is asked for; what an object is, is first read off its type's mod
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import Blocks
+from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, coalescing_bytes, not_plain, reading
 from sparsetc.tensor.pattern import Pattern, lasting
 
@@ -187,6 +188,8 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
     shape, values, batch = tuple(tensor.shape), tensor.values(), outer.ndim - 1
+    if values.is_complex():  # of a view of such a tensor torch makes no view of real numbers
+        values = values.clone() if values.requires_grad else values.detach()
     blocks = None
     if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
         sides = tuple(values.shape[batch + 1 : batch + 3])
@@ -217,8 +220,32 @@ def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> tor
     return torch.stack(rows)
 
 
-def from_dense(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
-    """The nonzeros (NaN included) of a strided tensor or ndarray of order >= 1; differentiable."""
+def from_dense(
+    cls: type[SparseTensor], tensor: Any, *, mask: Any = None, blocksize: Sequence[int] | None = None
+) -> SparseTensor:
+    """The nonzeros (NaN included) of a strided tensor or ndarray of order >= 1, or its blocks; differentiable.
+
+    Args:
+        cls: SparseTensor.
+        tensor: whose elements are taken.
+        mask: of the same shape; the elements where it is not 0 are taken, zeros too, and no others.
+        blocksize: a side for each mode. The blocks that hold an element to take are stored, dense, as by `from_blocks`;
+            what else they hold is 0. The sides need not divide the shape.
+
+    Raises:
+        FormatError: a tensor that is not strided, or has no mode.
+        ShapeError: a mask of another shape, or sides that are not one for each mode, 1 or more.
+        DtypeError: a dtype that values cannot have.
+        OutOfMemoryError: blocks that reach far past the end, to which the tensor is padded.
+
+    Examples:
+        >>> stc.SparseTensor.from_dense(torch.eye(4), blocksize=(2, 2)).values
+        tensor([[[1., 0.],
+                 [0., 1.]],
+        <BLANKLINE>
+                [[1., 0.],
+                 [0., 1.]]])
+    """
     check_plain(tensor, "the tensor")
     strided = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
     if strided.layout != torch.strided:
@@ -226,9 +253,22 @@ def from_dense(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
     if strided.ndim == 0:
         raise FormatError("from_dense needs at least one mode, found a single number")
     check_dtype(strided.dtype)
+    chosen = strided if mask is None else torch.as_tensor(mask, device=strided.device)
+    if chosen.shape != strided.shape:
+        raise ShapeError(
+            f"the mask of a tensor {tuple(strided.shape)} must have its shape, found {tuple(chosen.shape)}"
+        )
+    blocks = None if blocksize is None else checked(blocksize, strided.shape)
+    if blocks is not None:
+        nbytes = math.prod(blocks.grid) * math.prod(blocks.sides) * strided.itemsize if blocks.ragged else 0
+        memory.check(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
+        strided = blocks.apart(strided if mask is None else strided.masked_fill(chosen == 0, 0))
     with lasting():
-        coords = torch.nonzero(strided.detach()).T.contiguous()
-    return cls._make(Pattern(coords, tuple(strided.shape), True), strided[tuple(coords)])
+        places = chosen.detach() != 0
+        if blocks is not None:
+            places = blocks.apart(places).flatten(len(blocks.sides)).any(-1)
+        coords = torch.nonzero(places).T.contiguous()
+    return cls._make(Pattern(coords, tuple(places.shape), True, blocks), strided[tuple(coords)])
 
 
 def from_scipy(cls: type[SparseTensor], matrix: Any) -> SparseTensor:

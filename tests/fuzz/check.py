@@ -152,7 +152,8 @@ def wide_leaves(built: Built, magnitude: bool = False, doubled: bool = True) -> 
             x = torch.view_as_complex(torch.view_as_real(x) * 2) if x.is_complex() else x * 2
         x = x.to(wide(x.dtype))
         if magnitude:
-            x = (laid_out(o, x) if o.memory in PARTS else x).abs().double()
+            x = laid_out(o, x) if o.memory in PARTS else x
+            x = (x if x.is_complex() else x.double()).abs().double()  # of integers the smallest has none of its type
         found.append(x.requires_grad_(leaf.requires_grad))
     return found
 
