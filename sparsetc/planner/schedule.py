@@ -110,7 +110,10 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) 
 
 
 WARPGROUP = 64
-"""Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more."""
+"""Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more; columns
+that it is given at least."""
+WIDE = 128
+"""Columns from which on narrower ones are taken for two programs to share a multiprocessor."""
 STAGES = 3, 5
 """Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
 
@@ -128,7 +131,8 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     high = prod(block[c] for c in rows)
     share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
     sums = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
-    width = max(MIN_DOT, min(rules["dot_columns"], sums // max(MIN_DOT, high)))
+    least = WARPGROUP if high >= WARPGROUP else MIN_DOT
+    width = max(least, min(rules["dot_columns"], sums // max(MIN_DOT, high)))
     block |= fit({c: padded[c] for c in columns}, columns, width, [columns])
     for side in (deep, rows, columns):  # padded to what a dot needs
         block[side[-1]] *= max(1, MIN_DOT // prod(block[c] for c in side))
@@ -137,11 +141,17 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
         """Bytes of both sides of a step."""
         return problem.itemsize * prod(block[c] for c in deep) * sum(prod(block[c] for c in s) for s in (rows, columns))
 
-    while 2 * buffer() > problem.shared and prod(block[c] for c in columns) > MIN_DOT:
+    def fit_in(programs: int, buffers: int) -> bool:
+        return programs * buffers * buffer() < problem.shared
+
+    fewest = 1 + (prod(block[c] for c in rows) >= WARPGROUP)  # that the fewer stages hold
+    while (wide := prod(block[c] for c in columns)) > MIN_DOT:
+        if fit_in(1, 2) and (wide <= WIDE or fit_in(2, fewest)):
+            break
         block[max(columns, key=block.__getitem__)] //= 2
-    held = 2 + (prod(block[c] for c in rows) >= WARPGROUP)
-    stages = STAGES[held * buffer() < problem.shared]
-    precision = problem.precision_as_loaded
+    # Two programs with one buffer less are faster than one, which is faster with more (NVIDIA H100).
+    more = fit_in(2, fewest + 1) or (fit_in(1, fewest + 1) and not fit_in(2, fewest))
+    stages, precision = STAGES[more], problem.precision_as_loaded
     return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
 
 
