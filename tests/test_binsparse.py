@@ -391,3 +391,23 @@ def test_a_description_that_is_no_text_is_refused(tmp_path: Path, kind: int) -> 
     path.write_bytes(data)
     done = processes.run(["-c", f"import sparsetc as stc; stc.read({str(path)!r})"], timeout=100)
     assert "IOFormatError" in done.stderr
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_a_description_longer_than_the_file_is_refused_before_memory_is_taken(tmp_path: Path, libver: str) -> None:
+    """Of any version of the message."""
+    h5py = pytest.importorskip("h5py")
+    path, again = tmp_path / "x.bsp.h5", tmp_path / "again.bsp.h5"
+    x = stc.SparseTensor([[0, 1], [1, 2]], [1.0, 2.0], (2, 3))
+    stc.write(path, x)
+    with h5py.File(path) as old, h5py.File(again, "w", libver=libver) as new:
+        text = old.attrs["binsparse"]
+        new.attrs["binsparse"] = text
+        for name in old:
+            old.copy(name, new)
+    assert torch.equal(stc.read(again).to_dense(), x.to_dense())
+    data = again.read_bytes()
+    length = len(text).to_bytes(4, "little")
+    again.write_bytes(data.replace(length, (2**31 - 1).to_bytes(4, "little")))
+    with pytest.raises(IOFormatError, match="a description longer than the file"):
+        stc.read(again)

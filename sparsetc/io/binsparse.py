@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import IO, Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 HEAP = rb"GCOL\x01\0\0\0"
 """How a heap of texts begins in HDF5."""
+NAME = len(b"binsparse\0")
+DESCRIPTION = re.compile(rb"([\1-\3])[\0-\3]\x0a\0(..)(..)[\0\1]?binsparse\0", re.DOTALL)
+"""The attribute that describes a tensor, as an object header of HDF5 has it: a version, sizes, and the name."""
 _SYMMETRIES = {"symmetric": "symmetric", "skew_symmetric": "skew-symmetric", "hermitian": "hermitian"}
 
 
@@ -119,9 +123,14 @@ def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
 
 
 def _checked(raw: IO[bytes]) -> IO[bytes]:
-    """Return the file; ValueError for a heap with an object of no bytes, in front of which HDF5 stays for ever."""
+    """Return the file; ValueError for a heap with an object of no bytes, in front of which HDF5 stays for ever.
+
+    Likewise for a description that is longer than the file, for which HDF5 takes memory before it looks for it.
+    """
     begin, seen = 0, set[int]()
     while len(text := raw.read(lines.BLOCK)) >= len(HEAP):
+        for found in DESCRIPTION.finditer(text):
+            _check_length(raw, begin + found.end() - NAME, *found.groups())
         for heap in re.finditer(HEAP, text):
             raw.seek(begin + heap.start() + 8)
             end = begin + heap.start() + int.from_bytes(raw.read(8), "little")
@@ -138,6 +147,21 @@ def _checked(raw: IO[bytes]) -> IO[bytes]:
         raw.seek(begin)
     raw.seek(0)
     return raw
+
+
+def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, space_size: bytes) -> None:
+    """Raise ValueError where the text of an attribute, whose name is at a place, says that it is longer than the file.
+
+    The name, the type, the dataspace and the value follow one another, padded to 8 bytes in version 1 of the message.
+    """
+    unit = 8 if version == b"\1" else 1
+    sizes = NAME, int.from_bytes(type_size, "little"), int.from_bytes(space_size, "little")
+    after_name, _, after_space = accumulate(-(-size // unit) * unit for size in sizes)
+    raw.seek(name + after_name)
+    of_any_length = raw.read(1).hex().endswith("9")  # a class of 4 bits
+    raw.seek(name + after_space)
+    if of_any_length and int.from_bytes(raw.read(4), "little") > os.fstat(raw.fileno()).st_size:
+        raise ValueError("a description longer than the file")
 
 
 def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
