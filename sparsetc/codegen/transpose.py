@@ -2,14 +2,14 @@
 
 In: a strided view, as `permute` gives it. Out: a contiguous tensor. Where the view is of matrices whose rows are
 contiguous, a kernel of Triton's copies them on a GPU by tiles; torch's own copy reads or writes one element in a sector
-of memory, and takes five times as long (NVIDIA H100, float16: 4096 x 4096 in 25 us in place of 123, 256 x 4096 in 2.0
-in place of 9.0, 16 x 4096 in 1.2 in place of 1.8; `benchmarks/results/transpose.json`).
+of memory, and takes up to four times as long (NVIDIA H100, float16, a CUDA graph of the copy: 4096 x 4096 in 31 us in
+place of 129, 256 x 4096 in 7.3 in place of 13.0, 16 x 4096 in 5.4, not 6.1; `benchmarks/results/transpose.json`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -57,13 +57,7 @@ def _launch(shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Ca
     numbers = source_matrix, source_row, result_matrix, result_row, rows, columns, *tiles
     varied, options = (0, len(numbers) + 1), {"num_warps": 2, "num_stages": 1, **FUSED}
     launch = launch_of(transpose, count * prod(tiles), varied, options)
-    return partial(_with_numbers, launch, numbers)
-
-
-def _with_numbers(
-    launch: Callable[..., None], numbers: tuple[int, ...], source: torch.Tensor, result: torch.Tensor
-) -> None:
-    launch(source, *numbers, result)
+    return lambda source, result: launch(source, *numbers, result)
 
 
 Mode = tuple[int, int, int]

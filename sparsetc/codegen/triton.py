@@ -104,7 +104,7 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
         widen = ""
 
     def read(address: str, mask: str) -> None:
-        for half in ("_high", "_low") if o.halves else ("",):
+        for half in names.IN_HALVES if o.halves else ("",):
             printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
 
     if s.out.folded:

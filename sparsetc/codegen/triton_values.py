@@ -83,7 +83,7 @@ def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     """A tile of which all positions are stored; both halves of one in halves."""
     terms, mask = _place(printer, s, stored)
     at = " + ".join([f"{_number(printer, stored)} * {stored.values.volume}", *terms])
-    for array, half in zip(stored.held, ("_high", "_low") if stored.values.halves else ("",), strict=True):
+    for array, half in zip(stored.held, names.IN_HALVES if stored.values.halves else ("",), strict=True):
         printer.put(f"{s.out.name}{half} = {load(array, at, mask)}{'' if half else _widened(printer, s, stored)}")
 
 

@@ -34,7 +34,7 @@ _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Guard:
-    """Which operands may be taken: the last verdict, as long as each operand is the same view of a tensor, unchanged.
+    """The last verdict on operands, which holds as long as each is the same view of a tensor, unchanged.
 
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
@@ -67,7 +67,7 @@ class Guard:
 
 
 def _view(operand: torch.Tensor) -> tuple[object, ...]:
-    """What tells a view of a tensor from others, and from itself once the tensor has changed."""
+    """Return what tells a view of a tensor from others, and from itself once the tensor has changed."""
     return operand._version, operand.storage_offset(), operand.shape, operand.stride()
 
 

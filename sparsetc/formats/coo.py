@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
 import torch
 
@@ -30,7 +29,7 @@ from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, rep
 from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner.schedule import programs_of, schedule_of
 
 
 @register_format
@@ -73,8 +72,8 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
     yield coo(problem, counts)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
-        one_dot = len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs
-        yield from [coo(in_halves, counts)] if one_dot else []
+        if len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs:  # one dot of two tables
+            yield coo(in_halves, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
         runs = counts.distinct((*problem.kept, mode))
         if counts.nnz >= problem.rules["long_run"] * runs:
@@ -127,17 +126,12 @@ def _spread(problem: Problem, schedule: Schedule, entries: int, rows: int) -> tu
 
     Narrower columns read each entry again; a cut row makes all sums additions, which zeros have to precede.
     """
-    bound, warps = problem.bound, problem.profile.warps
-    blocks = dict(schedule.blocks)
-    split = max((c for c in blocks if c in bound.einsum.output), key=blocks.__getitem__, default="")
-
-    def programs() -> int:
-        return prod(-(-bound.by_index[c] // n) for c, n in blocks.items()) * rows
-
-    while schedule.slabs and blocks[split] > NARROW and 2 * programs() < warps:
+    blocks, warps = dict(schedule.blocks), problem.profile.warps
+    split = max((c for c in blocks if c in problem.bound.einsum.output), key=blocks.__getitem__, default="")
+    while schedule.slabs and blocks[split] > NARROW and 2 * rows * programs_of(problem, schedule) < warps:
         blocks[split] //= 2
-    most = programs() * entries // (rows * MORE * warps)
-    return replace(schedule, blocks=tuple(blocks.items())), max(FEWEST, most)
+        schedule = replace(schedule, blocks=tuple(blocks.items()))
+    return schedule, max(FEWEST, programs_of(problem, schedule) * entries // (MORE * warps))
 
 
 add_plans(Method("coo", by_rows_and_more, coo))

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import fit, padded_axes
+from sparsetc.planner.schedule import fit, padded_axes, programs_of
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support import memory
 from sparsetc.support.lru import Lru
@@ -331,7 +331,7 @@ def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Par
             tiles.append((part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1)))
     rates, owner = Rates.of(problem, tiles)
     parts = [tiles[number][0] for number in owner]
-    return parts, np.array([_programs(problem, part) for part in parts]), rates
+    return parts, np.array([programs_of(problem, part.schedule) for part in parts]), rates
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
@@ -428,7 +428,7 @@ def _parts(
     """
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = int(_most_tiles(problem, _programs(problem, part), np.array(count)))
+    most = int(_most_tiles(problem, programs_of(problem, part.schedule), np.array(count)))
     if problem.backend != "triton":
         most = max(1, problem.rules["item_nnz"][1] // volume)
     cuts = longest > most and not problem.deterministic
@@ -437,11 +437,6 @@ def _parts(
         storage, chain = replace(part.storage, max_item_nnz=each * volume), each or longest
         expected = Statistics(items, count, count * volume, nnz, problem.itemsize, chain=chain, split_rows=each > 0)
         yield replace(part, storage=storage, nnz=nnz), expected
-
-
-def _programs(problem: Problem, part: Part) -> int:
-    """Return the programs of a work item, over the blocks of its dense axes."""
-    return prod(-(-problem.bound.by_index[c] // part.schedule.block(c)) for c in problem.bound.einsum.axes)
 
 
 def _most_tiles(problem: Problem, programs: int | Numbers, tiles: Numbers) -> Numbers:

@@ -129,8 +129,8 @@ def _checked(raw: IO[bytes]) -> IO[bytes]:
     """
     begin, seen = 0, set[int]()
     while len(text := raw.read(lines.BLOCK)) >= len(HEAP):
-        for found in DESCRIPTION.finditer(text):
-            _check_length(raw, begin + found.end() - NAME, *found.groups())
+        for header in DESCRIPTION.finditer(text):
+            _check_length(raw, begin + header.end() - NAME, *header.groups())
         for heap in re.finditer(HEAP, text):
             raw.seek(begin + heap.start() + 8)
             end = begin + heap.start() + int.from_bytes(raw.read(8), "little")
@@ -158,7 +158,7 @@ def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, s
     sizes = NAME, int.from_bytes(type_size, "little"), int.from_bytes(space_size, "little")
     after_name, _, after_space = accumulate(-(-size // unit) * unit for size in sizes)
     raw.seek(name + after_name)
-    of_any_length = raw.read(1).hex().endswith("9")  # a class of 4 bits
+    of_any_length = int.from_bytes(raw.read(1), "little") & 15 == 9  # the class of the type
     raw.seek(name + after_space)
     if of_any_length and int.from_bytes(raw.read(4), "little") > os.fstat(raw.fileno()).st_size:
         raise ValueError("a description longer than the file")

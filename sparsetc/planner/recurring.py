@@ -37,7 +37,7 @@ class Kind:
     """
 
     choice: Choice
-    agreed: int = 1
+    agreed: int
     repeats: int = 0
 
 
@@ -59,8 +59,8 @@ def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
         plan = kind.choice.plan
         return replace(kind.choice, plan=replace(plan, reason=f"as for the last patterns of its kind, {plan.reason}"))
     choice = choose()
-    same = kind is not None and _walks(kind.choice) == _walks(choice)
-    _keep(key, Kind(choice, kind.agreed + 1 if kind and same else 1))
+    agreed = kind.agreed if kind and _walks(kind.choice) == _walks(choice) else 0
+    _keep(key, Kind(choice, agreed + 1))
     return choice
 
 
@@ -70,7 +70,7 @@ def _keep(key: Hashable, kind: Kind) -> None:
 
 
 def _walks(choice: Choice) -> list[Any]:
-    """What plans of one kind of patterns have in common: the formats of their parts, and how each walks the modes."""
+    """Return what tells plans apart for a kind: the formats of their parts, and how each walks the modes."""
     return [choice.plan.name, *((p.format, p.storage.levels, p.schedule.precision) for p in choice.plan.parts)]
 
 

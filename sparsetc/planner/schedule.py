@@ -77,6 +77,11 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 
 
+def programs_of(problem: Problem, schedule: Schedule) -> int:
+    """Return the programs of a work item, over the blocks of its dense axes."""
+    return prod(-(-problem.bound.by_index[c] // schedule.block(c)) for c in problem.bound.einsum.axes)
+
+
 def _blocks_meet(bound: Bound, sizes: dict[str, int], most_deep: int) -> tuple[str, ...]:
     """The summed dense axes that two operands have in common, where each has enough of the output's axes for a dot.
 

@@ -239,7 +239,7 @@ class WorkItem:
             case Scale():
                 self.keep(s.out, self.scale(s))
             case Gather():
-                halves = ("_high", "_low") if s.operand.halves else ("",)
+                halves = names.IN_HALVES if s.operand.halves else ("",)
                 gathered = [self.shaped(s.out, self.gather(s, f"{s.operand.name}{half}")) for half in halves]
                 self.tiles[s.out.name] = HalvesTile(*gathered) if s.operand.halves else gathered[0]
             case Zero():

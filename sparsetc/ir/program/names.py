@@ -28,5 +28,7 @@ scaled = "scaled_{}".format
 """The name of rows of a dense operand that were brought there."""
 unscale = "unscale_{}".format
 """The name of the power of two that brings an operand back from there."""
+IN_HALVES = "_high", "_low"
+"""The ends of the names of a tile, or of a table, that is in halves."""
 past = "past_{}".format
 """The name of the condition that a tile's position lies beyond the end of its mode."""

@@ -165,9 +165,9 @@ def named_operands(bound: Bound) -> tuple[str, tuple[Operand, ...]]:
 
 
 HALVES = ("high", "low", "most")
-"""What a program is given of a dense operand in halves: both, scaled, and the largest magnitude."""
+"""The tables of a dense operand in halves: both, scaled, and the largest magnitude."""
 MADE = ("", "rounded", *HALVES)
-"""What a program may be given of a dense operand: it as it is, in bfloat16, or some of its halves and magnitude."""
+"""The tables that may be made of a dense operand: itself, in bfloat16, and those of halves."""
 
 
 class DenseTable(NamedTuple):
