@@ -37,12 +37,11 @@ def test_survivors_are_printed_unless_they_are_listed(
 MODULES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "sparsetc").rglob("*.py")]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if mutate.mutations((ROOT / name).read_bytes())])
+@pytest.mark.parametrize("module", MODULES)
 def test_every_module_that_can_be_changed_has_tests(module: str) -> None:
     """Without files to run pytest would run all there are."""
     groups = mutate.groups_of(module, ROOT)
-    assert groups
-    assert all(groups)
+    assert (groups and all(groups)) or not mutate.mutations((ROOT / module).read_bytes())
 
 
 def test_the_operators() -> None:

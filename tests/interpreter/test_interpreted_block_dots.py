@@ -23,7 +23,7 @@ def test_results(case: BlockDot, dtype: torch.dtype, precision: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10]], ids=str)
 def test_gradients(case: BlockDot, dtype: torch.dtype) -> None:
-    x, dense = case.operands(dtype)
+    x, dense = case.operands(dtype, share=0.3)  # each element of a block is a program's turn
     leaves = [leaf.clone().requires_grad_() for leaf in (x.values, *dense)]
     result = stc.einsum(case.equation, x.with_values(leaves[0]), *leaves[1:], plan="coo")
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
