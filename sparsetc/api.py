@@ -22,12 +22,14 @@ from sparsetc.contraction.contraction import (
     compiled,
     compiled_together,
     contraction,
+    kept,
     kept_together,
     parsed,
     wrap,
 )
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.output import Result, without_zeros
+from sparsetc.contraction.passing import passing
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
@@ -59,7 +61,9 @@ def einsum(
     of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
     layout, or a scipy or pydata sparse array; dense operands may be ndarrays, which lie on the CPU. The first call for
     an equation compiles it; the kernel is kept with the sparse operand's pattern, that of a torch tensor or of a scipy
-    CSR, CSC, BSR or COO array with the index arrays.
+    CSR, CSC, BSR or COO array with the index arrays. Where patterns come and go, each used a few times, as a graph that
+    each step makes anew, the first uses of the next are done by torch's operations, and a kernel is compiled for what
+    stays.
 
     Values are packed once, and again when they changed. On a CPU every change is seen, also one through ``.data`` or an
     ndarray of the same memory; on a GPU those that torch counts, and any made after a gradient of the values.
@@ -119,7 +123,14 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapp
     if (sharded := sharded_of(args)) is not None:
         return sharded._einsum(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
-    return _run(compiled(text, operands, of_call(settings), output), operands, drop_zeros)
+    options = of_call(settings)
+    made = kept(text, operands, options, output)
+    if made is None:
+        result = passing(text, operands, options, output)
+        if result is not None:
+            return result
+        made = compiled(text, operands, options, output)
+    return _run(made, operands, drop_zeros)
 
 
 def sharded_of(args: tuple[Any, ...]) -> Any:
@@ -131,6 +142,7 @@ def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
     """Return the result of a contraction."""
     sparse = [o for o in operands if type(o) is SparseTensor]
     patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
+    patterns[0].uses.count += 1
     dense = [o for o in operands if type(o) is not SparseTensor]
     return wrap(made, made.evaluate(patterns, values, dense, made.packed(values)), patterns, drop_zeros)  # type: ignore[arg-type]
 

@@ -82,6 +82,12 @@ class Options:
     backend: str | None = None
     tune: str | float | None = None
 
+    @property
+    def asks(self) -> bool:
+        """Whether a plan, sums in one order, a limit, a backend or a search were asked for."""
+        settings = self.plan, self.deterministic, self.memory_limit, self.backend, self.tune
+        return settings != ("auto", False, None, None, None)
+
     def effective_precision(self) -> str:
         """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
         return self.precision or torch.get_float32_matmul_precision()

@@ -122,7 +122,7 @@ def promoted(operands: Sequence[Operand]) -> list[Operand]:
     if len(floats) < 2:
         return list(operands)
     widest = reduce(torch.promote_types, floats)
-    return [o.to(widest) if o.dtype.is_floating_point else o for o in operands]
+    return [o.to(widest) if o.dtype.is_floating_point and o.dtype != widest else o for o in operands]
 
 
 def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Tensors:

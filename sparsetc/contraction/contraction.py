@@ -281,6 +281,17 @@ def compiled(text: str, operands: Operands, settings: Options, form: str) -> Con
     return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
 
 
+def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
+    """The contraction that is kept for these patterns, this equation and these sizes; None where there is none yet."""
+    first = next(o for o in operands if isinstance(o, SparseTensor))
+    if first._unsorted is not None:
+        return None
+    try:
+        return first._pattern.cache.get(_key(text, operands, settings, form))  # type: ignore[no-any-return]
+    except TypeError:  # a plan that cannot be hashed
+        return None
+
+
 def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
     """What is kept with a pattern by a key, for as long as the others live; made where it is not there."""
     try:

@@ -15,19 +15,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, Uses, lasting, transforming
 from sparsetc.tensor.sums import INTEGERS, exactly, in_order, summed_rows
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
@@ -226,8 +227,11 @@ def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[in
 
 def constructed(
     coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool, in_blocks: bool = False
-) -> tuple[Pattern, torch.Tensor]:
-    """Return a pattern, and values on it, of arguments of SparseTensor or `from_blocks`."""
+) -> tuple[Pattern, torch.Tensor] | Unsorted:
+    """Return a pattern, and values on it, of arguments of SparseTensor or `from_blocks`.
+
+    Of coordinates that are in no order, and that may be used once and no more, these are `Unsorted`.
+    """
     vals, coords = as_values(values), _without_subclass(coords)
     comes_again = type(coords) is torch.Tensor and not transforming()
     with lasting():
@@ -237,7 +241,8 @@ def constructed(
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
             found = reading(kind, sizes, [coords], [coords.untyped_storage()], _of_coordinates, blocks)
-            pattern, merge = found.pattern, found.merge
+            unsorted = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and found.unsorted
+            pattern, merge = (None, None) if unsorted else (found.pattern, found.merge)
         else:
             if check:
                 crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
@@ -247,6 +252,8 @@ def constructed(
             pattern = Pattern(crds, sizes, coalesce, blocks)
         if check and blocks is not None:
             blocks.check_end(raw, vals)
+    if pattern is None:
+        return Unsorted(found, vals, vals.clone(), _version(vals))
     return pattern, vals if merge is None else merge.values(vals)
 
 
@@ -308,11 +315,14 @@ def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
 
 def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
     """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
-    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
-    if crd.is_sorted_unique(keys):
+    if crd.is_sorted_unique(crd.sort_keys(coords, shape[: coords.shape[0]])):
         return coords, None
-    order, fresh = crd.sorted_runs(keys)
-    del keys
+    return merged(coords, shape)
+
+
+def merged(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge]:
+    """Coordinates sorted and unique, which they are not yet, and how values follow."""
+    order, fresh = crd.sorted_runs(crd.sort_keys(coords, shape[: coords.shape[0]]))
     kept = torch.nonzero(fresh).squeeze(1)
     if kept.shape[0] == order.shape[0]:
         return coords.index_select(1, order), Merge(order, None, order.shape[0])
@@ -329,21 +339,64 @@ Numbered = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor
 
 readings: Lru[Any, Reading] = Lru(READINGS)
 """Those of index arrays that live."""
+passing: set[tuple[int, torch.dtype, torch.device]] = set()
+"""Sparse orders, dtypes and devices of tensors whose patterns come and go, as einsums saw them: coordinates of such a
+tensor are not sorted before somebody asks for its pattern."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A pattern, and how the library's values become values on it.
+    """A pattern, and how the library's values become values on it; both are made when they are first asked for.
 
     Attributes:
         indices: the index arrays as they were when they were read.
         versions: torch's counts of changes of the arrays at that time, where they are believed.
+        coords: (order, n) int64, in range, in the order of the arrays.
+        number: (n,) which of the library's values each is; None for one after the other.
+        sizes: of the sparse modes, or of the grid of `blocks`.
+        blocks: those that the coordinates are of.
+        uses: how often einsums used the coordinates as they are.
     """
 
     indices: tuple[torch.Tensor, ...]
     versions: tuple[int | None, ...]
-    pattern: Pattern
-    merge: Merge | None
+    coords: torch.Tensor
+    number: torch.Tensor | None
+    sizes: tuple[int, ...]
+    blocks: Blocks | None
+    uses: Uses = field(default_factory=Uses)
+
+    @property
+    def unsorted(self) -> bool:
+        """Whether the pattern is still to be made, and may take a sort: a GPU is not asked, which would be a wait."""
+        plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
+        return plain and (self.coords.is_cuda or not self._in_order)
+
+    @cached_property
+    def _in_order(self) -> bool:
+        return crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes))
+
+    @property
+    def pattern(self) -> Pattern:
+        """Where there are values, coalesced."""
+        return self._sorted[0]
+
+    @property
+    def merge(self) -> Merge | None:
+        """How the library's values become values on the pattern; None where they are these."""
+        return self._sorted[1]
+
+    @cached_property
+    def _sorted(self) -> tuple[Pattern, Merge | None]:
+        with lasting():
+            coords, merge = (self.coords, None) if self._in_order else merged(self.coords, self.sizes)
+            number = self.number
+            if number is not None:
+                order = number if merge is None else number.index_select(0, merge.order)
+                same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
+                run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
+                merge = None if same else Merge(order, run, count)
+            return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
 
     def values(self, values: torch.Tensor) -> torch.Tensor:
         """Values on the pattern, of those that the library has in its own order."""
@@ -388,7 +441,12 @@ def reading(
 
 
 def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
-    return tuple(i._version if i.is_cuda and not i.is_inference() else None for i in indices)
+    return tuple(_version(i) if i.is_cuda else None for i in indices)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Torch's count of changes of a tensor; None where it has none."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbered, blocks: Blocks | None) -> Reading:
@@ -396,10 +454,32 @@ def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbe
     coords, number = numbered(indices)
     sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
     crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
-    coords, merge = coalesced(coords, sizes)
-    if number is not None:
-        order = number if merge is None else number.index_select(0, merge.order)
-        same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
-        run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
-        merge = None if same else Merge(order, run, count)
-    return Reading(indices, versions, Pattern(coords, sizes, True, blocks), merge)
+    return Reading(indices, versions, coords, number, sizes, blocks)
+
+
+@dataclass(frozen=True)
+class Unsorted:
+    """A tensor's values beside coordinates that may be in no order, until somebody asks for its pattern.
+
+    Attributes:
+        given: the values as they are now, which are those of sorted coordinates.
+        values: as they were, which are those of all others.
+        version: torch's count of changes of those given, at that time.
+    """
+
+    reading: Reading
+    given: torch.Tensor
+    values: torch.Tensor
+    version: int | None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it makes no difference which of the values are taken."""
+        return self.version is not None and self.version == self.given._version
+
+    def coalesced(self) -> tuple[Pattern, torch.Tensor]:
+        """The pattern and values on it, differentiable wherever the values are."""
+        if self.reading.merge is None:
+            return self.reading.pattern, self.given
+        with _disable_current_modes(), torch.set_grad_enabled(self.values.requires_grad):
+            return self.reading.pattern, self.reading.values(self.values)

@@ -52,6 +52,15 @@ def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
     return transforming() or forward_ad._current_level >= 0
 
 
+class Uses:
+    """How often einsums used a pattern, or coordinates that none was made of yet; held kernels do not count."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Pattern:
     """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
 
@@ -66,6 +75,7 @@ class Pattern:
         number: the number that a graph which torch traces knows the pattern by.
         results: patterns of results in traced graphs, by the names of the contractions that give them.
         ones: True for a pattern of the package's own whose values are 1 in every einsum.
+        uses: how often einsums used it.
 
     Examples:
         >>> x = stc.eye(3)
@@ -75,7 +85,7 @@ class Pattern:
 
     __slots__ = (
         *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_derived", "_shape"),
-        *("counts", "number", "ones", "results"),
+        *("counts", "number", "ones", "results", "uses"),
     )
 
     counts: dict[Any, Any]
@@ -84,9 +94,15 @@ class Pattern:
     number: int
     ones: bool
     results: dict[str, Pattern]
+    uses: Uses
 
     def __init__(
-        self, coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool, blocks: Blocks | None = None
+        self,
+        coords: torch.Tensor,
+        shape: tuple[int, ...],
+        coalesced: bool,
+        blocks: Blocks | None = None,
+        uses: Uses | None = None,
     ) -> None:
         """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`.
 
@@ -98,6 +114,7 @@ class Pattern:
         self._coords, self._shape, self._coalesced, self._blocks = coords, shape, coalesced, blocks
         self.counts, self._cache, self.number = {}, None, next(_numbers)
         self.results, self._derived, self.ones = {}, Lru(KEPT), False
+        self.uses = uses or Uses()
         _all[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from sparsetc.support.entry import entry_point
 from sparsetc.tensor import convert, tables
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.functions import Functions
-from sparsetc.tensor.inputs import ArrayLike, Merge, as_values, check_dtype, coalesced, constructed
+from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
@@ -69,19 +69,32 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                 [5., 0., 0.]])
     """
 
-    __slots__ = ("__weakref__", "_pattern", "_values")
+    __slots__ = ("__weakref__", "_pattern", "_unsorted", "_values")
 
     _pattern: Pattern
     _values: torch.Tensor
+    _unsorted: Unsorted | None  # where the other two are not made yet
 
     @entry_point
     def __init__(
         self, coords: ArrayLike, values: ArrayLike, shape: Any = None, *, coalesce: bool = True, check: bool = True
     ) -> None:
-        self._set(*constructed(coords, values, shape, coalesce, check))
+        made = constructed(coords, values, shape, coalesce, check)
+        if isinstance(made, Unsorted):
+            self._unsorted = made
+        else:
+            self._set(*made)
 
     def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
-        self._pattern, self._values = pattern, values
+        self._pattern, self._values, self._unsorted = pattern, values, None
+
+    def __getattr__(self, name: str) -> Any:
+        """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
+        if name not in ("_pattern", "_values"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        assert self._unsorted
+        self._set(*self._unsorted.coalesced())
+        return getattr(self, name)
 
     @classmethod
     def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
@@ -132,6 +145,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of all modes, dense ones last."""
+        if self._unsorted is not None:
+            return self._unsorted.reading.sizes
         blocks = self._pattern._blocks
         if blocks is not None:
             return blocks.shape + tuple(self._values.shape[1 + len(blocks.shape) :])
@@ -167,17 +182,22 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the values."""
-        return self._values.dtype
+        return self._given.dtype
 
     @property
     def device(self) -> torch.device:
         """Where coords and values live."""
-        return self._values.device
+        return self._given.device
 
     @property
     def requires_grad(self) -> bool:
         """Whether autograd follows the values."""
-        return self._values.requires_grad
+        return self._given.requires_grad
+
+    @property
+    def _given(self) -> torch.Tensor:
+        """The values, not yet sorted where nobody asked for these."""
+        return self._values if self._unsorted is None else self._unsorted.values
 
     @property
     def is_coalesced(self) -> bool:
@@ -331,7 +351,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         Raises:
             FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
         """
-        return cls._make(*constructed(coords, blocks, shape, coalesce, check, in_blocks=True))
+        made = constructed(coords, blocks, shape, coalesce, check, in_blocks=True)
+        assert not isinstance(made, Unsorted)
+        return cls._make(*made)
 
     # ---- to and from others -----------------------------------------------------------------------------------
 

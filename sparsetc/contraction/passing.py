@@ -1,0 +1,210 @@
+"""Einsums of patterns that come and go, as a graph that each step makes anew, by torch's operations on their entries.
+
+In: an einsum of one sparse operand, and how often einsums used its pattern. Out: its dense result, differentiable, or
+None where a kernel is to be compiled. To sort, plan and pack takes longer than ten calls, so it is for a pattern that
+stays: where several in turn were used a few times each before the next came, the first uses of another are done by
+gathering, multiplying and adding rows, in the order in which the entries were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.contraction.canonical import Operands, Tensors
+from sparsetc.contraction.output import is_sparse
+from sparsetc.errors import EquationError
+from sparsetc.ir.equation.einsum import Einsum
+from sparsetc.ir.equation.parse import parse
+from sparsetc.options import Options
+from sparsetc.support.entry import without_autocast
+from sparsetc.support.lru import Lru
+from sparsetc.tensor import inputs
+from sparsetc.tensor.pattern import Uses, transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
+
+TURNS = 3
+"""Patterns in turn that must have been used a few times before no kernel is compiled for the next."""
+FEW = 8
+"""Uses of a pattern that are few: more than the layers of most networks, which use a graph once each in a step, and
+fewer than take the time of a compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
+ENTRIES, ELEMENTS = 1 << 20, 1 << 27
+"""Entries of a pattern, and elements of the rows that are gathered or added to, beyond which kernels are compiled: it
+takes little beside the run, and kernels gather no rows into memory and add long ones in pieces."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The pattern that an einsum was last used with, and how many in turn before it were used a few times."""
+
+    uses: Uses
+    passed: int
+
+
+turns: Lru[Any, Turn] = Lru(256)
+"""Einsums that were called with patterns they had no kernel for."""
+
+
+def passing(text: str, operands: Operands, settings: Options, form: str) -> torch.Tensor | None:
+    """The result of an einsum whose pattern is not worth a kernel yet; None where one is to be compiled."""
+    sparse = [number for number, o in enumerate(operands) if isinstance(o, SparseTensor)]
+    if len(sparse) > 1 or settings.asks or transforming() or torch.are_deterministic_algorithms_enabled():
+        return None
+    x = operands[sparse[0]]
+    assert isinstance(x, SparseTensor)
+    coords, values, uses = _entries(x)
+    kind = x.dtype, x.device
+    if values.ndim > 1 or x.dtype in INTEGERS or any((o.dtype, o.device) != kind for o in operands):
+        return None
+    if not _comes_and_goes(text, (len(coords), *kind), uses):
+        return None
+    recipe = Recipe.of(text, tuple(o.ndim if isinstance(o, torch.Tensor) else o.order for o in operands), *sparse)
+    sizes = recipe and recipe.sizes(operands)
+    if not recipe or not sizes or is_sparse(form, recipe.einsum, [recipe.einsum.inputs[sparse[0]]]):
+        return None
+    rows, width, count = recipe.extent(recipe.kept, sizes), recipe.extent(recipe.free, sizes), len(values)
+    if count > ENTRIES or max(count, rows) * width > ELEMENTS:
+        return None
+    uses.count += 1
+    dense = [o for o in operands if isinstance(o, torch.Tensor)]
+    with without_autocast(x.device):
+        return recipe.result(sizes, coords.unbind(), values, dense)
+
+
+def _entries(x: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, Uses]:
+    """Coordinates and values of the entries in any order, and the uses of these coordinates."""
+    unsorted = x._unsorted
+    if unsorted is None or not unsorted.unchanged:
+        return x._pattern.coords, x._values, x._pattern.uses
+    return unsorted.reading.coords, unsorted.values, unsorted.reading.uses
+
+
+def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
+    """Whether the pattern with these uses was used a few times only, and so were several in turn before it."""
+    turn = turns.get((text, kind))
+    if turn is None or turn.uses is not uses:
+        passed = turn.passed + 1 if turn and turn.uses.count <= FEW else 0
+        turns.pop((text, kind))
+        turn = turns.put((text, kind), Turn(uses, passed))
+        (inputs.passing.add if passed >= TURNS else inputs.passing.discard)(kind)
+    return turn.passed >= TURNS and uses.count < FEW
+
+
+@dataclass(frozen=True)
+class Table:
+    """A dense operand as rows that are gathered: which letters number them, and how its dimensions are ordered for it.
+
+    Attributes:
+        letters: those that the sparse operand has too.
+        order: of its dimensions: these letters, then those of the result in the result's order.
+        free: for each dense letter of the result, whether the operand has it.
+    """
+
+    letters: str
+    order: tuple[int, ...]
+    free: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An einsum of which each entry adds to one row a product of rows, one of each dense operand.
+
+    Attributes:
+        einsum: with the letters of each operand.
+        kept: letters of the result that the sparse operand has.
+        free: those that it has not.
+        tables: the dense operands.
+        order: of the result's letters, among those kept and free.
+    """
+
+    einsum: Einsum
+    kept: str
+    free: str
+    tables: tuple[Table, ...]
+    order: tuple[int, ...]
+
+    @staticmethod
+    @lru_cache
+    def of(text: str, orders: tuple[int, ...], sparse: int) -> Recipe | None:
+        """The recipe of an einsum of operands of these orders; None where it has none."""
+        try:
+            e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
+        except EquationError:
+            return None
+        if len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs):
+            return None
+        tables = []
+        for term in (e.inputs[p] for p in e.dense):
+            letters = [c for c in term if c not in e.free]
+            order = [term.index(c) for c in (*letters, *(c for c in e.free if c in term))]
+            tables.append(Table("".join(letters), tuple(order), tuple(c in term for c in e.free)))
+        at_end = (*e.kept, *e.free)
+        order = [at_end.index(c) for c in e.output]
+        return Recipe(e, "".join(e.kept), "".join(e.free), tuple(tables), tuple(order))
+
+    def sizes(self, operands: Operands) -> dict[str, int] | None:
+        """The size of each letter; None where operands disagree, or one is to be repeated."""
+        sizes: dict[str, int] = {}
+        for term, operand in zip(self.einsum.inputs, operands, strict=True):
+            for letter, size in zip(term, operand.shape, strict=True):
+                if sizes.setdefault(letter, size) != size:
+                    return None
+        return sizes
+
+    @staticmethod
+    def extent(letters: str, sizes: dict[str, int]) -> int:
+        """Positions in these letters."""
+        return prod(sizes[c] for c in letters)
+
+    def result(
+        self, sizes: dict[str, int], coords: Sequence[torch.Tensor], values: torch.Tensor, dense: Tensors
+    ) -> torch.Tensor:
+        """The einsum of entries with these coordinates and values, and dense operands."""
+        wide = accumulator(values.dtype)
+        at = dict(zip(self.einsum.inputs[self.einsum.sparse[0]], coords, strict=True))
+        tables = [self._rows(table, sizes, o.to(wide)) for table, o in zip(self.tables, dense, strict=True)]
+        numbers = [_numbers(table.letters, sizes, at) for table in self.tables]
+        weights, row = values.to(wide), _numbers(self.kept, sizes, at)
+        shape, width = [sizes[c] for c in (*self.kept, *self.free)], self.extent(self.free, sizes)
+        if row is None:
+            found = self._product(weights, tables, numbers).sum(0)
+        elif weights.is_cuda or weights.is_complex():
+            terms = self._product(weights, tables, numbers)
+            found = add_rows(terms.new_zeros((self.extent(self.kept, sizes), *terms.shape[1:])), row, terms)
+        else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix well
+            column, terms = numbers[0], tables[0]
+            if len(tables) > 1 or column is None or weights.requires_grad:
+                terms = self._product(weights, tables, numbers)
+                weights, column = torch.ones_like(weights), torch.arange(len(weights))
+            place, size = torch.stack([row, column]), (self.extent(self.kept, sizes), len(terms))
+            matrix = torch.sparse_coo_tensor(place, weights.detach(), size, check_invariants=False)
+            found = torch.mm(matrix, terms.reshape(len(terms), width))
+        return found.view(shape).permute(self.order).to(values.dtype).contiguous()
+
+    def _rows(self, table: Table, sizes: dict[str, int], operand: torch.Tensor) -> torch.Tensor:
+        """(positions of its letters, *a size for each dense letter of the result, 1 where it has it not)."""
+        free = [sizes[c] if has else 1 for c, has in zip(self.free, table.free, strict=True)]
+        return operand.permute(table.order).reshape(self.extent(table.letters, sizes), *free)
+
+    def _product(
+        self, weights: torch.Tensor, tables: list[torch.Tensor], numbers: list[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """(entries, *dense sizes of the result): each value times the rows that its coordinates have in the tables."""
+        product = weights.view(-1, *[1] * len(self.free))
+        for table, number in zip(tables, numbers, strict=True):
+            product = product * (table if number is None else table.index_select(0, number))
+        return product
+
+
+def _numbers(letters: str, sizes: dict[str, int], at: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """(entries,) the row-major number of each entry's position in these letters; None where there are no letters."""
+    number = None
+    for c in letters:
+        number = at[c] if number is None else at[c] + number * sizes[c]
+    return number

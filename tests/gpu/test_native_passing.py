@@ -1,0 +1,62 @@
+"""Einsums of patterns that come and go, on a GPU: by torch's operations, without a kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsetc as stc
+from sparsetc import api
+from sparsetc.contraction import passing
+
+SIZES = {"i": 300, "j": 200, "k": 100, "r": 32, "s": 3}
+EQUATIONS = ["ij,jr->ir", "ij,ir->rj", "ij,j->i", "ij,jr->r", "ijk,jr,kr->ir", "ijk,jr,ks->isr", "ijk,kjr->ir"]
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["values", "values that learn"])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_results_and_gradients(
+    equation: str, dtype: torch.dtype, error: float, learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passing, "TURNS", 2)
+    terms = equation.split("->")[0].split(",")
+    shape = [SIZES[c] for c in terms[0]]
+    g = torch.Generator("cuda").manual_seed(0)
+    for turn in range(5):
+        if turn == 3:
+            monkeypatch.setattr(api, "compiled", None)
+        coords = torch.stack([torch.randint(n, (5000,), generator=g, device="cuda") for n in shape])
+        if turn == 4:
+            coords = torch.unique(coords, dim=1)
+        values = torch.rand(coords.shape[1], generator=g, device="cuda").to(dtype)
+        dense = [torch.rand([SIZES[c] for c in t], generator=g, device="cuda").to(dtype) for t in terms[1:]]
+        leaves = [*([values.requires_grad_()] if learned else []), *(d.requires_grad_() for d in dense)]
+        found = stc.einsum(equation, stc.SparseTensor(coords, values, shape), *dense, output="dense")
+        exact = {id(leaf): leaf.detach().double().requires_grad_() for leaf in (values, *dense)}
+        full = torch.zeros(shape, dtype=torch.float64, device="cuda")
+        full = full.index_put(tuple(coords), exact[id(values)], accumulate=True)
+        expected = torch.einsum(equation, full, *(exact[id(d)] for d in dense))
+        assert (found.double() - expected).abs().max() <= error * expected.abs().max()
+        ours = torch.autograd.grad(found, leaves, torch.ones_like(found))
+        theirs = torch.autograd.grad(expected, [exact[id(leaf)] for leaf in leaves], torch.ones_like(expected))
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.double() - other).abs().max() <= error * other.abs().max()
+
+
+def test_values_changed_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of coordinates in order they are the caller's own; of others a copy."""
+    monkeypatch.setattr(passing, "TURNS", 2)
+    b = torch.rand(200, 8, device="cuda")
+    for turn in range(8):
+        coords = torch.stack([torch.randint(n, (500,), device="cuda") for n in (300, 200)])
+        if turn % 2:
+            coords = torch.unique(coords, dim=1)
+        values = torch.rand(coords.shape[1], device="cuda")
+        x = stc.SparseTensor(coords, values, (300, 200))
+        before = values.clone()
+        values.mul_(2)
+        in_force = values if turn % 2 else before
+        expected = torch.zeros(300, 200, device="cuda").index_put(tuple(coords), in_force, accumulate=True)
+        torch.testing.assert_close(x @ b, expected @ b)
+        torch.testing.assert_close(x.to_dense(), expected)
