@@ -17,6 +17,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc.errors import IOFormatError, OutOfMemoryError
+from sparsetc.io import lines
 
 h5py = pytest.importorskip("h5py")
 binsparse = pytest.importorskip("binsparse")
@@ -393,9 +394,13 @@ def test_a_description_that_is_no_text_is_refused(tmp_path: Path, kind: int) -> 
     assert "IOFormatError" in done.stderr
 
 
+@pytest.mark.parametrize("block", [lines.BLOCK, 37, 41, 64])
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_a_description_longer_than_the_file_is_refused_before_memory_is_taken(tmp_path: Path, libver: str) -> None:
-    """Of any version of the message."""
+def test_a_description_longer_than_the_file_is_refused_before_memory_is_taken(
+    tmp_path: Path, libver: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any version of the message, wherever it lies in the blocks that are read."""
+    monkeypatch.setattr(lines, "BLOCK", block)
     h5py = pytest.importorskip("h5py")
     path, again = tmp_path / "x.bsp.h5", tmp_path / "again.bsp.h5"
     x = stc.SparseTensor([[0, 1], [1, 2]], [1.0, 2.0], (2, 3))

@@ -29,6 +29,8 @@ HEAP = rb"GCOL\x01\0\0\0"
 NAME = len(b"binsparse\0")
 DESCRIPTION = re.compile(rb"([\1-\3])[\0-\3]\x0a\0(..)(..)[\0\1]?binsparse\0", re.DOTALL)
 """The attribute that describes a tensor, as an object header of HDF5 has it: a version, sizes, and the name."""
+OVERLAP = 18
+"""Bytes that are looked at twice, with the block before and that after them: one less than what is looked for."""
 _SYMMETRIES = {"symmetric": "symmetric", "skew_symmetric": "skew-symmetric", "hermitian": "hermitian"}
 
 
@@ -128,7 +130,7 @@ def _checked(raw: IO[bytes]) -> IO[bytes]:
     Likewise for a description that is longer than the file, for which HDF5 takes memory before it looks for it.
     """
     begin, seen = 0, set[int]()
-    while len(text := raw.read(lines.BLOCK)) >= len(HEAP):
+    while text := raw.read(lines.BLOCK):
         for header in DESCRIPTION.finditer(text):
             _check_length(raw, begin + header.end() - NAME, *header.groups())
         for heap in re.finditer(HEAP, text):
@@ -143,7 +145,7 @@ def _checked(raw: IO[bytes]) -> IO[bytes]:
                 if step == 0:
                     raise ValueError("a damaged heap of HDF5")
                 at += step
-        begin += len(text) - len(HEAP) + 1
+        begin += len(text) - (OVERLAP if len(text) == lines.BLOCK else 0)
         raw.seek(begin)
     raw.seek(0)
     return raw
