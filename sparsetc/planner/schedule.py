@@ -12,7 +12,7 @@ from math import prod
 
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program.operands import MIN_DOT
+from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
 
 
@@ -114,9 +114,6 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) 
     return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
 
 
-WARPGROUP = 64
-"""Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more; columns
-that it is given at least."""
 WIDE = 128
 """Columns from which on narrower ones are taken for two programs to share a multiprocessor."""
 STAGES = 3, 5
