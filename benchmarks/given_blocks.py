@@ -31,7 +31,8 @@ def cases() -> Iterator[tuple[int, int, int, float, int, str]]:
     """(order, size, side, share, columns, kind)"""
     yield from ((2, *matrix, 4096, kind) for kind in KINDS for matrix in MATRICES)
     yield from ((2, 16384, 64, 0.01, 256, kind) for kind in KINDS)
-    yield from ((2, *matrix, 16, "fp16") for matrix in MATRICES)
+    yield from ((2, *matrix, columns, "fp16") for matrix in MATRICES for columns in (1, 4, 16, 32, 64, 128, 256))
+    yield from ((2, *matrix, 16, "high") for matrix in MATRICES)
     yield from ((3, 512, 16, 0.0322, rank, kind) for rank in (32, 128) for kind in ("fp16", "high", "highest"))
 
 

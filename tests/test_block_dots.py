@@ -131,13 +131,26 @@ def test_values_of_nonzeros_are_read_whatever_plan_is_given() -> None:
     torch.testing.assert_close(interpreted(kernel, tables), want.double(), rtol=1e-4, atol=1e-4)
 
 
-def test_few_programs_take_narrow_columns_then_cut_rows() -> None:
+def test_few_programs_take_narrow_columns_and_load_far_ahead_and_of_long_rows_are_cut() -> None:
     parts = {}
-    for blocks, columns in ((512, 4096), (64, 1024), (8, 16)):
-        x, _ = BlockDot(SPMM, (blocks, 16), (32, 32)).operands(HALF)
-        (part,) = stc.compile(SPMM, x, torch.randn(512, columns).half(), plan="coo", backend="triton").plan.parts
-        parts[blocks] = part.schedule.block("r"), part.storage.max_item_nnz
-    assert parts == {512: (256, 0), 64: (128, 0), 8: (16, 4)}
+    for grid, columns in (((512, 16), 4096), ((64, 16), 1024), ((8, 16), 16), ((8, 16), 1), ((8, 1024), 16)):
+        x, _ = BlockDot(SPMM, grid, (32, 32)).operands(HALF)
+        dense = torch.randn(x.shape[1], columns).half()
+        (part,) = stc.compile(SPMM, x, dense, plan="coo", backend="triton").plan.parts
+        s = part.schedule
+        parts[*grid, columns] = s.block("r"), s.warps, s.stages, part.storage.max_item_nnz
+    assert parts == {
+        (512, 16, 4096): (256, 4, 5, 0),
+        (64, 16, 1024): (128, 2, 11, 0),
+        (8, 16, 16): (16, 2, 15, 0),
+        (8, 16, 1): (16, 2, 15, 0),
+        (8, 1024, 16): (16, 4, 5, 4),
+    }
+
+
+def test_sides_with_few_columns_are_loaded_as_a_dot_takes_them() -> None:
+    kernel = compiled(BlockDot("ij,js->is", (4, 4), (64, 64)), HALF)
+    assert "tl.dot(c_aij, b_Jjs, total" in kernel.source
 
 
 def test_a_dense_product_over_entries_is_not_formed() -> None:

@@ -16,7 +16,7 @@ from string import ascii_letters
 
 import torch
 
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, repeated_dims
+from sparsetc.contraction.canonical import Dims, Operands, Patterns, Tensors, repeated_dims
 from sparsetc.contraction.output import KEEP_SPARSE, SPARE, Letters, is_sparse
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
@@ -60,9 +60,10 @@ class CutOperand:
         first = 1
         if self._cut is not None:
             values = self._cut.values(inside_only(values, self._masks))
-            order = len(self._cut.times)
-            positions = [side for side in self._cut.blocks.sides if side > 1]
-            values = values.reshape(values.shape[0], *positions, *values.shape[1 + order :])
+            order, sides = len(self._cut.times), self._cut.blocks.sides
+            positions = [side for side in sides if side > 1]
+            if 1 in sides:
+                values = values.reshape(values.shape[0], *positions, *values.shape[1 + order :])
             first += len(positions)
         return split(values, self._sides, self._sizes, first)
 
@@ -117,6 +118,7 @@ class BlockLetters:
         sizes = bound.by_index | self.sides
         grid = {letter: -(-bound.by_index[c] // self.sides[c]) for c, letter in self.blocks.items()}
         self.bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes | grid)
+        self._cuts, self._output_sides = {p: self._cut(p) for p in e.dense}, self.sides_of(e.output)
 
     def _in_rows(self, rows: list[Letters], coordinates: set[str]) -> Letters:
         """Find the rows of a sparse result; the output of the einsum of blocks, coordinates first.
@@ -161,13 +163,22 @@ class BlockLetters:
 
     def _table(self, operand: torch.Tensor, position: int) -> torch.Tensor:
         """A dense operand with two dimensions for each that is cut; one slice repeated stays one."""
-        letters = self.written.einsum.inputs[position]
-        sides, sizes = self.sides_of(letters), self.written.extents(letters)
+        sides, sizes, order = self._cuts[position]
         for n in repeated_dims(operand):
             if sides[n] and sizes[n] % sides[n]:
                 operand = operand.narrow(n, 0, 1)
-        table, order, term = split(operand, sides, sizes), self.term(letters), self.bound.einsum.inputs[position]
-        return table if term == order else table.permute([order.index(c) for c in term])
+        table = split(operand, sides, sizes)
+        return table if order is None else table.permute(order)
+
+    def _cut(self, position: int) -> tuple[tuple[int, ...], tuple[int, ...], Dims | None]:
+        """Return how a dense operand is cut: sides and sizes of its dimensions; the order of what is left, if another.
+
+        It is found once, as calls are many.
+        """
+        letters, term = self.written.einsum.inputs[position], self.bound.einsum.inputs[position]
+        cut = self.term(letters)
+        order = None if term == cut else tuple(map(cut.index, term))
+        return self.sides_of(letters), self.written.extents(letters), order
 
     def pull(self, values: Tensors, dense: Tensors) -> tuple[Tensors, Tensors]:
         """Values and dense operands as the einsum of blocks has them; differentiable."""
@@ -176,7 +187,7 @@ class BlockLetters:
 
     def push(self, result: torch.Tensor) -> torch.Tensor:
         """The dense result of the einsum of blocks as the one written has it; differentiable."""
-        return joined(result, self.sides_of(self.written.einsum.output), self.written.output_shape)
+        return joined(result, self._output_sides, self.written.output_shape)
 
     def result_pattern(self, patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern | None:
         """The pattern of a sparse result: the operand's own where its blocks are the result's, one each.

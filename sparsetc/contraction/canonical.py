@@ -219,21 +219,7 @@ class Canonical:
 
     def settled(self, dense: Sequence[Any]) -> Tensors:
         """The dense operands of a call as tensors of the kernel's dtype; raises unless it was compiled for them."""
-        shapes = self.written.dense_shapes
-        if len(dense) == len(shapes) and all(map(self._is_plain, dense, shapes)):
-            return dense
         return dense_of_call(self.written, dense, self.dtype, self.device)
-
-    def _is_plain(self, operand: Any, shape: tuple[int, ...]) -> bool:
-        """Whether nothing need be done to an operand, or said of it; what most calls are given."""
-        return (
-            type(operand) is torch.Tensor
-            and operand.dtype is self.dtype
-            and operand.layout is torch.strided
-            and not operand.is_nested
-            and operand.shape == shape
-            and operand.device == self.device
-        )
 
     def slices(self, dense: Tensors) -> list[torch.Tensor] | None:
         """The operands of `narrow`; None where an operand is not broadcast as those were that were compiled for."""
@@ -320,7 +306,9 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     Raises:
         ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
     """
-    text, positions = written.einsum.text, written.einsum.dense
+    text, positions, shapes = written.einsum.text, written.einsum.dense, written.dense_shapes
+    if len(dense) == len(shapes) and all(_is_plain(o, s, dtype, device) for o, s in zip(dense, shapes, strict=True)):
+        return list(dense)
     if len(dense) != len(positions):
         raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
     operands = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
@@ -341,6 +329,18 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
                 f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
             )
     return tensors
+
+
+def _is_plain(operand: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True if nothing need be done to an operand of a call, or said of it, as of most."""
+    return (
+        type(operand) is torch.Tensor
+        and operand.dtype is dtype
+        and operand.layout is torch.strided
+        and not operand.is_nested
+        and operand.shape == shape
+        and operand.device == device
+    )
 
 
 def stand_in(operand: Operand) -> Operand:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.plan import F16, F16X3, ROUNDED
+from sparsetc.ir.plan import F16X3
 from sparsetc.options import Options, current, in_force
 from sparsetc.support import files
 from sparsetc.support.notices import warn
@@ -135,9 +135,8 @@ class DeviceProfile:
         return tuple(name for name, source in self.sources.items() if source.startswith(MEASUREMENT))
 
     def matrix(self, precision: str) -> float:
-        """Multiplications and additions in dots a second; all of 16 bits go as bfloat16, of which f16x3 takes three."""
-        shares = {F16: self.dot[ROUNDED], F16X3: self.dot[ROUNDED] / 3}
-        return shares.get(precision) or self.dot.get(precision, self.multiply)
+        """Multiplications and additions in dots a second; f16x3 takes three of 16-bit halves, which go as bfloat16."""
+        return self.dot["bf16"] / 3 if precision == F16X3 else self.dot.get(precision, self.multiply)
 
     def describe(self) -> str:
         """The device whose numbers these are, and how many of them were measured, for a reader."""
@@ -170,8 +169,8 @@ def shared_memory(device: torch.device) -> int:
 
 
 def by_precision(table: Mapping[str, Any], precision: str) -> Any:
-    """Return the number of a precision; that of `OTHER` where it has none. All types of 16 bits are as bfloat16."""
-    return table.get(ROUNDED if precision == F16 else precision, table[OTHER])
+    """Return the number of a precision; that of `OTHER` where it has none."""
+    return table.get(precision, table[OTHER])
 
 
 @lru_cache

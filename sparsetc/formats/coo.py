@@ -29,7 +29,7 @@ from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, rep
 from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import programs_of, schedule_of
+from sparsetc.planner.schedule import deepened, programs_of, schedule_of
 
 
 @register_format
@@ -95,10 +95,12 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     rows = counts.distinct(shared) if shared else 1
     if schedule.lanes:
         return _runs(problem, counts, shared, schedule, max_item_nnz_of(problem, n, schedule))
-    schedule, most = _spread(problem, schedule, n, rows)
-    lengths = (0, most) if shared and most < longest and not problem.ordered else (0,)
-    candidates = [_runs(problem, counts, shared, schedule, length) for length in lengths]
-    return min(candidates, key=lambda own: price(own, problem).total or 0.0) if lengths[1:] else candidates[0]
+    candidates = [
+        _runs(problem, counts, shared, spread, most)
+        for spread, most in _spreads(problem, schedule, n, rows)
+        if not most or (shared and most < longest and not problem.ordered)
+    ]
+    return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
 
 
 def _runs(problem: Problem, counts: Counts, shared: tuple[int, ...], schedule: Schedule, most: int) -> Candidate:
@@ -121,17 +123,23 @@ MORE = 4
 """Programs for each warp that a GPU issues from, which hide the waits of one another."""
 
 
-def _spread(problem: Problem, schedule: Schedule, entries: int, rows: int) -> tuple[Schedule, int]:
-    """Return the schedule with narrower blocks for more programs, and the entries of an item if rows are cut for more.
+def _spreads(problem: Problem, schedule: Schedule, entries: int, rows: int) -> Iterator[tuple[Schedule, int]]:
+    """Yield schedules of more and more programs, each with 0, and with the entries of an item if rows are cut for more.
 
     Narrower columns read each entry again; a cut row makes all sums additions, which zeros have to precede.
     """
-    blocks, warps = dict(schedule.blocks), problem.profile.warps
-    split = max((c for c in blocks if c in problem.bound.einsum.output), key=blocks.__getitem__, default="")
-    while schedule.slabs and blocks[split] > NARROW and 2 * rows * programs_of(problem, schedule) < warps:
+    warps, issued = problem.profile.warps, problem.rules["issued"]
+    while True:
+        blocks, programs = dict(schedule.blocks), programs_of(problem, schedule)
+        split = max((c for c in blocks if c in problem.bound.einsum.output), key=blocks.__getitem__, default="")
+        last = not schedule.slabs or blocks[split] <= NARROW or 2 * rows * programs >= warps
+        if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
+            yield deepened(problem, schedule, rows * programs), 0
+            yield schedule, max(FEWEST, programs * entries // (MORE * warps))
+        if last:
+            return
         blocks[split] //= 2
         schedule = replace(schedule, blocks=tuple(blocks.items()))
-    return schedule, max(FEWEST, programs_of(problem, schedule) * entries // (MORE * warps))
 
 
 add_plans(Method("coo", by_rows_and_more, coo))

@@ -355,7 +355,7 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
     Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
     asked for.
     """
-    ways = {"bf16" if problem.itemsize == 2 else problem.precision: problem.precision}
+    ways = {"bf16" if problem.itemsize == 2 else problem.precision: problem.precision_as_loaded}
     if problem.halves and problem.precision == DOTS["highest"] and named.get("halves", True):
         ways[F16X3] = F16X3
     for tau in (named["tau"],) if "tau" in named else taus:

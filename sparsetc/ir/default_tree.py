@@ -44,7 +44,7 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.inner import Inner
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.operands import MIN_DOT, named_operands, printed_sizes
+from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Operand
 from sparsetc.support.lru import cached_property
 
@@ -144,9 +144,17 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
         return None
     left, right = map(product, halves)
     over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
+    if not lanes and prod(map(schedule.block, _dense(inner, left) - {*over})) < WARPGROUP:
+        # Loads ahead of a dot that takes them turned pass through registers, one at a time.
+        left, right = sorted((left, right), key=lambda side: _begins(inner, side, over))
     deep = inner.view.lanes * prod(map(schedule.block, over))
     single = lanes and inner.view.lanes == 1  # a lane alone is multiplied
     return dot(left, right, (*lanes, *over)) if over and not single and deep >= MIN_DOT else None
+
+
+def _begins(inner: Inner, side: Tree, over: Sequence[str]) -> bool:
+    """Return True if a side of a dot begins with what is summed as it is loaded, as a right side does."""
+    return any(inner.operand[name].axes[0] in over for name in side.factors if inner.operand[name].axes)
 
 
 def _matrix_halves(

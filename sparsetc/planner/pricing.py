@@ -61,6 +61,8 @@ ROUNDING = 4 + 2
 """Bytes that are read and written of an element of an operand that is rounded."""
 LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
+CONVERTED = 3
+"""Bytes that are read and written, beside, for each of a result of 16 bits that is summed in 32."""
 HALVING = LARGEST + 4 + 4
 """Bytes that are read and written of an element of an operand of which halves are made."""
 
@@ -104,6 +106,9 @@ def seconds_of(
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
     seconds[first] += _zeroed(both, copies * output, output, profile.laws["listed_byte"]) / profile.memory
+    if backend == "triton" and both[0][1].itemsize == 2 and not all(part.owned for part, _ in both):
+        # Sums that are added to are zeros of float32 first, and converted after.
+        seconds[first] += 2 * profile.laws["launch_after"] * profile.launch + CONVERTED * output / profile.memory
     for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
         slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
         seconds[n] += slowed * part.predicted(sizes, profile)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import Any, TypeVar
@@ -167,9 +168,20 @@ def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], firs
         sizes: full ones, of the same dimensions.
         first: the first of them.
     """
-    shape, padding = list(tensor.shape[:first]), [0] * tensor.ndim
+    if not any(sides):
+        return tensor
+    shape, padding = _split_shape(tensor.shape, tuple(sides), tuple(sizes), first)
+    return (torch.nn.functional.pad(tensor, padding) if padding else tensor).reshape(shape)
+
+
+@lru_cache(maxsize=1024)
+def _split_shape(
+    whole: tuple[int, ...], sides: tuple[int, ...], sizes: tuple[int, ...], first: int
+) -> tuple[list[int], list[int]]:
+    """Return the shape that `split` gives a tensor of a shape, and how it is padded before, as torch says it."""
+    shape, padding = list(whole[:first]), [0] * len(whole)
     for n, (side, full) in enumerate(zip(sides, sizes, strict=True), first):
-        size = tensor.shape[n]
+        size = whole[n]
         if not side:
             shape.append(size)
         elif size == 1 != full:
@@ -178,18 +190,20 @@ def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], firs
             blocks = -(-size // side)
             padding[n] = blocks * side - size
             shape += [blocks, side]
-    if any(padding):
-        tensor = torch.nn.functional.pad(tensor, [p for n in reversed(padding) for p in (0, n)])
-    return tensor.reshape(shape)
+    return shape, [p for n in reversed(padding) for p in (0, n)] if any(padding) else []
 
 
 def joined(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     """The inverse of `split`, and its transpose: a dimension with a side, and the next, become one of a given size."""
-    shape, n = [], 0
-    for side in sides:
-        shape.append(tensor.shape[n] * tensor.shape[n + 1] if side else tensor.shape[n])
-        n += 2 if side else 1
+    shape = _joined_shape(tensor.shape, tuple(sides))
     tensor = tensor.reshape(shape)
     for n, (found, size) in enumerate(zip(shape, sizes, strict=True)):
         tensor = tensor if found == size else tensor.narrow(n, 0, size)
     return tensor
+
+
+@lru_cache(maxsize=1024)
+def _joined_shape(apart: tuple[int, ...], sides: tuple[int, ...]) -> list[int]:
+    """Return the shape in which each dimension with a side is one with the next."""
+    each = iter(apart)
+    return [next(each) * next(each) if side else next(each) for side in sides]

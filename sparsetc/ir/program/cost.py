@@ -35,7 +35,7 @@ from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
-from sparsetc.ir.plan import F16X3, ROUNDED
+from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
 from sparsetc.support.lru import cached_property
 
@@ -232,7 +232,7 @@ class Cost:
         self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
         self.met, self.lane, self.sparse = 0, 0.0, False
         self.visit(p.body, ITEMS * self.programs)
-        self.precision = program.schedule.precision
+        self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
         self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
+WARPGROUP = 64
+"""Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more; columns
+that it is given at least."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ import triton.language as tl
 #   item over item_ptr
 #   axes i = 32, j = 32, r = 40 in slabs of 16
 #   at_I = decode item_word  # 16 bits, item
-#   total[r,i] = 0
+#   total[i,r] = 0
 #   loop nonzeros, one at a time
 #     at_a = decode word  # 8 bits, leaf
 #     at_J = decode word  # 8 bits, leaf
 #     b_Jjr[j,r] = gather B[at_J, j, r]
 #     c_aij[i,j] = gather C[at_a, i, j]
-#     total[r,i] += einsum "jr,ij->ri" b_Jjr, c_aij  # dot over j, f16
-#   store A[at_I, i, r] total[r,i]
+#     total[i,r] += einsum "ij,jr->ir" c_aij, b_Jjr  # dot over j, f16
+#   store A[at_I, i, r] total[i,r]
 @triton.jit
 def part_0(pid, programs, item_ptr, item_word, word, B, C, A):
     items = programs // 3
@@ -42,15 +42,15 @@ def part_0(pid, programs, item_ptr, item_word, word, B, C, A):
     stop = tl.load(item_ptr + item + 1)
     item_word_bits = tl.load(item_word + item)
     at_I = item_word_bits
-    total = tl.zeros([16, 32], tl.float32)
+    total = tl.zeros([32, 16], tl.float32)
     for pos in tl.range(start, stop, num_stages=5):
         word_bits = tl.load(word + pos).to(tl.int32)
         at_a = (word_bits >> 8)
         at_J = word_bits & 0xff
         b_Jjr = tl.load(B + at_J * 1280 + at_j[:, None] * 40 + at_r[None, :])
         c_aij = tl.load(C + at_a * 1024 + at_i[:, None] * 32 + at_j[None, :])
-        total = tl.dot(tl.trans(b_Jjr), tl.trans(c_aij), total, out_dtype=tl.float32)
-    tl.store(A + at_I * 1280 + at_i[None, :] * 40 + at_r[:, None], total, mask=in_r[:, None])
+        total = tl.dot(c_aij, b_Jjr, total, out_dtype=tl.float32)
+    tl.store(A + at_I * 1280 + at_i[:, None] * 40 + at_r[None, :], total, mask=in_r[None, :])
 
 
 @triton.jit(do_not_specialize=["programs_0"])
