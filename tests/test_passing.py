@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -287,3 +288,17 @@ def test_no_entries() -> None:
     until_passing("ij,jr->ir")
     x = stc.SparseTensor(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0), (7, 5))
     assert torch.equal(x @ torch.ones(5, 4), torch.zeros(7, 4))
+
+
+def test_threads_that_ask_at_once() -> None:
+    until_passing("ij,jr->ir", torch.float64)
+    coords, values, shape = entries("ij")
+    expected = whole(coords, values, shape)
+    for _ in range(20):
+        x = stc.SparseTensor(coords.clone(), values, shape)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [stc.SparseTensor.to_dense] * 3 + [lambda y: y.values.sum()]
+            found = [future.result() for future in [pool.submit(ask, x) for ask in asked]]
+        for dense_form in found[:3]:
+            torch.testing.assert_close(dense_form, expected)
+        torch.testing.assert_close(found[3], values.sum())

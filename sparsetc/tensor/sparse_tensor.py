@@ -92,9 +92,10 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
         if name not in ("_pattern", "_values"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        assert self._unsorted
-        self._set(*self._unsorted.coalesced())
-        return getattr(self, name)
+        unsorted = self._unsorted
+        if unsorted is not None:  # else another thread has set both in the meantime
+            self._set(*unsorted.coalesced())
+        return object.__getattribute__(self, name)
 
     @classmethod
     def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
@@ -145,8 +146,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of all modes, dense ones last."""
-        if self._unsorted is not None:
-            return self._unsorted.reading.sizes
+        unsorted = self._unsorted
+        if unsorted is not None:
+            return unsorted.reading.sizes
         blocks = self._pattern._blocks
         if blocks is not None:
             return blocks.shape + tuple(self._values.shape[1 + len(blocks.shape) :])
@@ -197,7 +199,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     @property
     def _given(self) -> torch.Tensor:
         """The values, not yet sorted where nobody asked for these."""
-        return self._values if self._unsorted is None else self._unsorted.values
+        unsorted = self._unsorted
+        return self._values if unsorted is None else unsorted.values
 
     @property
     def is_coalesced(self) -> bool:
