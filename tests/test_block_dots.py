@@ -138,7 +138,7 @@ def test_few_programs_take_narrow_columns_and_load_far_ahead_and_of_long_rows_ar
         dense = torch.randn(x.shape[1], columns).half()
         (part,) = stc.compile(SPMM, x, dense, plan="coo", backend="triton").plan.parts
         s = part.schedule
-        parts[*grid, columns] = s.block("r"), s.warps, s.stages, part.storage.max_item_nnz
+        parts[(*grid, columns)] = s.block("r"), s.warps, s.stages, part.storage.max_item_nnz
     assert parts == {
         (512, 16, 4096): (256, 4, 5, 0),
         (64, 16, 1024): (128, 2, 11, 0),

@@ -302,3 +302,14 @@ def test_threads_that_ask_at_once() -> None:
         for dense_form in found[:3]:
             torch.testing.assert_close(dense_form, expected)
         torch.testing.assert_close(found[3], values.sum())
+
+
+def test_a_default_device(compilations: list[str]) -> None:
+    until_passing("ijk,jr,kr->ir", torch.float64)
+    compilations.clear()
+    coords, values, shape = entries("ijk")
+    x, factors = stc.SparseTensor(coords, values, shape), dense("ijk,jr,kr->ir", torch.float64)
+    with torch.device("meta"):
+        found = stc.einsum("ijk,jr,kr->ir", x, *factors)
+    torch.testing.assert_close(found, torch.einsum("ijk,jr,kr->ir", whole(coords, values, shape), *factors))
+    assert not compilations

@@ -181,9 +181,10 @@ class Recipe:
             column, terms = numbers[0], tables[0]
             if len(tables) > 1 or column is None or weights.requires_grad:
                 terms = self._product(weights, tables, numbers)
-                weights, column = torch.ones_like(weights), torch.arange(len(weights))
+                weights, column = torch.ones_like(weights), torch.arange(len(weights), device=weights.device)
             place, size = torch.stack([row, column]), (self.extent(self.kept, sizes), len(terms))
-            matrix = torch.sparse_coo_tensor(place, weights.detach(), size, check_invariants=False)
+            kind: dict[str, Any] = {"device": place.device, "check_invariants": False}  # whatever device is the default
+            matrix = torch.sparse_coo_tensor(place, weights.detach(), size, **kind)
             found = torch.mm(matrix, terms.reshape(len(terms), width))
         return found.view(shape).permute(self.order).to(values.dtype).contiguous()
 
