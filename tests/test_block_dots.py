@@ -18,6 +18,7 @@ from test_ir_runners import interpreted
 
 import sparsetc as stc
 from sparsetc.contraction.rewritten import Rewritten
+from sparsetc.ir.program.tile import Add
 from sparsetc.testing import reference
 
 compiling = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -138,7 +139,7 @@ def test_few_programs_take_narrow_columns_and_load_far_ahead_and_of_long_rows_ar
         dense = torch.randn(x.shape[1], columns).half()
         (part,) = stc.compile(SPMM, x, dense, plan="coo", backend="triton").plan.parts
         s = part.schedule
-        parts[*grid, columns] = s.block("r"), s.warps, s.stages, part.storage.max_item_nnz
+        parts[(*grid, columns)] = s.block("r"), s.warps, s.stages, part.storage.max_item_nnz
     assert parts == {
         (512, 16, 4096): (256, 4, 5, 0),
         (64, 16, 1024): (128, 2, 11, 0),
@@ -151,6 +152,25 @@ def test_few_programs_take_narrow_columns_and_load_far_ahead_and_of_long_rows_ar
 def test_sides_with_few_columns_are_loaded_as_a_dot_takes_them() -> None:
     kernel = compiled(BlockDot("ij,js->is", (4, 4), (64, 64)), HALF)
     assert "tl.dot(c_aij, b_Jjs, total" in kernel.source
+
+
+@pytest.mark.parametrize(
+    ("case", "split"),
+    [
+        (BlockDot(SPMM, (8, 4), (64, 512)), "j"),
+        (BlockDot("ij,ir,jr->ij", (4, 4), (64, 64)), ""),
+        (BlockDot("ijk,jr,kr->ir", (2, 2, 2), (32, 32, 32)), "r"),
+    ],
+    ids=str,
+)
+def test_long_reductions_sampled_products_and_large_cubes_take_dots_of_one_entry(case: BlockDot, split: str) -> None:
+    kernel = compiled(case, HALF)
+    (program,) = kernel.programs
+    assert program.dots
+    assert not kernel.plan.parts[0].schedule.lanes
+    assert "".join(axis.letter for axis in program.split) == split
+    (add,) = [s for s, _ in program.statements if isinstance(s, Add)]
+    assert add.owned == (split != "j"), "programs that share a sum add to it"
 
 
 def test_a_dense_product_over_entries_is_not_formed() -> None:
