@@ -176,3 +176,10 @@ def test_long_reductions_sampled_products_and_large_cubes_take_dots_of_one_entry
 def test_a_dense_product_over_entries_is_not_formed() -> None:
     x, (d,) = BlockDot(SPMM, (2, 2), (64, 64)).operands(SINGLE)
     assert len(stc.compile(SPMM, x, d[:, :16], backend="triton").programs[0].operands) == 2
+
+
+@pytest.mark.parametrize("equation", [SPMM, "ij,ir,jr->ij"])
+def test_a_tensor_without_blocks_has_a_plan(equation: str) -> None:
+    x = stc.SparseTensor.from_blocks(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, 32, 32).half(), (64, 64))
+    dense = [torch.ones(64, 16).half() for _ in equation.split("->")[0].split(",")[1:]]
+    assert stc.compile(equation, x, *dense, plan="coo", backend="triton").source

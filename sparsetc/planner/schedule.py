@@ -186,7 +186,7 @@ def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) ->
     warps = max(1, min(schedule.warps, rows // MIN_DOT))
     if not schedule.slabs or programs * warps > problem.rules["deepened"] * profile.warps:
         return schedule
-    side_by_side = -(-programs * problem.rules["issued"] // profile.warps)
+    side_by_side = max(1, -(-programs * problem.rules["issued"] // profile.warps))
     room = problem.shared // (side_by_side * problem.itemsize * deep * (rows + columns))
     buffers = min(BUFFERS, steps, room - (rows >= WARPGROUP))
     return replace(schedule, warps=warps, stages=max(schedule.stages, 2 * buffers + 1))
