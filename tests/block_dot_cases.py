@@ -75,4 +75,7 @@ CASES = [
     BlockDot("ijk,ir,jr->kr", (2, 2, 2), (8, 16, 16)),
     BlockDot("ijk,jr,ks->irs", (2, 2, 2), (16, 16, 16)),
     BlockDot("ijk,kr->ijr", (2, 2, 2), (8, 16, 16)),
+    BlockDot(SPMM, (4, 2), (16, 320)),
+    BlockDot("ij,ir,jr->ij", (3, 4), (32, 16)),
+    BlockDot("ij,jr,ir->ir", (4, 4), (16, 16)),
 ]

@@ -18,6 +18,7 @@ from test_ir_runners import interpreted
 
 import sparsetc as stc
 from sparsetc.contraction.rewritten import Rewritten
+from sparsetc.ir.program.tile import Add
 from sparsetc.testing import reference
 
 compiling = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -153,6 +154,32 @@ def test_sides_with_few_columns_are_loaded_as_a_dot_takes_them() -> None:
     assert "tl.dot(c_aij, b_Jjs, total" in kernel.source
 
 
+@pytest.mark.parametrize(
+    ("case", "split"),
+    [
+        (BlockDot(SPMM, (8, 4), (64, 512)), "j"),
+        (BlockDot("ij,ir,jr->ij", (4, 4), (64, 64)), ""),
+        (BlockDot("ijk,jr,kr->ir", (2, 2, 2), (32, 32, 32)), "r"),
+    ],
+    ids=str,
+)
+def test_long_reductions_sampled_products_and_large_cubes_take_dots_of_one_entry(case: BlockDot, split: str) -> None:
+    kernel = compiled(case, HALF)
+    (program,) = kernel.programs
+    assert program.dots
+    assert not kernel.plan.parts[0].schedule.lanes
+    assert "".join(axis.letter for axis in program.split) == split
+    (add,) = [s for s, _ in program.statements if isinstance(s, Add)]
+    assert add.owned == (split != "j"), "programs that share a sum add to it"
+
+
 def test_a_dense_product_over_entries_is_not_formed() -> None:
     x, (d,) = BlockDot(SPMM, (2, 2), (64, 64)).operands(SINGLE)
     assert len(stc.compile(SPMM, x, d[:, :16], backend="triton").programs[0].operands) == 2
+
+
+@pytest.mark.parametrize("equation", [SPMM, "ij,ir,jr->ij"])
+def test_a_tensor_without_blocks_has_a_plan(equation: str) -> None:
+    x = stc.SparseTensor.from_blocks(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, 32, 32).half(), (64, 64))
+    dense = [torch.ones(64, 16).half() for _ in equation.split("->")[0].split(",")[1:]]
+    assert stc.compile(equation, x, *dense, plan="coo", backend="triton").source

@@ -97,8 +97,8 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
         return _runs(problem, counts, shared, schedule, max_item_nnz_of(problem, n, schedule))
     candidates = [
         _runs(problem, counts, shared, spread, most)
-        for spread, most in _spreads(problem, schedule, n, rows)
-        if not most or (shared and most < longest and not problem.ordered)
+        for spread, most in _spreads(problem, schedule, n, rows if shared else n, longest)
+        if (not most if shared else most) or (most < longest and not problem.ordered)
     ]
     return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
 
@@ -123,7 +123,9 @@ MORE = 4
 """Programs for each warp that a GPU issues from, which hide the waits of one another."""
 
 
-def _spreads(problem: Problem, schedule: Schedule, entries: int, rows: int) -> Iterator[tuple[Schedule, int]]:
+def _spreads(
+    problem: Problem, schedule: Schedule, entries: int, rows: int, longest: int
+) -> Iterator[tuple[Schedule, int]]:
     """Yield schedules of more and more programs, each with 0, and with the entries of an item if rows are cut for more.
 
     Narrower columns read each entry again; a cut row makes all sums additions, which zeros have to precede.
@@ -134,7 +136,7 @@ def _spreads(problem: Problem, schedule: Schedule, entries: int, rows: int) -> I
         split = max((c for c in blocks if c in problem.bound.einsum.output), key=blocks.__getitem__, default="")
         last = not schedule.slabs or blocks[split] <= NARROW or 2 * rows * programs >= warps
         if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
-            yield deepened(problem, schedule, rows * programs), 0
+            yield deepened(problem, schedule, rows * programs, longest), 0
             yield schedule, max(FEWEST, programs * entries // (MORE * warps))
         if last:
             return

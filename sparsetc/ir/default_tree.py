@@ -104,6 +104,10 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
             matrix = _matrix_product(inner, schedule, inputs) if step and schedule.dot else None
             over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
             inputs = [total(matrix or product(inputs), over), *factors[home]]
+    if reach == LEAF and schedule.dot and not inner.view.loops[-1].lanes:  # a result for each entry
+        after = [tree for tree in inputs if not _dense(inner, tree) & {*inner.summed}]
+        matrix = _matrix_product(inner, schedule, [tree for tree in inputs if tree not in after])
+        inputs = [matrix, *after] if matrix else inputs
     tree = product(inputs)
     contracted = {a for node in tree.dots for a in node.over}
     return replace(schedule, tree=total(tree, (a for a in inner.summed if a not in contracted)))
@@ -144,17 +148,29 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
         return None
     left, right = map(product, halves)
     over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
-    if not lanes and prod(map(schedule.block, _dense(inner, left) - {*over})) < WARPGROUP:
-        # Loads ahead of a dot that takes them turned pass through registers, one at a time.
-        left, right = sorted((left, right), key=lambda side: _begins(inner, side, over))
+    if not lanes:
+        left, right = _as_loaded(inner, schedule, left, right, over)
     deep = inner.view.lanes * prod(map(schedule.block, over))
     single = lanes and inner.view.lanes == 1  # a lane alone is multiplied
     return dot(left, right, (*lanes, *over)) if over and not single and deep >= MIN_DOT else None
 
 
-def _begins(inner: Inner, side: Tree, over: Sequence[str]) -> bool:
-    """Return True if a side of a dot begins with what is summed as it is loaded, as a right side does."""
-    return any(inner.operand[name].axes[0] in over for name in side.factors if inner.operand[name].axes)
+def _as_loaded(inner: Inner, schedule: Schedule, left: Tree, right: Tree, over: Sequence[str]) -> tuple[Tree, Tree]:
+    """Return the left and the right side of a dot of tables, of which the right one is as large or larger.
+
+    Where one is too short for Hopper's instruction, what is summed is last on the left and first on the right, as far
+    as they are loaded so: loads ahead of a dot that takes them turned pass through registers, one at a time. Of two as
+    long as each other, the right one has what the result has last.
+    """
+    free = {side: _dense(inner, side) - {*over} for side in (left, right)}
+    size = {side: prod(map(schedule.block, axes)) for side, axes in free.items()}
+    short, even = size[left] < WARPGROUP, size[left] == size[right]
+
+    def place(side: Tree) -> tuple[bool, int]:
+        first = any(inner.operand[name].axes[0] in over for name in side.factors if inner.operand[name].axes)
+        return short and first, even * max(map(inner.dense.index, free[side]))
+
+    return tuple(sorted((left, right), key=place))  # type: ignore[return-value]
 
 
 def _matrix_halves(

@@ -36,8 +36,9 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
-    products = problem.floating and not rows and bool(problem.rest) and len(output) > 1
+    products = problem.floating and not rows and len(output) > 1
     alone = products and problem.ones and not blocks  # an entry a step, of which nothing but tables is read
+    products = products and (bool(problem.rest) or alone)
     if products and (deep := _blocks_meet(problem, sizes, alone)):
         return _of_single_blocks(problem, padded, deep) if alone else _of_blocks(problem, padded, deep)
     if alone and (own := _entry_axes(problem)):
@@ -86,21 +87,25 @@ def programs_of(problem: Problem, schedule: Schedule) -> int:
 def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> tuple[str, ...]:
     """The summed dense axes that two operands have in common, where each has enough of the output's axes for a dot.
 
-    A product of the blocks that two entries hold is a matrix product for each pair that meets. Where entries are taken
-    `alone` the other operand may have few columns: to read the entries takes longest.
+    A product of the blocks that two entries hold is a matrix product for each pair that meets; what has no such axis,
+    and one row for each of the result, is multiplied by after it. Where entries are taken `alone` the other operand may
+    have few columns, as to read the entries takes longest; and what is summed may be long, unless sums have to be in an
+    order: programs share it, and add.
     """
     e = problem.bound.einsum
     axes = {p: {c for c in e.inputs[p] if c in sizes} for p in e.dense}
-    with_axes = [p for p in e.dense if axes[p]]
-    if len(with_axes) != 2:
+    after = [p for p in e.dense if alone and {*e.inputs[p]} <= {*e.output}]
+    meeting = [p for p in e.dense if axes[p] and p not in after]
+    if len(meeting) != 2:
         return ()
-    shared = axes[with_axes[0]] & axes[with_axes[1]]
-    free = {p: axes[p] & {*e.output} for p in with_axes}
-    if not shared or shared & {*e.output} or free[with_axes[0]] & free[with_axes[1]]:
+    shared = axes[meeting[0]] & axes[meeting[1]]
+    free = {p: axes[p] & {*e.output} for p in meeting}
+    if not shared or shared & {*e.output} or free[meeting[0]] & free[meeting[1]]:
         return ()
-    own = [p for p in with_axes if problem.letters[0] in e.inputs[p]] if alone and all(free.values()) else with_axes
+    own = [p for p in meeting if problem.letters[0] in e.inputs[p]] if alone and all(free.values()) else meeting
     wide = all(2 * prod(sizes[c] for c in free[p]) >= MIN_DOT for p in own)
-    return tuple(sorted(shared)) if wide and prod(sizes[c] for c in shared) <= problem.rules["most_deep"] else ()
+    deep = prod(sizes[c] for c in shared) <= problem.rules["most_deep"] or (alone and not problem.ordered)
+    return tuple(sorted(shared)) if wide and deep else ()
 
 
 def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
@@ -122,6 +127,8 @@ WIDE = 128
 """Columns from which on narrower ones are taken for two programs to share a multiprocessor."""
 STAGES = 3, 5
 """Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
+ENTRY = 4096
+"""Positions of an entry for each warp of a program that takes it whole."""
 BUFFERS = 7
 """Most buffers of such a loop, where few programs wait for their loads (`deepened`)."""
 
@@ -135,7 +142,8 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     e, rules, number = problem.bound.einsum, problem.rules, problem.letters[0]
     terms = sorted([e.inputs[p] for p in e.dense if {*e.inputs[p]} & {*deep}], key=lambda term: number not in term)
     rows, columns = [[c for c in e.output if c in padded and c in term] for term in terms]
-    block = {c: padded[c] for c in deep} | fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
+    block = fit({c: padded[c] for c in deep}, deep, rules["most_deep"], [deep])
+    block |= fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
     high = prod(block[c] for c in rows)
     share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
     sums = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
@@ -163,11 +171,12 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
 
 
-def deepened(problem: Problem, schedule: Schedule, programs: int) -> Schedule:
-    """Return the schedule for so many programs in all: where these are few, as many steps ahead as there is room for.
+def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) -> Schedule:
+    """Return the schedule for so many programs in all, of so many steps at most.
 
-    Two buffers, of four warps each, suffice where other programs fill the waits of one. Blocks of 16 to 128 in float16
-    times 16 to 256 columns take .55 to .8 of the time with more, and with a warp for 16 rows (NVIDIA H200).
+    Two buffers, and four warps, suffice where other programs fill the waits of one. Where there are few, they load as
+    many steps ahead as there is room for: blocks of 16 to 128 in float16 times 16 to 256 columns take .55 to .8 of the
+    time so, with a warp for 16 rows (NVIDIA H200).
     """
     profile, output = problem.profile, problem.bound.einsum.output
     deep, rows, columns = (
@@ -177,9 +186,9 @@ def deepened(problem: Problem, schedule: Schedule, programs: int) -> Schedule:
     warps = max(1, min(schedule.warps, rows // MIN_DOT))
     if not schedule.slabs or programs * warps > problem.rules["deepened"] * profile.warps:
         return schedule
-    side_by_side = -(-programs * problem.rules["issued"] // profile.warps)
+    side_by_side = max(1, -(-programs * problem.rules["issued"] // profile.warps))
     room = problem.shared // (side_by_side * problem.itemsize * deep * (rows + columns))
-    buffers = min(BUFFERS, room - (rows >= WARPGROUP))
+    buffers = min(BUFFERS, steps, room - (rows >= WARPGROUP))
     return replace(schedule, warps=warps, stages=max(schedule.stages, 2 * buffers + 1))
 
 
@@ -204,10 +213,12 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) 
     # What the first dot leaves of an entry lies beside each element of the other axes.
     beside = prod(whole.values()) // max(MIN_DOT, max(n for c, n in whole.items() if c not in e.output))
     fitted = fit({c: padded[c] for c in others}, others, max(MIN_DOT, problem.rules["dot_sums"] // beside), [others])
-    # A warp has 16 rows, so that what is summed beside the dot crosses no threads.
-    warps = max(1, min(8, prod(fitted.values()) // MIN_DOT))
+    # A warp has 16 rows, so that what is summed beside the dot crosses no threads, where its registers hold the entry.
+    volume = prod(whole.values())
+    warps = max(1, min(8, max(prod(fitted.values()) // MIN_DOT, volume // ENTRY)))
+    stages = STAGES[2 * problem.itemsize * volume < problem.shared]
     block = tuple((whole | fitted).items())
-    return Schedule(warps, block, True, problem.precision_as_loaded, stages=STAGES[1], lanes=0)
+    return Schedule(warps, block, True, problem.precision_as_loaded, stages=stages, lanes=0)
 
 
 def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
