@@ -307,11 +307,11 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
 
 
 def of_backend(backend: str) -> DeviceProfile:
-    """Return the profile that generated programs of a backend are priced by: ``torch``'s run on CPU cores.
+    """Return the profile that generated programs of a backend are priced by: all but Triton's run on CPU cores.
 
     Triton's are priced by that of the current CUDA device; the default GPU's without one, or without a record.
     """
-    if backend == "torch":
+    if backend != "triton":
         return cpu()
     return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
 

@@ -220,6 +220,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         (problem.products, {"dot": False}),
     )
     options = {name: value for applies, replacements in without if not applies for name, value in replacements.items()}
+    if problem.native == "all" or any(p.schedule.native for p in plan.parts):
+        options["native"] = problem.native != "none"
     if triton and not options:
         return plan
     parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
