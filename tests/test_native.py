@@ -16,6 +16,7 @@ from cases import SIZES, Problem, assert_matches, check
 import sparsetc as stc
 from sparsetc.codegen import cache
 from sparsetc.codegen.numba import unprinted
+from sparsetc.device.profile import of_backend
 
 pytest.importorskip("numba")
 
@@ -95,15 +96,44 @@ def test_long_sums_keep_their_digits(plan: str) -> None:
         assert float((found - n * 0.1).abs().max()) < 1e-5 * n
 
 
+# -- by price ----------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_native_loops_where_they_repay_what_it_takes_to_compile_them() -> None:
+    x, *dense = large(rank=64)
+    kernel = stc.compile(MTTKRP, x, *dense)
+    report = kernel.explain()
+    assert kernel.backend == "numba"
+    assert all(part.schedule.native for part in kernel.plan.parts)
+    assert "native" in str(report)
+    assert stc.compile(MTTKRP, x, *dense, backend="torch").backend == "torch"
+    small = check(Problem(MTTKRP, SIZES))
+    assert small.backend == "torch"
+
+
+def test_a_chosen_plan_makes_the_same_kernel_again() -> None:
+    x, *dense = large(rank=64)
+    kernel = stc.compile(MTTKRP, x, *dense)
+    again = stc.compile(MTTKRP, x, *dense, plan=kernel.plan)
+    assert (again.backend, again.source) == ("numba", kernel.source)
+
+
+def test_native_loops_have_prices_of_their_own() -> None:
+    profile = of_backend("numba")
+    assert set(profile.loops) == {"native", "torch"}
+    assert of_backend("torch").loops == {}
+    assert all(profile.sources[f"loops {runner}"].startswith("measured: ") for runner in profile.loops)
+
+
 # -- threads and processes ---------------------------------------------------------------------------------------------
 
 
-def large() -> list[Any]:
+def large(rank: int = 20) -> list[Any]:
     """Operands of an MTTKRP that threads share."""
     generator = torch.Generator().manual_seed(0)
     coords = torch.stack([torch.randint(0, n, (60_000,), generator=generator) for n in (500, 400, 300)])
     x = stc.SparseTensor(coords, torch.rand(60_000, generator=generator), (500, 400, 300))
-    return [x, torch.rand(400, 20, generator=generator), torch.rand(300, 20, generator=generator)]
+    return [x, torch.rand(400, rank, generator=generator), torch.rand(300, rank, generator=generator)]
 
 
 @pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class DeviceProfile:
         laws: constants of the cost model's formulas, fitted to whole kernels.
         rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
+        loops: where native loops are priced beside torch's programs, for each of the two the seconds that a CPU takes
+            for what `Cost.loops` counts; else empty.
 
     Examples:
         >>> from sparsetc.device.profile import default_gpu
@@ -128,6 +130,7 @@ class DeviceProfile:
     rules: Mapping[str, Any] = field(hash=False)
     sources: Mapping[str, str] = field(hash=False)
     calibrated: str = ""
+    loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -150,7 +153,7 @@ class DeviceProfile:
         return f"DeviceProfile({self.describe()})"
 
 
-_NO_NUMBERS = ("name", "laws", "rules", "sources", "calibrated")
+_NO_NUMBERS = ("name", "laws", "rules", "sources", "calibrated", "loops")
 NUMBERS = tuple([f.name for f in fields(DeviceProfile) if f.name not in _NO_NUMBERS])
 """The fields that are numbers, or tables of them. They, the laws and the rules have a source each."""
 TABLES = ("dot", "tile_share", "staged", "fused_slowdown", "product", "block_dot")
@@ -184,6 +187,15 @@ def default_gpu() -> DeviceProfile:
 def cpu() -> DeviceProfile:
     """Return the profile of the CPU cores that the generated torch programs run on."""
     return _profile_of("2 CPU cores", _shipped("cpu"))
+
+
+@lru_cache
+def cpu_with_loops() -> DeviceProfile:
+    """Return the profile of CPU cores where native loops are priced beside the generated torch programs."""
+    loops = _document("cpu")["loops"]
+    sources = {f"loops {runner}": entry["source"] for runner, entry in loops.items()}
+    seconds = {runner: entry["value"] for runner, entry in loops.items()}
+    return replace(cpu(), loops=seconds, sources={**cpu().sources, **sources})
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
@@ -312,7 +324,7 @@ def of_backend(backend: str) -> DeviceProfile:
     Triton's are priced by that of the current CUDA device; the default GPU's without one, or without a record.
     """
     if backend != "triton":
-        return cpu()
+        return cpu_with_loops() if backend == "numba" else cpu()
     return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
 
 

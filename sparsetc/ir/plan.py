@@ -248,7 +248,8 @@ class Part(Record):
         size = f"{self.nnz:,} nonzeros, {lanes} lanes, {self.schedule.warps} warps"
         rounded = f", {in_bf16(self.schedule.rounded)}" if self.schedule.rounded else ""
         tree = f", {self.schedule.tree}" if self.schedule.tree else ""
-        return f"{self.format}[{modes}]{where}: {size}{rounded}{tree}"
+        native = ", native loops" if self.schedule.native else ""
+        return f"{self.format}[{modes}]{where}: {size}{native}{rounded}{tree}"
 
 
 @dataclass(frozen=True)

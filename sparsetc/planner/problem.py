@@ -279,7 +279,7 @@ class Problem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
-        return of_backend(self.backend)
+        return of_backend(self.backend if self.native == "none" else "numba")
 
     @property
     def rules(self) -> Mapping[str, Any]:
