@@ -16,6 +16,7 @@ that is compiled for a target is the text that would run there.
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -146,7 +147,8 @@ class DeviceProfile:
         """The device whose numbers these are, and how many of them were measured, for a reader."""
         count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
-            return f"{self.name} (calibrated {self.calibrated}: {count}, others an {default_gpu().name}'s)"
+            others = "others assumed" if self.loops else f"others an {default_gpu().name}'s"
+            return f"{self.name} (calibrated {self.calibrated}: {count}, {others})"
         return f"{self.name} (default: {count})"
 
     def __repr__(self) -> str:
@@ -190,12 +192,37 @@ def cpu() -> DeviceProfile:
 
 
 @lru_cache
+def cpu_name() -> str:
+    """Return what the system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, named), platform.processor() or "CPU")
+
+
 def cpu_with_loops() -> DeviceProfile:
     """Return the profile of CPU cores where native loops are priced beside the generated torch programs."""
-    loops = _document("cpu")["loops"]
-    sources = {f"loops {runner}": entry["source"] for runner, entry in loops.items()}
-    seconds = {runner: entry["value"] for runner, entry in loops.items()}
-    return replace(cpu(), loops=seconds, sources={**cpu().sources, **sources})
+    path = path_of(cpu_name())
+    return (path and _read_loops(path, cpu_name())) or _usual_loops()
+
+
+def shipped_loops() -> dict[str, dict[str, float]]:
+    """Return the seconds of loops on a CPU that was not calibrated."""
+    return {runner: entry["value"] for runner, entry in _document("cpu")["loops"].items()}
+
+
+@lru_cache
+def _usual_loops() -> DeviceProfile:
+    sources = {f"loops {runner}": entry["source"] for runner, entry in _document("cpu")["loops"].items()}
+    return replace(cpu(), loops=shipped_loops(), sources={**cpu().sources, **sources})
+
+
+def of_loops(name: str, day: str, seconds: Mapping[str, Mapping[str, float]]) -> DeviceProfile:
+    """Return the profile of a CPU on which loops were measured on a day."""
+    sources = {f"loops {runner}": f"{MEASUREMENT} {COMMANDS[0]}, {day}" for runner in seconds}
+    return replace(_usual_loops(), name=name, calibrated=day, loops=seconds, sources={**cpu().sources, **sources})
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
@@ -262,20 +289,55 @@ def slug(device: str) -> str:
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
+def write_loops(profile: DeviceProfile, software: Mapping[str, str]) -> Path:
+    """Keep how fast a CPU runs loops; as `write`."""
+    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software}
+    path = _written(profile.name, {**document, "loops": profile.loops})
+    _read_loops.cache_clear()
+    return path
+
+
+@lru_cache(maxsize=64)
+def _read_loops(path: Path, name: str) -> DeviceProfile | None:
+    """Return the recorded profile of a CPU, None where there is none; remembered, so that a warning is given once."""
+    try:
+        document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
+        day, seconds, usual = document["date"], document["loops"], shipped_loops()
+        if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
+            raise ValueError("not a record of this version and processor")
+        if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:
+            raise ValueError("other loops than are priced")
+        for runner, rates in seconds.items():
+            for rate in rates.values():
+                if not isinstance(rate, float) or not 0 <= rate <= 1:
+                    raise ValueError(f"{runner} has {rate!r}")
+        return of_loops(name, day, seconds)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        warn(f"{path} holds no profile of {name} that can be used ({str(error)[:300]}); planning with the default")
+        return None
+
+
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
     """Keep what was measured, beside the versions of the software that ran; return the path.
 
     This process plans with it from here on. Raises `OSError` where the folder cannot be written to, or others may
     write to it.
     """
-    path = path_of(profile.name)
-    if path is None:
-        raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     entries = {n: {"value": getattr(profile, n), "source": profile.sources[n]} for n in MEASURED}
     document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
+    path = _written(profile.name, document)
+    _read.cache_clear()
+    return path
+
+
+def _written(name: str, document: Mapping[str, Any]) -> Path:
+    path = path_of(name)
+    if path is None:
+        raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     files.claim_record(path)
     files.write_private(path, (json.dumps(document, indent=1) + "\n").encode())
-    _read.cache_clear()
     return path
 
 
