@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 325_500, size.COMPILER: 221_000, size.FILES: 210, size.CLASSES: 277, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 325_500, size.COMPILER: 221_000, size.FILES: 211, size.CLASSES: 277, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
