@@ -45,7 +45,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsetc import datasets, decomposition, distributed, nn, plot, testing
-    from sparsetc.device.calibrate import calibrate
+    from sparsetc.calibration import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
     from sparsetc.products.problem import plan_bcb
@@ -144,7 +144,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
     **dict.fromkeys(("cat", "eye", "full", "kron", "rand", "randn", "stack", "where", "zeros"), "tensor.creation"),
     "attention": "sparse_attention",
-    "calibrate": "device.calibrate",
+    "calibrate": "calibration",
     "plan_bcb": "products.problem",
     "DeviceProfile": "device.profile",
     **dict.fromkeys(("datasets", "decomposition", "distributed", "nn", "plot", "testing"), ""),

@@ -20,10 +20,11 @@ from typing import NoReturn
 import torch
 
 import sparsetc as stc
-from sparsetc.device import calibrate
+from sparsetc import calibration
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import printable
 from sparsetc.explain import aligned
+from sparsetc.options import BACKENDS
 from sparsetc.planner.problem import Counts
 from sparsetc.support import memory
 from sparsetc.tensor.inputs import NAMED, dtype_name
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--plan", default="auto", help="a plan's name (default: auto)")
     explain.add_argument("--precision", choices=("highest", "high", "medium"))
-    explain.add_argument("--backend", choices=("auto", "triton", "torch"), help="triton needs no GPU here")
+    explain.add_argument("--backend", choices=BACKENDS, help="triton needs no GPU here")
     explain.add_argument("--source", action="store_true", help="print the generated program too")
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
@@ -121,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     blocking.add_argument("--mode", type=int, default=0, help="the mode whose slices are rows (default: 0)")
     blocking.add_argument("--png", help="a file to draw the curve of heights and densities into")
 
-    commands.add_parser("calibrate", help="measure the GPU, for the planner to use its profile from then on")
+    commands.add_parser("calibrate", help="measure the GPU, or the CPU, for the planner to use")
     tune.add_to(commands)
     return parser
 
@@ -205,10 +206,12 @@ def _blocking(options: argparse.Namespace) -> None:
 
 
 def _calibrate(_: argparse.Namespace) -> None:
-    profile = calibrate.measure()
-    print(f"{profile.name}, beside the default, an {default_gpu().name}'s\n{calibrate.table(profile)}")
-    path = calibrate.keep(profile)
-    print(f"plans on this GPU are made by this profile from now on; remove the record to go back\n  {path}")
+    profile = calibration.measure()
+    usual = "that of a CPU" if profile.loops else f"an {default_gpu().name}'s"
+    print(f"{profile.name}, beside the default, {usual}\n{calibration.table(profile)}")
+    path = calibration.keep(profile)
+    device = "CPU" if profile.loops else "GPU"
+    print(f"plans on this {device} are made by this profile from now on; remove the record to go back\n  {path}")
 
 
 if __name__ == "__main__":

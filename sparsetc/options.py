@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -25,7 +26,7 @@ from sparsetc.support.memory import as_bytes, available_memory, limit_in_force
 from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
-BACKENDS = ("auto", "triton", "torch")
+BACKENDS = ("auto", "triton", "torch", "numba")
 TUNINGS = ("model", "now", "calls")
 MOST_SECONDS = 1e6
 
@@ -46,7 +47,7 @@ class Settings(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     memory_limit: int | str | None
     device: str | torch.device | None
-    backend: Literal["auto", "triton", "torch"] | None
+    backend: Literal["auto", "triton", "torch", "numba"] | None
     tune: Literal["model", "now", "calls"] | float | None
     gather: bool
 
@@ -67,6 +68,12 @@ class ToDense(EinsumSettings):
 
 class ToSparse(EinsumSettings):
     output: Literal["sparse"]
+
+
+@lru_cache(maxsize=1)
+def has_numba() -> bool:
+    """Return True if numba is installed."""
+    return find_spec("numba") is not None
 
 
 @dataclass(frozen=True)
@@ -92,12 +99,38 @@ class Options:
         """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
         return self.precision or torch.get_float32_matmul_precision()
 
-    def effective_backend(self, device: torch.device) -> str:
-        """``triton`` on a GPU, the generated ``torch`` programs elsewhere, unless one was named."""
+    @property
+    def named_backend(self) -> str:
+        """The backend that was named, here or by ``SPARSETC_BACKEND``, or ``auto``."""
         named = self.backend or os.environ.get("SPARSETC_BACKEND") or "auto"
         if named not in BACKENDS:
             raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {named!r}")
-        return named if named != "auto" else "torch" if device.type == "cpu" else "triton"
+        return named
+
+    def effective_backend(self, device: torch.device) -> str:
+        """``triton`` on a GPU, the programs of ``torch`` elsewhere, unless one was named.
+
+        Those of ``numba`` are programs of torch, of which some are printed as native loops.
+        """
+        usual = "torch" if device.type == "cpu" else "triton"
+        return {"auto": usual, "numba": "torch"}.get(self.named_backend, self.named_backend)
+
+    def effective_native(self, device: torch.device) -> str:
+        """Which programs of torch run as native loops: ``none``, those whose ``price`` is lower, or ``all`` that can.
+
+        Raises:
+            PlanError: native loops were named, and numba is not installed or the operands are on a GPU.
+        """
+        if self.named_backend == "numba":
+            if device.type != "cpu":
+                raise PlanError(f'backend="numba" runs on a CPU, and the operands are on {device}; leave it to "auto"')
+            if not has_numba():
+                raise PlanError(
+                    'backend="numba" needs numba, which is not installed: pip install "sparsetc[cpu]", or leave the '
+                    'backend to "auto", which runs the generated torch programs without it'
+                )
+            return "all"
+        return "price" if self.named_backend == "auto" and device.type == "cpu" and has_numba() else "none"
 
     def effective_tune(self) -> tuple[str, float]:
         """``model``, ``now`` or ``calls``, and the seconds that timing the candidates of a kernel may take."""
@@ -183,7 +216,9 @@ class options(contextlib.ContextDecorator):
             stored as bitmaps, and windows leave more rows to runs. A number, or text as in ``"8GB"`` and ``"512MiB"``.
             Default: what is free.
         device: where `read` puts tensors.
-        backend: ``"triton"``, ``"torch"`` or ``"auto"``.
+        backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"``. With numba installed, programs run on a CPU as
+            native loops where these are expected to be faster; ``"numba"`` runs all as native loops that can, and
+            ``"torch"`` none.
         tune: how the plan is chosen among those that are allowed. ``"model"`` (default): by the cost model, the same
             at each run. ``"now"``: the candidates that it puts near its best are timed when a kernel is compiled, in a
             second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was

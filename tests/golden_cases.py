@@ -78,6 +78,10 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "mttkrp_torch_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "torch"),
     "mttkrp_torch_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "torch"),
     "ttmc_torch_fiber": ("ijk,jr,ks->irs", SIZES, F32, FIBER_ONE_LANE, "torch"),
+    "mttkrp_numba_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "numba"),
+    "mttkrp_numba_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "numba"),
+    "ttmc_numba_fiber": ("ijk,jr,ks->irs", SIZES, F32, FIBER_ONE_LANE, "numba"),
+    "sampled_numba": ("ijk,ir,jr,kr->ijk", SIZES, F32, SAMPLED, "numba"),
 }
 
 

@@ -21,6 +21,7 @@ from calibration_cases import TINY
 from cases import Problem
 
 import sparsetc as stc
+from sparsetc import calibration as cpu_calibration
 from sparsetc.codegen.launch import triton_type
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
@@ -360,17 +361,52 @@ def test_importing_the_package_reads_no_profile() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+def test_without_a_gpu_and_numba_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sparsetc.__main__ import main
+
+    monkeypatch.setattr(cpu_calibration, "has_numba", lambda: False)
     with stc.options(cache_dir=tmp_path), pytest.raises(stc.DeviceError, match="finds none"):
         stc.calibrate()
-    environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path)}
-    done = processes.run(["-m", "sparsetc", "calibrate"], env=environment)
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
-        "sparsetc: calibrate measures a GPU, and torch finds none here; nothing was measured or changed"
-    )
-    assert not done.stdout
+    assert main(["calibrate"]) == 2
+    assert "calibrate measures a GPU, or a CPU with numba, and finds none here" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_cpu_is_measured_by_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(cpu_calibration, "NONZEROS", 200)
+    monkeypatch.setattr(cpu_calibration, "TENSORS", ((20, 30, 40), (20, 30)))
+    monkeypatch.setattr(cpu_calibration, "seconds", lambda call: 1e-4)
+    before = profiles.cpu_with_loops()
+    with stc.options(cache_dir=tmp_path):
+        found = stc.calibrate()
+        assert profiles.cpu_with_loops() == found != before
+        assert all(found.sources[f"loops {runner}"].startswith("measured: calibrate, ") for runner in found.loops)
+        assert {runner: [*rates] for runner, rates in found.loops.items()} == {
+            runner: [*rates] for runner, rates in before.loops.items()
+        }
+        assert "others assumed" in found.describe()
+        assert "native nonzero" in cpu_calibration.table(found)
+        (record_of_cpu,) = (tmp_path / "profiles").iterdir()
+        text = record_of_cpu.read_text(encoding="utf-8")
+        for damaged in ("", "{}", "[]", text.replace('"nonzero": ', '"nonzero": -1'), text.replace("native", "other")):
+            record_of_cpu.write_text(damaged, encoding="utf-8")
+            profiles._read_loops.cache_clear()
+            with pytest.warns(UserWarning, match="holds no profile"):
+                assert profiles.cpu_with_loops() == before
+
+
+def test_rates_are_fitted_to_what_kernels_take() -> None:
+    rates = {"nonzero": 2e-9, "vector": 1e-10, "line": 0.0}
+    generator = torch.Generator().manual_seed(0)
+    counts = (1 + 1e6 * torch.rand(40, 3, generator=generator)).tolist()
+    kernels = [dict(zip(rates, each, strict=True)) for each in counts]
+    taken = [1e-6 + sum(n * rates[name] for name, n in each.items()) for each in kernels]
+    fitted = cpu_calibration.fitted(list(zip(kernels, taken, strict=True)))
+    assert fitted == pytest.approx(rates, rel=0.02, abs=2e-12)
 
 
 def test_interpreted_kernels_are_not_timed(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -424,7 +424,7 @@ def test_the_backend_may_come_from_the_environment(operands: list[Any], monkeypa
     assert stc.compile(MTTKRP, *operands).backend == "triton"
     assert stc.compile(MTTKRP, *operands, backend="torch").backend == "torch"
     monkeypatch.setenv("SPARSETC_BACKEND", "cobol")
-    with pytest.raises(stc.PlanError, match="backend must be one of auto, triton, torch, found 'cobol'"):
+    with pytest.raises(stc.PlanError, match="backend must be one of auto, triton, torch, numba, found 'cobol'"):
         stc.compile(MTTKRP, *operands)
 
 

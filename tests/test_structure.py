@@ -230,3 +230,21 @@ def test_what_is_not_in_a_mask_is_not_in_the_result(mask: str) -> None:
     assert x[held].mean(entries=True).item() == 6.0
     with pytest.raises(stc.ShapeError):
         x[held.T]
+
+
+@pytest.mark.parametrize("size", [7, 500])
+def test_rows_and_columns_of_long_and_short_modes(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    coords = torch.unique(torch.randint(0, size, (2, 60), generator=generator), dim=1)
+    x = stc.SparseTensor(coords, torch.rand(coords.shape[1], generator=generator), (size, size))
+    index = torch.randint(0, size, (90,), generator=generator)
+    expected = x.to_dense()
+    for found, wanted in (
+        (x[index], expected[index]),
+        (x[index, 1 : size - 1], expected[index, 1 : size - 1]),
+        (x[:, index], expected[:, index]),
+        (x[::3, index], expected[::3, index]),
+        (x[index, ::2], expected[index, ::2]),
+    ):
+        assert found.is_coalesced
+        assert torch.equal(found.to_dense(), wanted)

@@ -4,8 +4,9 @@ In: source text, a folder, a name. Out: its module, and the path of its copy. Th
 neither the file nor compiled bytecode of it is ever imported. Tracebacks, `inspect` and Triton, which reads the source
 of its kernels, are given the text by the module's loader and by `linecache`. So a copy that is absent, damaged or
 another's is only written anew, and any file or folder may go at any moment. Copies are a bounded number, named by their
-content. A folder that cannot be written to, or that is not the user's alone, is replaced, with a warning, by a
-temporary one for as long as the process lives.
+content. Beside them lies machine code that numba made of native loops, which is loaded only from files, and a folder,
+that nobody else may write to (`codegen.native`). A folder that cannot be written to, or that is not the user's alone,
+is replaced, with a warning, by a temporary one for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ ATTEMPTS = 3
 """At writing a file to a folder that other processes may be removing."""
 DIGITS = 20
 """Hexadecimal digits of the digest in a file name."""
-SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.py")
+COMPILED = ".native"
+"""The end of the name of a file of machine code that `codegen.native` keeps."""
+SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.(?:py|{COMPILED[1:]})")
 """Names of files that are removed; a folder that was named may hold a user's own."""
 UNFINISHED = re.compile(rf"{re.escape(files.PREFIX)}[0-9a-f]+{re.escape(files.SUFFIX)}")
 """Names of files that are being written."""
@@ -177,9 +180,7 @@ def _written(path: Path, data: bytes) -> Path:
     files.claim(path.parent)
     if not _intact(path, data):
         files.write_private(path, data)
-        # After one file in `WRITES_AN_EVICTION`: its digest is as good as a random number.
-        if int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0:
-            evict(path.parent)
+        evict_sometimes(path)
     return path
 
 
@@ -225,6 +226,12 @@ def _intact(path: Path, data: bytes) -> bool:
 
 
 # -- eviction ---------------------------------------------------------------------------------------------------------
+
+
+def evict_sometimes(path: Path) -> None:
+    """`evict` after one written file in `WRITES_AN_EVICTION`: its digest is as good as a random number."""
+    if int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0:
+        evict(path.parent)
 
 
 def evict(folder: Path) -> None:

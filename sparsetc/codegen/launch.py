@@ -24,13 +24,15 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen import cache, split_float16
+from sparsetc.codegen import cache, native, split_float16
+from sparsetc.codegen import numba as numba_source
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
+from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import HALVES, tables_of
 from sparsetc.ir.program.text import header
@@ -112,7 +114,7 @@ class PartArrays:
 
 
 class Programs:
-    """The generated programs of the parts of a plan: Triton's, one launch for all parts when fused, or torch's.
+    """The generated programs of the parts of a plan: Triton's, one launch for all parts when fused, or a CPU's.
 
     Attributes:
         kernels: the name of each function that a call runs, and the numbers of the parts that it runs.
@@ -134,27 +136,33 @@ class Programs:
         Args:
             programs: one a part.
             dtype: of the operands.
-            backend: ``torch`` or ``triton``.
+            backend: ``torch`` or ``triton``; those of torch whose schedules say so are native loops of numba.
             device: that Triton's kernels are for.
             cache_dir: folder of generated sources.
             fused: whether one launch runs all parts.
             name: what the file is named after; the equation of the programs where it is empty.
             about: lines for a reader of the source, as `header` takes them.
         """
+        if backend == "torch" and runs_natively(programs, dtype):
+            backend = "numba"
         self.programs, self.dtype, self.backend, self.about = tuple(programs), dtype, backend, tuple(about)
         self.machine, self.fused = machine_of(device), fused or len(self.programs) == 1
-        names = [f"part_{p.number}" if backend == "torch" else f"kernel_{n}" for n, p in enumerate(self.programs)]
+        names = [f"part_{p.number}" if backend != "triton" else f"kernel_{n}" for n, p in enumerate(self.programs)]
         self.kernels: list[tuple[str, Sequence[int]]] = [(name, [n]) for n, name in enumerate(names)]
         if backend == "triton" and self.fused:
             self.kernels = [("kernel", range(len(names)))]
         self.name, self.source = source_name(name or programs[0].equation, backend), self.text_for(self.machine)
         self.module, self.path = cache.load(self.source, cache_dir, self.name)
+        if self.backend == "numba":
+            self.native = native.functions(self.module, self.programs, self.source, self.path.parent)
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
         sums = accumulator(self.dtype)
-        if self.backend == "torch":
-            text = header(self.programs, "torch", self.about)
+        if self.backend != "triton":
+            text = header(self.programs, self.backend, self.about)
+            if self.backend == "numba":
+                return numba_source.module_source(self.programs, text)
             return torch_source.module_source(self.programs, text, sums == torch.int64)
         from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
@@ -189,6 +197,9 @@ class Programs:
                 "compile for a GPU without TRITON_INTERPRET"
             )
         parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
+        threads = max(p.schedule.threads for p, _ in parts) or int(not triton and all(starmap(few, parts)))
+        if self.backend == "numba":
+            return native.bind(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)
         for name, group in self.kernels:
             launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
             numbers = [every.index(table) for table in _tables([self.programs[n] for n in group])]
@@ -214,7 +225,6 @@ class Programs:
                         filled[place] = stored[number]
                     launch(*filled, *(dense if plain else [tables[n] for n in numbers]), out)
 
-        threads = max(p.schedule.threads for p, _ in parts) or int(all(starmap(few, parts)))
         return call if triton or not threads else _by_threads(call, threads)
 
     def blocks(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -270,6 +280,12 @@ class Programs:
         made_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
         types += [made_types.get(made, self.dtype) for _, made in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
+
+
+def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
+    """Return True if programs that torch would run are printed as native loops: all of a plan's parts, or none."""
+    wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
+    return wanted and not any(map(numba_source.unprinted, programs))
 
 
 def _by_threads(call: Call, most: int) -> Call:
@@ -374,7 +390,7 @@ def is_interpreted(kernel: Any) -> bool:
 
 def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: str) -> torch.dtype:
     """How a part's values are stored, those of the operands being of `dtype`."""
-    if backend == "torch":
+    if backend != "triton":
         return accumulator(dtype)
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
 

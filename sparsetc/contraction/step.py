@@ -18,13 +18,14 @@ import torch
 
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values, stored_dtype
+from sparsetc.codegen.numba import unprinted
 from sparsetc.contraction.autograd import UNREAD, StepFunction, apply
 from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.output import arranged
 from sparsetc.contraction.prepare import Preparation, Prepared, in_place
-from sparsetc.device.profile import gpu, has_halves, of_backend
+from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -85,7 +86,6 @@ class Step(Contraction, Preparation):
         Contraction.__init__(self, bound, operands, settings, form)
         (self._sizes,) = (tuple(o._values.shape[1:]) for o in operands if isinstance(o, SparseTensor))
         Preparation.__init__(self, bound, operands, settings, form, repeated)
-        self.backend = self.problem.backend
         self._plain_sum = self.canonical.written.einsum.plain_sum if plain_sum is None else plain_sum
         self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
         self.empty, self._others = not self.operand.nnz, dict[object, Step]()
@@ -104,9 +104,14 @@ class Step(Contraction, Preparation):
         plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
         self.plan = replace(plan, reason=choice.plan.reason)
         self.choice, self.inner = choice, (self.executable.programs,)
+        native = self.executable.programs.backend == "numba"
+        self.backend = "numba" if native else self.problem.backend
+        if self.problem.native == "all" and not native:
+            why = next(filter(None, map(unprinted, self.programs)))
+            self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
         self.__dict__.pop("_ones", None)
         self._value_keys = [
-            (p.packed.token, stored_dtype(p.program, self.dtype, self.backend), p.program.view.values.halves)
+            (p.packed.token, stored_dtype(p.program, self.dtype, self.problem.backend), p.program.view.values.halves)
             for p in self.parts
         ]
         self.guard = self._guard()
@@ -208,7 +213,7 @@ class Step(Contraction, Preparation):
             return self._ones
         numbers = range(len(self.parts)) if parts is None else parts
         flat = resolved(values.detach() if values.requires_grad else values)
-        flat = flat.to(accumulator(self.dtype) if self.backend == "torch" else self.dtype)
+        flat = flat.to(accumulator(self.dtype) if self.problem.backend == "torch" else self.dtype)
         stored: list[torch.Tensor | split_float16.InHalves | None] = []
         with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
@@ -282,7 +287,7 @@ class Step(Contraction, Preparation):
             packed: the values as `pack` makes them, where the caller has them.
             given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
         """
-        device, ordered = self.device, self.settings.deterministic and self.backend == "torch"
+        device, ordered = self.device, self.settings.deterministic and self.problem.backend == "torch"
         if not ordered and not torch.is_autocast_enabled(device.type):
             return self._rows(values, dense, packed, given)
         with without_autocast(device), in_order(ordered):
@@ -297,7 +302,7 @@ class Step(Contraction, Preparation):
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
         tables = self.canonical.arrange(dense, self.settings, contiguous=not self.programs[0].covers)
-        if self.backend == "torch" and run.dtype != self.dtype:
+        if self.problem.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
             looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
@@ -398,7 +403,7 @@ class Step(Contraction, Preparation):
 
         with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
-            about = self.plan, self.programs, stored, self.backend, of_backend(self.backend)
+            about = self.plan, self.programs, stored, self.problem.backend, self.problem.profile
             return symbolic_cost(self.canonical.bound, *about)
 
     def reports(self) -> list[StepReport]:

@@ -247,36 +247,10 @@ UNITS = {
 """(scale, unit) in which the table prints a number."""
 
 
-def calibrate() -> DeviceProfile:
-    """Measure the current CUDA device, and plan with what was found: in this process, and in later ones.
-
-    Takes less than a minute and 1.4 GB of the device's memory; nothing else should run there. Measured are bytes a
-    second of device memory, of the L2 and the L1 cache and of atomic additions, operations a second outside dots and
-    inside them at each precision, seconds to launch a kernel and to start a program; and for two sparse operands
-    torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros, and products of pairs of blocks. The
-    record, one for each kind of GPU, lies in ``profiles`` in the cache directory (``$SPARSETC_CACHE_DIR``,
-    ``options(cache_dir=)``). Kernels that were compiled before keep their plans.
-
-    Returns:
-        the profile, of which ``measured`` names the fields that were measured here, and ``sources`` what all are from.
-
-    Raises:
-        DeviceError: there is no GPU, it is too busy to be measured, or Triton interprets (``TRITON_INTERPRET``).
-        OutOfMemoryError: the device has too little memory free.
-        OSError: the record cannot be written.
-
-    Examples:
-        >>> stc.calibrate().measured[:2]  # doctest: +SKIP
-    """
-    measured = measure()
-    keep(measured)
-    return measured
-
-
 def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
-    """The profile of the current CUDA device; nothing is kept. Errors: as of `calibrate`, but of files."""
+    """The profile of the current CUDA device; nothing is kept. Errors: as of `calibration.calibrate`, but of files."""
     if not torch.cuda.is_available():
-        raise DeviceError("calibrate measures a GPU, and torch finds none here; nothing was measured or changed")
+        raise DeviceError("calibrate measures a GPU, or a CPU with numba, and finds none here; nothing was measured")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise DeviceError("calibrate times compiled kernels; unset TRITON_INTERPRET and start again")
     sizes = sizes or ProbeSizes()
@@ -295,8 +269,12 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     numbers: dict[str, Any] = {name: _rounded(rate[name]) for name in profile.MEASURED if name in rate}
     for table in ("dot", "product", "block_dot"):
         numbers[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
-    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return profile.calibrated(torch.cuda.get_device_name(device), day, numbers | _sizes(device))
+    return profile.calibrated(torch.cuda.get_device_name(device), today(), numbers | _sizes(device))
+
+
+def today() -> str:
+    """Return the date, as a record has it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
 def keep(found: DeviceProfile) -> Path:
@@ -310,14 +288,19 @@ def keep(found: DeviceProfile) -> Path:
 
 def table(found: DeviceProfile) -> str:
     """Return a table of the numbers: as measured, and the default GPU's."""
-    rows = [("field", "measured", "default", "")]
+    rows = []
     for name in profile.MEASURED:
         (scale, unit), numbers, usual = UNITS[name], getattr(found, name), getattr(default_gpu(), name)
         if name not in profile.TABLES:
             name, numbers, usual = "", {name: numbers}, {name: usual}
         each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)
         rows += [(field, f"{measured:.4g}", f"{default:.4g}", unit) for field, measured, default in each]
-    return indent(aligned(rows, left=(0, 3)), "  ")
+    return tabulated(rows)
+
+
+def tabulated(rows: Sequence[tuple[str, str, str, str]]) -> str:
+    """Return numbers below a head: names, as measured, as by default, and units."""
+    return indent(aligned([("field", "measured", "default", ""), *rows], left=(0, 3)), "  ")
 
 
 def _seconds(launches: Sequence[Callable[[], object]]) -> float:

@@ -16,10 +16,11 @@ that is compiled for a target is the text that would run there.
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ class DeviceProfile:
         laws: constants of the cost model's formulas, fitted to whole kernels.
         rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
+        loops: where native loops are priced beside torch's programs, for each of the two the seconds that a CPU takes
+            for what `Cost.loops` counts; else empty.
 
     Examples:
         >>> from sparsetc.device.profile import default_gpu
@@ -128,6 +131,7 @@ class DeviceProfile:
     rules: Mapping[str, Any] = field(hash=False)
     sources: Mapping[str, str] = field(hash=False)
     calibrated: str = ""
+    loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -142,14 +146,15 @@ class DeviceProfile:
         """The device whose numbers these are, and how many of them were measured, for a reader."""
         count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
-            return f"{self.name} (calibrated {self.calibrated}: {count}, others an {default_gpu().name}'s)"
+            others = "others assumed" if self.loops else f"others an {default_gpu().name}'s"
+            return f"{self.name} (calibrated {self.calibrated}: {count}, {others})"
         return f"{self.name} (default: {count})"
 
     def __repr__(self) -> str:
         return f"DeviceProfile({self.describe()})"
 
 
-_NO_NUMBERS = ("name", "laws", "rules", "sources", "calibrated")
+_NO_NUMBERS = ("name", "laws", "rules", "sources", "calibrated", "loops")
 NUMBERS = tuple([f.name for f in fields(DeviceProfile) if f.name not in _NO_NUMBERS])
 """The fields that are numbers, or tables of them. They, the laws and the rules have a source each."""
 TABLES = ("dot", "tile_share", "staged", "fused_slowdown", "product", "block_dot")
@@ -183,6 +188,40 @@ def default_gpu() -> DeviceProfile:
 def cpu() -> DeviceProfile:
     """Return the profile of the CPU cores that the generated torch programs run on."""
     return _profile_of("2 CPU cores", _shipped("cpu"))
+
+
+@lru_cache
+def cpu_name() -> str:
+    """Return what the system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, named), platform.processor() or "CPU")
+
+
+def cpu_with_loops() -> DeviceProfile:
+    """Return the profile of CPU cores where native loops are priced beside the generated torch programs."""
+    path = path_of(cpu_name())
+    return (path and _read_loops(path, cpu_name())) or _usual_loops()
+
+
+def shipped_loops() -> dict[str, dict[str, float]]:
+    """Return the seconds of loops on a CPU that was not calibrated."""
+    return {runner: entry["value"] for runner, entry in _document("cpu")["loops"].items()}
+
+
+@lru_cache
+def _usual_loops() -> DeviceProfile:
+    sources = {f"loops {runner}": entry["source"] for runner, entry in _document("cpu")["loops"].items()}
+    return replace(cpu(), loops=shipped_loops(), sources={**cpu().sources, **sources})
+
+
+def of_loops(name: str, day: str, seconds: Mapping[str, Mapping[str, float]]) -> DeviceProfile:
+    """Return the profile of a CPU on which loops were measured on a day."""
+    sources = {f"loops {runner}": f"{MEASUREMENT} {COMMANDS[0]}, {day}" for runner in seconds}
+    return replace(_usual_loops(), name=name, calibrated=day, loops=seconds, sources={**cpu().sources, **sources})
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
@@ -249,20 +288,55 @@ def slug(device: str) -> str:
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
+def write_loops(profile: DeviceProfile, software: Mapping[str, str]) -> Path:
+    """Keep how fast a CPU runs loops; as `write`."""
+    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software}
+    path = _written(profile.name, {**document, "loops": profile.loops})
+    _read_loops.cache_clear()
+    return path
+
+
+@lru_cache(maxsize=64)
+def _read_loops(path: Path, name: str) -> DeviceProfile | None:
+    """Return the recorded profile of a CPU, None where there is none; remembered, so that a warning is given once."""
+    try:
+        document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
+        day, seconds, usual = document["date"], document["loops"], shipped_loops()
+        if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
+            raise ValueError("not a record of this version and processor")
+        if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:
+            raise ValueError("other loops than are priced")
+        for runner, rates in seconds.items():
+            for rate in rates.values():
+                if not isinstance(rate, float) or not 0 <= rate <= 1:
+                    raise ValueError(f"{runner} has {rate!r}")
+        return of_loops(name, day, seconds)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        warn(f"{path} holds no profile of {name} that can be used ({str(error)[:300]}); planning with the default")
+        return None
+
+
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
     """Keep what was measured, beside the versions of the software that ran; return the path.
 
     This process plans with it from here on. Raises `OSError` where the folder cannot be written to, or others may
     write to it.
     """
-    path = path_of(profile.name)
-    if path is None:
-        raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     entries = {n: {"value": getattr(profile, n), "source": profile.sources[n]} for n in MEASURED}
     document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
+    path = _written(profile.name, document)
+    _read.cache_clear()
+    return path
+
+
+def _written(name: str, document: Mapping[str, Any]) -> Path:
+    path = path_of(name)
+    if path is None:
+        raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     files.claim_record(path)
     files.write_private(path, (json.dumps(document, indent=1) + "\n").encode())
-    _read.cache_clear()
     return path
 
 
@@ -306,12 +380,12 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
 
 
 def of_backend(backend: str) -> DeviceProfile:
-    """Return the profile that generated programs of a backend are priced by: ``torch``'s run on CPU cores.
+    """Return the profile that generated programs of a backend are priced by: all but Triton's run on CPU cores.
 
     Triton's are priced by that of the current CUDA device; the default GPU's without one, or without a record.
     """
-    if backend == "torch":
-        return cpu()
+    if backend != "triton":
+        return cpu_with_loops() if backend == "numba" else cpu()
     return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
 
 

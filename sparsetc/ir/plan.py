@@ -154,6 +154,7 @@ class Schedule(Record):
             that are added.
         threads: of the CPU, by which a torch program runs, no more than torch has; 0 for one where there is little to
             do, else all.
+        native: whether a torch program is run as native loops, where all parts of the plan can be and numba is there.
         tree: what is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says.
         take: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
             letters.
@@ -180,6 +181,7 @@ class Schedule(Record):
     rounded: tuple[str, ...] = ()
     copies: int = bounded(1, "the number of copies", power=True)
     threads: int = bounded(0, "the number of threads", 0, MOST_THREADS)
+    native: bool = False
     tree: Tree | None = None
     take: tuple[tuple[str, int], ...] = ()
     turns: tuple[str, ...] = ()
@@ -246,7 +248,8 @@ class Part(Record):
         size = f"{self.nnz:,} nonzeros, {lanes} lanes, {self.schedule.warps} warps"
         rounded = f", {in_bf16(self.schedule.rounded)}" if self.schedule.rounded else ""
         tree = f", {self.schedule.tree}" if self.schedule.tree else ""
-        return f"{self.format}[{modes}]{where}: {size}{rounded}{tree}"
+        native = ", native loops" if self.schedule.native else ""
+        return f"{self.format}[{modes}]{where}: {size}{native}{rounded}{tree}"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
+from sparsetc.codegen.numba import unprinted
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -169,8 +170,24 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, problem)
     plan = best.plan.with_schedules([cost.p.schedule for cost in best.costs])  # with the trees that were lowered
+    if problem.native == "price":
+        best = natively(replace(best, plan=plan), problem)
+        plan = best.plan
     apart = 0.0 if any(cost.p.view.values.sides for cost in best.costs) else problem.rules["apart"]
     return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
+
+
+COMPILED, CALLS = 0.3, 1000
+"""Seconds that numba takes to compile a part, and calls that are to make up for them."""
+
+
+def natively(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
+    if any(unprinted(cost.p) for cost in candidate.costs):
+        return candidate
+    native = price(replace(candidate, plan=candidate.plan.scheduled(lambda s: replace(s, native=True))), problem)
+    saved = (candidate.total or 0.0) - (native.total or 0.0)
+    return native if saved * CALLS > COMPILED * len(native.costs) else candidate
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -225,6 +242,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         (problem.products, {"dot": False}),
     )
     options = {name: value for applies, replacements in without if not applies for name, value in replacements.items()}
+    if problem.native == "all" or any(p.schedule.native for p in plan.parts):
+        options["native"] = problem.native != "none"
     if triton and not options:
         return plan
     parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
@@ -241,9 +260,11 @@ def describe(plan: Plan, problem: Problem) -> str:
     parts = []
     for p in plan.parts:
         levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
-        dots = p.schedule.dot and problem.backend == "triton"
+        how = " native" if p.schedule.native else ""
+        if p.schedule.dot and problem.backend == "triton":
+            how = f" {p.schedule.precision}"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{f' {p.schedule.precision}' if dots else ''}")
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
     rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
     return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 

@@ -223,6 +223,7 @@ class Problem:
         sparse_output: True if output rows are those of a pattern.
         adding: True if the nonzeros are a chunk of a larger tensor.
         ones: True if every value is 1, and no call has others, so that generated kernels read none.
+        native: which programs of torch run as native loops, as `Options.effective_native` says.
     """
 
     bound: Bound
@@ -238,6 +239,7 @@ class Problem:
     sparse_output: bool
     adding: bool = False
     ones: bool = False
+    native: str = "none"
 
     @classmethod
     def of(
@@ -265,7 +267,9 @@ class Problem:
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
         limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
         ones = x.pattern.ones and backend == "triton"
-        return cls(bound, backend, x.dtype, precisions, counts, *limits, max(1, rows), sparse_output, ones=ones)
+        native = "none" if x.dtype.is_complex or backend != "torch" else settings.effective_native(x.device)
+        about = precisions, counts, *limits, max(1, rows), sparse_output
+        return cls(bound, backend, x.dtype, *about, ones=ones, native=native)
 
     @cached_property
     def of_any_pattern(self) -> Problem:
@@ -275,7 +279,7 @@ class Problem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
-        return of_backend(self.backend)
+        return of_backend(self.backend if self.native == "none" else "numba")
 
     @property
     def rules(self) -> Mapping[str, Any]:

@@ -91,7 +91,7 @@ class Inspectable:
 
     @cached_property
     def backend(self) -> str:
-        """The backend that programs are generated for: ``triton`` or ``torch``."""
+        """The backend that programs are generated for: ``triton``, ``torch`` or ``numba``."""
         return self.inner[0].backend  # type: ignore[no-any-return]
 
     @cached_property

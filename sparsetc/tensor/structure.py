@@ -349,8 +349,12 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         return _picked(x, keys, picked)
     coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
     values, axis, mode = x._values, 1, 0
-    kept = torch.arange(*_range(coords[0], keys[0], x.shape[0]), device=x.device)
-    for key in keys:
+    if isinstance(keys[0], torch.Tensor):
+        kept, row = _runs(coords[0], keys[0])
+        rows, shape, mode = [row], [keys[0].numel()], 1
+    else:
+        kept = torch.arange(*_range(coords[0], keys[0], x.shape[0]), device=x.device)
+    for key in keys[mode:]:
         dense = mode >= x.sparse_order
         if key is None:
             if dense:
@@ -363,13 +367,14 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         if dense:
             values, axis = _of_dense(values, axis, key, size)
         else:
-            row = coords[mode][kept]
+            row, n = coords[mode].index_select(0, kept), size
             if isinstance(key, torch.Tensor):
-                kept, row, n = _selected(kept, row, key, rows)
-            else:
+                kept, row, n = _selected(kept, row, key, size, rows)
+            elif key != slice(None):
                 inside, row, n = _sliced(row, key, size)
-                kept, row = kept[inside], row[inside]
-                rows[:] = [r[inside] for r in rows]
+                if not bool(inside.all()):
+                    inside = inside.nonzero()[:, 0]
+                    kept, row, *rows = (r.index_select(0, inside) for r in (kept, row, *rows))
             if not isinstance(key, int):
                 rows.append(row)
                 shape.append(n)
@@ -439,17 +444,32 @@ def _sliced(row: torch.Tensor, key: Any, size: int) -> tuple[torch.Tensor, torch
         return row == key, row, 1
     start, stop, step = key.indices(size)
     n = len(range(start, stop, step))
-    place = torch.div(row - start, step, rounding_mode="floor")
-    return ((row - start) % step == 0) & (place >= 0) & (place < n), place, n
+    place = row - start
+    inside = torch.ones_like(row, dtype=torch.bool) if step == 1 else place % step == 0
+    place = place if step == 1 else torch.div(place, step, rounding_mode="floor")
+    return inside & (place >= 0) & (place < n), place, n
+
+
+def _runs(row: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entries at the places of the first mode that an index names, in its order, and its position for each."""
+    first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
+    times = end - first
+    position = torch.repeat_interleave(times)
+    ahead = first - (torch.cumsum(times, 0) - times)  # of an entry's number among all that are taken
+    return ahead.index_select(0, position).add_(torch.arange(position.numel(), device=row.device)), position
 
 
 def _selected(
-    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, rows: list[torch.Tensor]
+    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """The entries at the places that an index names, once for each time that it does; rows so far follow."""
     order = torch.sort(index, stable=True)
-    first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-    times = last - first
+    if size <= row.numel() + index.numel():
+        counts = torch.bincount(index, minlength=size)
+        first, times = (torch.cumsum(counts, 0) - counts).index_select(0, row), counts.index_select(0, row)
+    else:
+        first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+        times = last - first
     which = torch.repeat_interleave(torch.arange(row.numel(), device=row.device), times)
     before = torch.cumsum(times, 0) - times
     number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]

@@ -184,8 +184,8 @@ class GatherTerm:
         return far * self.slabs ** -profile.laws["slab_power"], missed
 
 
-LINE = 128
-"""Bytes of a cache line."""
+LINE, CPU_LINE = 128, 64
+"""Bytes of a cache line of a GPU, and of a CPU, whose vectors are as long at most."""
 
 
 class Cost:
@@ -411,6 +411,25 @@ class Cost:
             "dot": dot / self._matrix_rate(profile),
         }
 
+    def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
+        """Return how often a CPU does each thing that takes it time, by its name in `DeviceProfile.loops`."""
+        at, lines, far, farther = statistics.symbols, 0.0, 0.0, 0.0
+        for g in self.gathers:
+            moved, missed = g.moved(statistics, profile, 1)
+            lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
+            far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
+        return {
+            "nonzero": statistics.stored,
+            "fiber": statistics.fibers if self.p.view.blocks else 0,
+            "item": statistics.items,
+            "vector": (self.multiply + self.dot).at(at) * statistics.itemsize / CPU_LINE,
+            "line": lines,
+            "far_line": far,
+            "farther_line": farther,
+            "stored_line": self.output.at(at) / CPU_LINE,
+            "added_line": 0.0 if self.owned else self.added_bytes.at(at) / CPU_LINE,
+        }
+
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the rows that the program stores."""
         at = statistics.symbols
@@ -427,6 +446,9 @@ class Cost:
 
         Rows that are stored are written meanwhile; what must be zeros before is left to whoever knows all parts.
         """
+        if profile.loops and self.turn is None:
+            rates = profile.loops["native" if self.p.schedule.native else "torch"]
+            return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
         each, at, law = self.seconds(statistics, profile), statistics.symbols, profile.laws
         rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory

@@ -1,0 +1,160 @@
+"""Measure the device at hand for the planner: a GPU by probes, or how fast a CPU runs loops.
+
+In: nothing. Out: a `DeviceProfile`, kept in the cache directory. The price of a loop on a CPU is linear in what
+`Cost.loops` counts; its seconds a nonzero, a fiber, a vector and so on are fitted to kernels of some einsums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetc.api import compile
+from sparsetc.contraction.step import Step
+from sparsetc.device import calibrate as gpu
+from sparsetc.device import profile
+from sparsetc.device.profile import DeviceProfile
+from sparsetc.errors import PlanError
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.options import has_numba
+from sparsetc.planner.report import statistics_of
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+TENSORS = ((2000, 3000, 4000), (20_000, 30_000, 40_000), (10_000, 10_000), (200_000, 200_000))
+"""Shapes of the tensors that kernels are timed on: of few rows and of many, whose tables caches do not hold."""
+NONZEROS = 100_000
+EINSUMS = {
+    3: (("ijk,jr,kr->ir", 16), ("ijk,jr,kr->ir", 32), ("ijk,kr->ijr", 16), ("ijk,k->ij", 1)),
+    2: (("ij,jr->ir", 8), ("ij,jr->ir", 64), ("ij,ir,jr->ij", 32), ("ij,j->i", 1)),
+}
+"""The einsums of tensors of an order, and their ranks."""
+PLANS = ("coo", "fiber", "rows")
+RUNS = 5
+"""Times that a kernel runs, of which the median counts."""
+STEPS = 20_000
+"""Steps in which rates are fitted; each takes microseconds."""
+
+
+def calibrate() -> DeviceProfile:
+    """Measure the current GPU, or without one the CPU, and plan with what was found, in this process and in later ones.
+
+    Of a GPU, it measures bytes a second of device memory, of the L2 and the L1 cache and of atomic additions,
+    operations a second outside dots and inside them at each precision, seconds to launch a kernel and to start a
+    program; and for two sparse operands torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros,
+    and products of pairs of blocks. This takes less than a minute and 1.4 GB of the device's memory. Of a CPU with
+    numba installed, it measures what nonzeros, fibers, rows and vectors take native loops and the torch programs, on
+    one thread, which takes a minute or two. Nothing else should run meanwhile.
+
+    The record, one for each kind of device, lies in ``profiles`` in the cache directory (``$SPARSETC_CACHE_DIR``,
+    ``options(cache_dir=)``). Kernels that were compiled before keep their plans.
+
+    Returns:
+        the profile, of which ``measured`` names the fields that were measured here, and ``sources`` what all are from.
+
+    Raises:
+        DeviceError: there is no GPU and no numba, the GPU is too busy to be measured, or Triton interprets
+            (``TRITON_INTERPRET``).
+        OutOfMemoryError: the device has too little memory free.
+        OSError: the record cannot be written.
+
+    Examples:
+        >>> stc.calibrate().measured[:2]  # doctest: +SKIP
+    """
+    measured = measure()
+    keep(measured)
+    return measured
+
+
+def measure() -> DeviceProfile:
+    """Return the profile of the current GPU, or the CPU; nothing is kept. Errors: as of `calibrate`, but of files."""
+    if torch.cuda.is_available() or not has_numba():
+        return gpu.measure()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return profile.of_loops(profile.cpu_name(), gpu.today(), measured_loops())
+    finally:
+        torch.set_num_threads(threads)
+
+
+def keep(found: DeviceProfile) -> Any:
+    """Write the record; return its path. `OSError`: it cannot be written."""
+    if not found.loops:
+        return gpu.keep(found)
+    import numba
+
+    return profile.write_loops(found, {"torch": str(torch.__version__), "numba": numba.__version__})
+
+
+def table(found: DeviceProfile) -> str:
+    """Return a table of the numbers: as measured, and the default's."""
+    if not found.loops:
+        return gpu.table(found)
+    usual = profile.shipped_loops()
+    rows = [
+        (f"{runner} {name}", f"{1e9 * value:.3g}", f"{1e9 * usual[runner][name]:.3g}", "ns")
+        for runner, rates in found.loops.items()
+        for name, value in rates.items()
+    ]
+    return gpu.tabulated(rows)
+
+
+def measured_loops() -> dict[str, dict[str, float]]:
+    """Return the seconds that native loops, and torch's programs, take for what `Cost.loops` counts."""
+    return {runner: fitted(list(timed(backend))) for runner, backend in (("native", "numba"), ("torch", "torch"))}
+
+
+def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:
+    """What each kernel does, and the seconds that it takes."""
+    generator = np.random.default_rng(0)
+    for shape in TENSORS:
+        coords = np.unique(np.stack([generator.integers(0, n, NONZEROS) for n in shape]), axis=1)
+        x = SparseTensor(torch.from_numpy(coords), torch.rand(coords.shape[1]), shape)
+        for equation, rank in EINSUMS[len(shape)]:
+            sizes = {**dict(zip("ijk", shape, strict=False)), "r": rank}
+            dense = [torch.rand([sizes[c] for c in term]) for term in equation.split("->")[0].split(",")[1:]]
+            for plan in PLANS:
+                try:
+                    kernel = compile(equation, x, *dense, plan=plan, backend=backend)  # type: ignore[arg-type]
+                except PlanError:
+                    continue
+                yield counted(kernel), seconds(lambda kernel=kernel, dense=dense: kernel(*dense))  # type: ignore[misc]
+
+
+def counted(kernel: Any) -> dict[str, float]:
+    """Return what the one part of a kernel does, by the names of `Cost.loops`."""
+    (step,) = kernel.inner
+    assert isinstance(step, Step)
+    statistics = statistics_of(step.choice, [p.packed for p in step.parts], step.filled, step.problem)
+    return cost_of(step.programs[0]).loops(statistics[0], step.problem.profile)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the seconds of the processor that a call takes."""
+    call()
+    taken = []
+    for _ in range(RUNS):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return median(taken)
+
+
+def fitted(kernels: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
+    """Return the seconds of each count, none below 0, whose sums are off by the least share of what kernels took.
+
+    What a call takes whatever it does is fitted beside them. Steps are those by which Lee and Seung factor matrices.
+    """
+    names = list(kernels[0][0])
+    taken = np.array([took for _, took in kernels])
+    counts = np.array([[*each.values(), 1.0] for each, _ in kernels]) / taken[:, None]
+    rates = 1 / np.maximum(counts.sum(0), 1e-30)
+    square, wanted = counts.T @ counts, counts.sum(0)
+    for _ in range(STEPS):
+        rates *= wanted / np.maximum(square @ rates, 1e-300)
+    return {name: float(f"{rate:.3g}") if rate > 1e-13 else 0.0 for name, rate in zip(names, rates, strict=False)}

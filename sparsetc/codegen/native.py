@@ -1,0 +1,219 @@
+"""Modules of native loops -> calls: compiled by numba, kept on disk, and run by threads of Python.
+
+In: generated text, then the tensors of storages. Out: `Call`. A function is compiled when it first runs on arguments of
+some types. What the compiler made is kept beside the sources, under the same rules: in a folder that is the user's
+alone, in a file that nobody else may write to, by the digest of all that it was made from. What cannot be read is
+compiled anew; what cannot be written is compiled again by the next process.
+
+The functions hold no lock of Python, so that threads of Python share a part: its items are cut into ranges that hold
+about as many nonzeros each. numba's own threads are not used: its OpenMP layer changes how many threads torch has for
+good and ends forked children, and its other layer ends a process in which three threads call at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sparsetc.codegen import cache
+from sparsetc.ir.program.tile import Add, TileProgram
+from sparsetc.support import files
+
+if TYPE_CHECKING:
+    from sparsetc.codegen.launch import Call, PartArrays, Values
+
+RANGES = 4
+"""Ranges of items a thread, where items own what they write: the next one is for whoever is free."""
+MOST_BYTES = 1 << 26
+"""Most bytes of a compiled function's file; one takes 20 to 100 kB."""
+
+
+# -- what the compiler made, on disk -----------------------------------------------------------------------------------
+
+
+class Kept:
+    """The compiled forms of one function on disk, as numba asks a dispatcher's cache for them."""
+
+    def __init__(self, name: str, text: str, folder: Path | None) -> None:
+        self.name, self.text, self.folder = name, text, folder
+        self.cache_path = str(folder)
+
+    def path(self, signature: Any, target: Any) -> Path:
+        """Return the file of a form: named by the text, what it calls, the compiler, the processor and the types."""
+        import llvmlite
+        import numba
+
+        assert self.folder is not None
+        versions = sys.version, numba.__version__, llvmlite.__version__, target.codegen().magic_tuple()
+        made_from = repr((self.text, _vectors(), self.name, versions, str(signature)))
+        digest = hashlib.sha256(made_from.encode()).hexdigest()[: cache.DIGITS]
+        return self.folder / f"{self.name}_{digest}{cache.COMPILED}"
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the compiled form for the types of a signature; None where no file of the user's own has it."""
+        if self.folder is None:
+            return None
+        from numba.core.compiler import CompileResult
+        from numba.core.runtime import rtsys
+
+        rtsys.initialize(target)  # what is loaded calls it; all that a compiler needs beside takes .3 s to import
+        try:
+            files.check(self.folder)
+            data = files.read_private(self.path(signature, target), MOST_BYTES)
+            return CompileResult._rebuild(target, *pickle.loads(data))
+        except Exception:  # absent, of others, or damaged in whatever way: it is compiled
+            return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep a compiled form, where the folder can be written to."""
+        if self.folder is None:
+            return
+        from numba.core import serialize
+
+        with suppress(OSError):
+            path = self.path(signature, compiled.target_context)
+            files.claim(self.folder)
+            files.write_private(path, serialize.dumps(compiled._reduce()))
+            cache.evict_sometimes(path)
+
+
+@lru_cache(maxsize=1)
+def _vectors() -> str:
+    """Return the text of the functions that native loops call, which are compiled into them."""
+    from sparsetc.runtime import vectors
+
+    return Path(vectors.__file__).read_text(encoding="utf-8")
+
+
+def functions(module: ModuleType, programs: Sequence[TileProgram], source: str, folder: Path | None) -> list[Any]:
+    """Return the function of each part, which is compiled when it first runs, or found in the folder."""
+    each = [getattr(module, f"part_{p.number}") for p in programs]
+    for function in each:
+        function._cache = Kept(function.__name__, source, folder)
+    return each
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """Threads of Python that run native functions; a forked child, which has none of its parent's, makes its own."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sparsetc")
+
+    def run(self, threads: int, jobs: Sequence[Callable[[], None]]) -> None:
+        """Run jobs, so many at a time; the thread that calls takes part."""
+        left = iter(jobs)
+
+        def some() -> None:
+            for job in left:
+                job()
+
+        others = [self._pool.submit(some) for _ in range(min(threads, len(jobs)) - 1)]
+        some()
+        for other in others:
+            other.result()
+
+
+_threads = Threads()
+
+
+def bind(
+    functions: Sequence[Any],
+    programs: Sequence[TileProgram],
+    arrays: Sequence[PartArrays],
+    known: Sequence[PartArrays],
+    most: int,
+) -> Call:
+    """Return native programs on these tensors, run by no more than `most` threads; arguments as of `Programs.bind`."""
+    parts = [
+        _Part(function, program, part, now)
+        for function, program, part, now in zip(functions, programs, arrays, known, strict=True)
+    ]
+
+    def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        threads = min(most, torch.get_num_threads())
+        tables, flat = [_flat(table) for table in dense], _flat(out)
+        for part, stored in zip(parts, values, strict=True):
+            part.run(None if stored is None else _flat(stored), tables, flat, threads)
+
+    return call
+
+
+def _flat(tensor: Any) -> np.ndarray[Any, Any]:
+    return tensor.view(-1).numpy(force=True)  # type: ignore[no-any-return]
+
+
+class _Part:
+    """A part's function, its arrays, and how its items are shared out."""
+
+    def __init__(self, function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> None:
+        self.function, self.program, self.known = function, program, known
+        named = part.named(program)
+        self.fixed = [_flat(named[name]) if name in named else None for name in program.arrays]
+        self.place = program.arrays.index("values") if "values" in program.arrays else None
+        self.owned = all(s.owned for s, _ in program.statements if isinstance(s, Add))
+        self.cuts: dict[int, list[int]] = {}
+
+    def run(self, values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
+        """Add the part to a result, or store its rows there."""
+        fixed = [*self.fixed]
+        if self.place is not None:
+            fixed[self.place] = values
+        if not self.owned and threads * out.size > self.known.stored * self.program.width:
+            threads = 1  # copies of the result would take longer than what is added to it
+        ends = self.ends(threads * RANGES if self.owned and threads > 1 else threads)
+        ranges, arguments = list(pairwise(ends)), (*fixed, *tables)
+        if len(ranges) < 2:
+            for first, end in ranges:
+                self.function(first, end, *arguments, out)
+            return
+        into = [out] * len(ranges) if self.owned else np.zeros((len(ranges), out.size), out.dtype)
+
+        def job(number: int) -> Callable[[], None]:
+            return lambda: self.function(*ranges[number], *arguments, into[number])
+
+        _threads.run(threads, [job(n) for n in range(len(ranges))])
+        if not self.owned:
+            for one in into:  # in order, so that the same bits come back at every run
+                out += one
+
+    def ends(self, ranges: int) -> list[int]:
+        """Return where ranges of items, or of nonzeros, begin, and where the last ends."""
+        if ranges not in self.cuts:
+            self.cuts[ranges] = self._cut(ranges)
+        return self.cuts[ranges]
+
+    def _cut(self, ranges: int) -> list[int]:
+        view, items = self.program.view, self.known.items
+        if view.items.counts:
+            items = self.known.stored
+        if ranges == 1 or items < 2:
+            return [0, items] if items else [0]
+        if view.items.size:
+            return sorted({items * n // ranges for n in range(ranges + 1)})
+        named = self.known.named(self.program)
+        first = named[self.program.arrays[0]].long()
+        for axis in view.loops[:-1]:
+            first = named[f"{axis.name}_ptr"].long()[first]
+        wanted = first[0] + (first[-1] - first[0]) * torch.arange(1, ranges) // ranges
+        return sorted({0, items, *torch.searchsorted(first, wanted).clamp(0, items).tolist()})

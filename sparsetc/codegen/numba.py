@@ -1,0 +1,337 @@
+"""Tile programs -> the text of one module of native loops, which numba compiles: the default on a CPU with numba.
+
+In: the tile programs that torch would run, of whole axes and one lane. Out: a module with a function a part, which is
+printed by a walk over its statements. A function takes a range of work items, or of nonzeros where items are chunks of
+these, so that threads can share a part; it adds to an output of its own, or stores rows that no other item has.
+
+Lanes are a loop. Rows of results stay in registers: an accumulator is one or more vectors along the last dense axis,
+each a variable (``total_0`` and ``total_16``), and other axes of it are unrolled; what would take more than `REGISTERS`
+vectors is a local array. A gathered row is loaded where it is multiplied; a product that one statement reads is printed
+there. Long sums are made in pieces of `LONG` terms (`tensor.sums`): ``total_before`` is what was summed before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from sparsetc.codegen.numba_nests import Factor, Lines, Nest, pieces, zeros
+from sparsetc.ir.nest.coordinates import Bits, Lookup, Writer
+from sparsetc.ir.nest.nest import ITEM, LEAF, Each, Fibers, Run
+from sparsetc.ir.nest.values import Bitmap, Ones
+from sparsetc.ir.program import names
+from sparsetc.ir.program import tile as ir
+from sparsetc.ir.program.operands import Operand
+from sparsetc.ir.program.tile import TileProgram
+from sparsetc.tensor.sums import LONG
+
+REGISTERS = 16
+"""Vectors of an accumulator that are variables at most."""
+
+FAR = 1 << 18
+"""Elements of a table from which on its rows are prefetched: 1 MB in float32, that of an L2 cache."""
+AHEAD, LINES, LINE = 8, 8, 16
+"""Nonzeros that rows are prefetched ahead, cache lines of a row at most, and elements of a line in float32."""
+
+
+def unprinted(program: TileProgram) -> str:
+    """Return why a program is left to torch; an empty text where native loops are printed."""
+    view, statements = program.view, [s for s, _ in program.statements]
+    loops = [s.axis for s in statements if isinstance(s, ir.Loop)]
+    if program.covers:
+        return "products of whole tensors are torch's"
+    if program.terms or view.values.halves or not program.whole:
+        return "pairs of tiles, and values in halves, have no native loops"
+    if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in loops):
+        return "loops of several lanes, and over a tile's side, are not native"
+    if view.items.counts and program.key.level == ITEM and program.key.kind != "row":
+        return "results of equal chunks have no native loops"
+    return ""
+
+
+def function(program: TileProgram) -> list[str]:
+    """Return the lines of a part's function."""
+    printer = NumbaPrinter(program)
+    view = program.view
+    head = "for item in range(begin, end):"
+    if view.items.counts:  # equal chunks: any range of nonzeros is one
+        head = ""
+        printer.put("start, stop = begin, end")
+    with printer.block(head):
+        if head and view.loops:
+            ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
+            printer.put(f"start, stop = {', '.join(ends)}")
+        printer.body(program.body)
+    comment = ["# " + line for line in str(program).splitlines()]
+    arguments = ["begin", "end", *program.arrays, *(o.name for o in program.operands), program.output]
+    return [*comment, "@native", f"def part_{program.number}({', '.join(arguments)}):", *printer.local, *printer.out]
+
+
+class NumbaPrinter(Writer, Lines):
+    """The text of one tile program as loops over a range of its items.
+
+    Attributes:
+        vector: the axis along which vectors lie: the last that is no tile's side; empty where there is none.
+        factors: by the name of a tile, the factors that it is the product of.
+        coordinates: by letter, the coordinate that addresses rows; along a side it is read where its position is known.
+        nonzero: the variable of the nonzero that is read.
+        uncut: those that are cut at the end of their mode, as they are.
+        local: lines that make arrays.
+    """
+
+    def __init__(self, program: TileProgram) -> None:
+        Lines.__init__(self)
+        self.p, self.nonzero = program, "n"
+        self.factors: dict[str, tuple[Factor, ...]] = {}
+        self.coordinates: dict[str, str] = {}
+        self.uncut: dict[str, str] = {}
+        self.local: list[str] = []
+        self.readers: dict[str, list[ir.Statement]] = {}
+        statements = [s for s, _ in program.statements]
+        for s in statements:
+            for tile in inputs_of(s):
+                self.readers.setdefault(tile.name, []).append(s)
+        dense = [a.letter for a in program.axes if a.letter not in program.along]
+        rows = [o.axes for o in program.operands] + [program.output_axes]
+        rows += [s.out.within for s in statements if isinstance(s, ir.Zero | ir.Product | ir.Reduce)]
+        last = dense[-1] if dense else ""
+        self.vector = last if all(last not in axes[:-1] for axes in rows) else ""
+
+    # -- coordinates ------------------------------------------------------------------------------------------------
+    def position(self, axis: str) -> str:
+        return {"nonzero": self.nonzero, "fiber": "block", "lane": "0"}.get(axis, axis)
+
+    def coordinate(self, mode: int) -> str:
+        return self.p.read[self.p.letters[mode]]
+
+    def along(self, mode: int) -> str:
+        return names.side(self.p.letters[mode])
+
+    def lookup(self, lookup: Lookup) -> str:
+        return f"load({lookup.array}, {lookup.where.text(self)})"
+
+    def bits(self, bits: Bits) -> tuple[str, str]:
+        text, last = bits.operations(self.lookup(bits.word))
+        return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
+
+    def row(self, letters: Sequence[str], strides: Sequence[int]) -> str:
+        """The sum of coordinates times strides."""
+        each = zip(letters, strides, strict=True)
+        return " + ".join(f"{self.coordinates[c]} * {n}" if n != 1 else self.coordinates[c] for c, n in each)
+
+    # -- statements -------------------------------------------------------------------------------------------------
+    def body(self, statements: Sequence[ir.Statement]) -> None:
+        for s in statements:
+            STATEMENTS[type(s)](self, s)
+
+    def loop(self, s: ir.Loop) -> None:
+        """A loop over nonzeros, fibers or tiles; what it sums is put aside after every `LONG` terms."""
+        name, begin, end = s.axis.name, "start", "stop"
+        if isinstance(s.axis, Fibers):
+            self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
+            begin, end = "first", "last"
+        if name == "nonzero":
+            name = "n"
+        sums = [inner.out for inner in s.body if isinstance(inner, ir.Product) and inner.accumulate]
+        if not sums:
+            with self.block(f"for {name} in range({begin}, {end}):"):
+                self.body(s.body)
+            return
+        before = [replace(tile, name=f"{tile.name}_before") for tile in sums]
+        several = f"if {end} - {begin} > {LONG}:"
+        for tile in before:
+            with self.block(several if self.held(tile).in_array else ""):
+                self.zero(ir.Zero(tile))
+        with self.block(f"for {name}_0 in range({begin}, {end}, {LONG}):"):
+            with self.block(f"for {name} in range({name}_0, min({name}_0 + {LONG}, {end})):"):
+                self.body(s.body)
+            with self.block(f"if {name}_0 + {LONG} < {end}:"):
+                for one, tile in zip(before, sums, strict=True):
+                    self.each(tile, "{0} += {1}", one.name, tile.name)
+                    self.zero(ir.Zero(tile))
+        with self.block(several):
+            for one, tile in zip(before, sums, strict=True):
+                self.each(tile, "{0} += {1}", tile.name, one.name)
+
+    def decode(self, s: ir.Decode) -> None:
+        """A coordinate; along a side the text of it, which is printed in the loop over the side."""
+        text = s.coordinate.text(self)
+        if not s.along:
+            self.put(f"{s.name} = {text}")
+            self.coordinates.setdefault(s.letter, s.name)
+            return
+        self.uncut[s.letter] = text
+        self.coordinates[s.letter] = f"min({text}, {s.end - 1})" if s.end else f"({text})"
+
+    def value(self, s: ir.Value) -> None:
+        """Stored values: a number; of tiles an array, or what bits say of one."""
+        stored, name = self.p.stored(s.operand), s.out.name
+        kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
+        if isinstance(kind, Ones):
+            self.factors[name] = ()
+        elif not kind.sides:
+            self.put(f"{name} = load(values, n)")
+            self.factors[name] = (Factor(name, in_array=False),)
+        elif isinstance(kind, Bitmap):
+            self.local.append(f"    {name} = np.empty({kind.volume}, {self.p.output}.dtype)")
+            self.put(f"expand(bits, value_ptr, values, {kind.word}, tile, {name})")
+            self.factors[name] = (Factor(name, strides),)
+        else:
+            self.factors[name] = (Factor("values", strides, f"tile * {kind.volume}"),)
+
+    def gather(self, s: ir.Gather) -> None:
+        """Where rows of a dense operand begin, or a number of it."""
+        o, decodes = s.operand, self.decodes
+        along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
+        begin = self.row(o.rows, [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))])
+        strides = tuple((c, self.p.elements(o.axes[n + 1 :])) for n, c in enumerate(o.axes))
+        if s.out.level == LEAF and not along and o.nrows * o.width > FAR:
+            self.prefetch(o)
+        if along:
+            self.factors[s.out.name] = (Factor(o.name, strides, begin, along),)
+        elif o.axes:
+            if begin and not begin.isidentifier():
+                self.put(f"{s.out.name} = {begin}")
+                begin = s.out.name
+            self.factors[s.out.name] = (Factor(o.name, strides, begin),)
+        else:
+            self.put(f"{s.out.name} = load({o.name}, {begin or 0})")
+            self.factors[s.out.name] = (Factor(s.out.name, in_array=False),)
+
+    def prefetch(self, o: Operand) -> None:
+        """Bring rows near that a nonzero some way ahead reads, where it knows them by words of its own."""
+        decodes = [self.decodes[c] for c in o.rows if self.decodes[c].level == LEAF]
+        words = [lookup.array for s in decodes for lookup in s.coordinate.lookups if lookup.every == 1]
+        if not words:
+            return
+        before = self.coordinates
+        self.put(f"ahead = min(n + {AHEAD}, {words[0]}.size - 1)")
+        self.nonzero = "ahead"
+        self.coordinates = before | {s.letter: f"({s.coordinate.text(self)})" for s in decodes}
+        begin = self.variable("far", self.row(o.rows, [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]))
+        for n in range(0, min(o.width, LINES * LINE), LINE):
+            self.put(f"prefetch({o.name}, {begin}{f' + {n}' if n else ''})")
+        self.nonzero, self.coordinates = "n", before
+
+    @property
+    def decodes(self) -> dict[str, ir.Decode]:
+        """By letter, the statement that reads the coordinate which addresses rows."""
+        return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
+
+    def held(self, tile: ir.Tile) -> Factor:
+        """Where a tile that the program makes is kept: in a number, in registers, or in a local array."""
+        axes = tile.within
+        strides = tuple((c, self.p.elements(axes[n + 1 :])) for n, c in enumerate(axes))
+        vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
+        in_array = bool(axes) and (axes[-1] != self.vector or vectors > REGISTERS)
+        if in_array:
+            self.local.append(f"    {tile.name} = np.empty({self.p.elements(axes)}, {self.p.output}.dtype)")
+        factor = Factor(tile.name, strides, in_array=in_array)
+        self.factors[tile.name] = (factor,)
+        return factor
+
+    def zero(self, s: ir.Zero) -> None:
+        """Zeros, wherever the tile is kept."""
+        if s.out.name not in self.factors:
+            self.held(s.out)
+        self.each(s.out, "{0} = {zeros}", s.out.name)
+
+    def each(self, tile: ir.Tile, text: str, *tiles: str) -> None:
+        """A text for each number, register or element of tiles that are kept as one is, given by their names."""
+        axes = tile.within
+        if self.factors[tile.name][0].in_array:
+            with self.block(f"for e in range({self.p.elements(axes)}):"):
+                self.put(text.format(*(f"{name}[e]" for name in tiles), zeros=0))
+            return
+        row = self.p.elements(axes[-1:])
+        for first in range(0, self.p.elements(axes), row):
+            for piece in pieces(row, first):
+                named = (f"{name}_{piece.first}" if axes else name for name in tiles)
+                self.put(text.format(*named, zeros=zeros(self.p, piece)))
+
+    def product(self, s: ir.Product | ir.Reduce) -> None:
+        """A product of factors, unless the one statement that reads it prints it; or the sum of a tile."""
+        factors = tuple(f for t in inputs_of(s) for f in self.factors[t.name])
+        if isinstance(s, ir.Product) and s.accumulate:
+            self.nest(self.factors[s.out.name][0], "+=", factors, s.out.within)
+            return
+        reader, *others = self.readers[s.out.name]
+        summed = {a for t in inputs_of(s) for a in t.within} - {*s.out.within}
+        if not others and (isinstance(reader, ir.Add) or (not summed and level_of(reader) == level_of(s))):
+            self.factors[s.out.name] = factors
+        else:
+            self.nest(self.held(s.out), "=", factors, s.out.within)
+
+    def add(self, s: ir.Add) -> None:
+        """Add to a row of the output, or to those along kept sides, or store them; none past the end of a mode."""
+        p, key = self.p, s.key
+        sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
+        conditions: list[str] = []
+        if key.kind == "row":
+            begin = self.row(key.letters, [n * p.width for n in key.strides])
+            ends = [(c, self.decodes[c]) for c in key.letters]
+            conditions += [f"{self.uncut[c]} < {decode.end}" for c, decode in ends if decode.along and decode.end]
+        else:
+            place = ("item", self.position(p.view.positions[1]), "n")[key.level]
+            if key.letters:
+                counts = [p.axis(c).size for c in key.letters]
+                places = [f"{names.side(c)} * {prod(counts[n + 1 :])}" for n, c in enumerate(key.letters)]
+                place = " + ".join([f"{place} * {prod(counts)}", *places])
+                conditions.append(f"load({key.array}, {place}) >= 0")
+            begin = f"load({key.array}, {place})" if key.kind == "slot" else place
+            begin += f" * {p.width}" if p.width != 1 else ""
+        if not sides and len(pieces(p.width)) > 1 and begin:
+            begin = self.variable("to", begin)
+        strides = tuple((c, p.elements(s.axes[n + 1 :])) for n, c in enumerate(s.axes))
+        out = Factor(p.output, strides, begin, sides)
+        self.nest(out, "=" if s.owned else "+=", self.factors[s.source.name], (*sides, *s.axes), conditions)
+
+    def nest(
+        self, out: Factor, sign: str, factors: Sequence[Factor], kept: Sequence[str], conditions: Sequence[str] = ()
+    ) -> None:
+        Nest(self, self.p, self.vector, out, sign, kept).write(factors, conditions)
+
+
+def inputs_of(s: ir.Statement) -> tuple[ir.Tile, ...]:
+    """The tiles that a statement reads."""
+    match s:
+        case ir.Product():
+            return s.inputs
+        case ir.Reduce() | ir.Add():
+            return (s.source,)
+    return ()
+
+
+def level_of(s: ir.Statement) -> int:
+    """The level at which a statement stands that reads tiles."""
+    return s.key.level if isinstance(s, ir.Add) else max(t.level for t in inputs_of(s))
+
+
+STATEMENTS: dict[type[ir.Statement], Callable[[NumbaPrinter, Any], None]] = {
+    ir.Loop: NumbaPrinter.loop,
+    ir.Decode: NumbaPrinter.decode,
+    ir.Value: NumbaPrinter.value,
+    ir.Gather: NumbaPrinter.gather,
+    ir.Zero: NumbaPrinter.zero,
+    ir.Product: NumbaPrinter.product,
+    ir.Reduce: NumbaPrinter.product,
+    ir.Add: NumbaPrinter.add,
+}
+"""The function that prints each kind of statement."""
+
+CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|prefetch)\(")
+"""Functions of `runtime.vectors` that generated loops call."""
+
+
+@lru_cache(maxsize=256)
+def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
+    """Return the whole file: header, and one function a part."""
+    body = "\n\n\n".join("\n".join(function(p)) for p in programs)
+    called = sorted({"native", *CALLS.findall(body)})
+    head = [f'"""{header}"""', *(["import numpy as np"] if "np." in body else [])]
+    head.append(f"from sparsetc.runtime.vectors import {', '.join(called)}")
+    return "\n\n".join(head) + f"\n\n\n{body}\n"

@@ -1,0 +1,204 @@
+"""Functions that generated native loops call, compiled by numba: vectors in registers, and loads that check nothing.
+
+LLVM unrolls a loop over 16 elements whole before it looks for vectors, and then makes none; a local array it stores and
+loads again for every nonzero. So loops are printed with vectors as numbers of their own: a value of type ``Vector`` is
+some elements in registers, added and multiplied by ``+`` and ``*``, by numbers too. Places in arrays are int64 and not
+negative; numba's own indexing tests each of them for that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model, type_callable
+
+LENGTHS = (16, 8, 4, 2)
+"""Elements of the vectors that there are functions for."""
+FLAGS = ("contract", "nsz")
+"""How products and sums may be rounded: a product and a sum are one instruction. Infinities and NaN stay."""
+
+native = njit(nogil=True, error_model="numpy", fastmath={*FLAGS, "reassoc"})
+"""The decorator of a native function, which runs beside other threads of Python."""
+
+
+class Vector(types.Type):
+    """Some elements of a type, in registers."""
+
+    def __init__(self, element: Any, length: int) -> None:
+        self.element, self.length = element, length
+        super().__init__(name=f"Vector({element}, {length})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, _llvm(vector))
+
+
+@lru_cache
+def _llvm(vector: Vector) -> ir.Type:
+    number = ir.IntType(64) if isinstance(vector.element, types.Integer) else None
+    if number is None:
+        number = ir.FloatType() if vector.element == types.float32 else ir.DoubleType()
+    return ir.VectorType(number, vector.length)
+
+
+def _pointer(context: Any, builder: Any, array: types.Array, value: Any, at: Any, kind: Any = None) -> Any:
+    pointer = builder.gep(context.make_array(array)(context, builder, value).data, [at])
+    return pointer if kind is None else builder.bitcast(pointer, kind.as_pointer())
+
+
+@intrinsic
+def load(typing: Any, array: Any, at: Any) -> Any:
+    """Return the element of a contiguous array at a place, which is not checked."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        where = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        pointer = _pointer(context, builder, signature.args[0], arguments[0], where)
+        return context.unpack_value(builder, signature.return_type, pointer)
+
+    return array.dtype(array, at), code
+
+
+@intrinsic
+def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
+    """Write a number, or a vector of neighbours, to a contiguous array from a place on, which is not checked."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, _, kind = signature.args
+        where = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        if isinstance(kind, Vector):
+            pointer = _pointer(context, builder, array_type, arguments[0], where, _llvm(kind))
+            builder.store(arguments[2], pointer, align=kind.element.bitwidth // 8)
+        else:
+            number = context.cast(builder, arguments[2], kind, array_type.dtype)
+            pointer = _pointer(context, builder, array_type, arguments[0], where)
+            context.pack_value(builder, array_type.dtype, number, pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, at, value), code
+
+
+@intrinsic
+def prefetch(typing: Any, array: Any, at: Any) -> Any:
+    """Bring the elements round a place of an array near, without waiting for them."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        where = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        pointer = _pointer(context, builder, signature.args[0], arguments[0], where, ir.IntType(8))
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, at), code
+
+
+@intrinsic
+def add_up(typing: Any, vector: Any) -> Any:
+    """Return the sum of a vector's elements."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (vector,), number = signature.args, signature.return_type
+        values, length = arguments[0], vector.length
+        while length > 1:  # halves are added to one another
+            length //= 2
+            places = [ir.Constant(ir.VectorType(ir.IntType(32), length), [*range(n, n + length)]) for n in (0, length)]
+            undefined = ir.Constant(values.type, ir.Undefined)
+            values = _add(builder, number, *(builder.shuffle_vector(values, undefined, half) for half in places))
+        return builder.extract_element(values, ir.IntType(32)(0))
+
+    return vector.element(vector), code
+
+
+def _of_length(length: int) -> tuple[Any, Any]:
+    """Return the functions that load so many neighbours, and that give as many zeros of an array's type."""
+
+    @intrinsic
+    def load(typing: Any, array: Any, at: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            vector = signature.return_type
+            where = context.cast(builder, arguments[1], signature.args[1], types.int64)
+            values = builder.load(_pointer(context, builder, signature.args[0], arguments[0], where, _llvm(vector)))
+            values.align = vector.element.bitwidth // 8
+            return values
+
+        return Vector(array.dtype, length)(array, at), code
+
+    @intrinsic
+    def zeros(typing: Any, array: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return ir.Constant(_llvm(signature.return_type), None)
+
+        return Vector(array.dtype, length)(array), code
+
+    return load, zeros
+
+
+(load16, zeros16), (load8, zeros8), (load4, zeros4), (load2, zeros2) = map(_of_length, LENGTHS)
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def _add(builder: Any, element: types.Type, left: Any, right: Any) -> Any:
+    if isinstance(element, types.Integer):
+        return builder.add(left, right)
+    return builder.fadd(left, right, flags=FLAGS)
+
+
+def _multiply(builder: Any, element: types.Type, left: Any, right: Any) -> Any:
+    if isinstance(element, types.Integer):
+        return builder.mul(left, right)
+    return builder.fmul(left, right, flags=FLAGS)
+
+
+_OPERATIONS: dict[Any, Callable[..., Any]] = {operator.add: _add, operator.iadd: _add, operator.mul: _multiply}
+
+
+def _typed(context: Any) -> Callable[[Any, Any], Any]:
+    def result(left: Any, right: Any) -> Any:
+        vectors = [kind for kind in (left, right) if isinstance(kind, Vector)]
+        fits = vectors and all(kind == vectors[0] or isinstance(kind, types.Number) for kind in (left, right))
+        return vectors[0] if fits else None
+
+    return result
+
+
+def _spread(context: Any, builder: Any, kind: Any, value: Any, vector: Vector) -> Any:
+    """Return a number as a vector of it; a vector as it is."""
+    if isinstance(kind, Vector):
+        return value
+    number, undefined = context.cast(builder, value, kind, vector.element), ir.Constant(_llvm(vector), ir.Undefined)
+    first = builder.insert_element(undefined, number, ir.IntType(32)(0))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), vector.length), None)
+    return builder.shuffle_vector(first, undefined, places)
+
+
+for _function in _OPERATIONS:
+    type_callable(_function)(_typed)
+
+    def _code(context: Any, builder: Any, signature: Any, arguments: Any, function: Any = _function) -> Any:
+        vector = signature.return_type
+        sides = (_spread(context, builder, *side, vector) for side in zip(signature.args, arguments, strict=True))
+        return _OPERATIONS[function](builder, vector.element, *sides)
+
+    for _sides in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
+        lower_builtin(_function, *_sides)(_code)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def expand(bits: Any, begins: Any, values: Any, word: int, tile: int, out: Any) -> None:
+    """Write to `out` the values of a tile at the positions whose bits are set, in words of `word` bits; 0 elsewhere."""
+    first, at = tile * (-(-out.size // word)), begins[tile]
+    for position in range(out.size):
+        out[position] = 0
+        if bits[first + position // word] >> (position % word) & 1:
+            out[position] = values[at]
+            at += 1
