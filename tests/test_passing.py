@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import sparsetc as stc
 from sparsetc import api
@@ -279,6 +280,10 @@ def test_autocast_and_transforms() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = stc.SparseTensor(coords, values.float(), shape) @ b.bfloat16()
     torch.testing.assert_close(found, whole(coords, values, shape).float() @ b.bfloat16().float())
+    learned = values.float().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = torch.autograd.grad((stc.SparseTensor(coords, learned, shape) @ b).sum(), [learned])
+    torch.testing.assert_close(found, b.sum(1)[coords[1]])
     x = stc.SparseTensor(coords, values.float(), shape)
     batched = torch.func.vmap(lambda c: stc.einsum("ij,jr->ir", x, c))(torch.stack([b, 2 * b]))
     torch.testing.assert_close(batched, torch.stack([expected, 2 * expected]))
@@ -313,3 +318,16 @@ def test_a_default_device(compilations: list[str]) -> None:
         found = stc.einsum("ijk,jr,kr->ir", x, *factors)
     torch.testing.assert_close(found, torch.einsum("ijk,jr,kr->ir", whole(coords, values, shape), *factors))
     assert not compilations
+
+
+def test_forward_mode_and_second_gradients() -> None:
+    until_passing("ij,jr->ir", torch.float64)
+    coords, values, shape = entries("ij")
+    (b,) = dense("ij,jr->ir", torch.float64)
+    x, expected = stc.SparseTensor(coords, values, shape), whole(coords, values, shape)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(x @ forward_ad.make_dual(b, 2 * b))
+        torch.testing.assert_close(found.tangent, 2 * expected @ b)
+    for learned in (values, values.clone().requires_grad_()):
+        x = stc.SparseTensor(coords.clone(), learned, shape)
+        assert torch.autograd.gradgradcheck(lambda c: (x @ c).square(), [b.clone().requires_grad_()])  # noqa: B023

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from sparsetc.contraction.canonical import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
@@ -54,7 +55,8 @@ turns: Lru[Any, Turn] = Lru(256)
 def passing(text: str, operands: Operands, settings: Options, form: str) -> torch.Tensor | None:
     """The result of an einsum whose pattern is not worth a kernel yet; None where one is to be compiled."""
     sparse = [number for number, o in enumerate(operands) if isinstance(o, SparseTensor)]
-    if len(sparse) > 1 or settings.asks or transforming() or torch.are_deterministic_algorithms_enabled():
+    by_rule = transforming() or forward_ad._current_level >= 0 or torch.are_deterministic_algorithms_enabled()
+    if len(sparse) > 1 or settings.asks or by_rule:
         return None
     x = operands[sparse[0]]
     assert isinstance(x, SparseTensor)
@@ -182,10 +184,8 @@ class Recipe:
             if len(tables) > 1 or column is None or weights.requires_grad:
                 terms = self._product(weights, tables, numbers)
                 weights, column = torch.ones_like(weights), torch.arange(len(weights), device=weights.device)
-            place, size = torch.stack([row, column]), (self.extent(self.kept, sizes), len(terms))
-            kind: dict[str, Any] = {"device": place.device, "check_invariants": False}  # whatever device is the default
-            matrix = torch.sparse_coo_tensor(place, weights.detach(), size, **kind)
-            found = torch.mm(matrix, terms.reshape(len(terms), width))
+            size = self.extent(self.kept, sizes), len(terms)
+            found = _Multiplied.apply(torch.stack([row, column]), weights, size, terms.reshape(len(terms), width))
         return found.view(shape).permute(self.order).to(values.dtype).contiguous()
 
     def _rows(self, table: Table, sizes: dict[str, int], operand: torch.Tensor) -> torch.Tensor:
@@ -201,6 +201,25 @@ class Recipe:
         for table, number in zip(tables, numbers, strict=True):
             product = product * (table if number is None else table.index_select(0, number))
         return product
+
+
+class _Multiplied(torch.autograd.Function):
+    """A sparse matrix, of places (2, entries) and weights, times rows; its gradient too heeds no autocast."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, place: torch.Tensor, weights: torch.Tensor, size: tuple[int, int], rows: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.size = size
+        ctx.save_for_backward(place, weights)
+        kind: dict[str, Any] = {"device": place.device, "check_invariants": False}  # whatever device is the default
+        with without_autocast(rows.device):
+            return torch.mm(torch.sparse_coo_tensor(place, weights, size, **kind), rows)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:
+        place, weights = ctx.saved_tensors
+        return None, None, None, _Multiplied.apply(place.flip(0), weights, ctx.size[::-1], upstream)
 
 
 def _numbers(letters: str, sizes: dict[str, int], at: dict[str, torch.Tensor]) -> torch.Tensor | None:
