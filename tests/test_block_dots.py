@@ -173,6 +173,16 @@ def test_long_reductions_sampled_products_and_large_cubes_take_dots_of_one_entry
     assert add.owned == (split != "j"), "programs that share a sum add to it"
 
 
+@pytest.mark.parametrize("columns", [64, 128])
+def test_a_sampled_product_loads_nothing_ahead_but_the_sides_of_its_dot(columns: int) -> None:
+    """Values, and results, of 128 by 128 would be held for each stage as well: 295 KB of 227."""
+    x, _ = BlockDot("ij,ir,jr->ij", (8, 8), (128, 128)).operands(HALF)
+    dense = [torch.zeros(1024, columns).half() for _ in range(2)]
+    kernel = stc.compile("ij,ir,jr->ij", x, *dense, plan="coo", backend="triton")
+    assert re.search(r"for pos in range\(start, stop\):", kernel.source)
+    assert "tl.dot" in kernel.source
+
+
 def test_a_dense_product_over_entries_is_not_formed() -> None:
     x, (d,) = BlockDot(SPMM, (2, 2), (64, 64)).operands(SINGLE)
     assert len(stc.compile(SPMM, x, d[:, :16], backend="triton").programs[0].operands) == 2

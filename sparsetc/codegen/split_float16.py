@@ -15,8 +15,9 @@ is; stored values are split by the same kernel (`split_whole`), rows of a dense 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -39,6 +40,8 @@ INFINITE_BITS = (2 * BIAS + 1) << 23
 LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
 ALIGNED = 16
 """Bytes to which Triton specialises kernels: of arrays that begin at a multiple it loads many elements at once."""
+WIDE = 2**31
+"""Counts from which on kernels take them in 64 bits."""
 BLOCK = 1024
 """Values a program."""
 GROUP = 32
@@ -190,13 +193,12 @@ def split_whole(values: torch.Tensor, most: torch.Tensor) -> InHalves:
 
 def split_by_kernel(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The high and low halves of values that have one scale, by Triton's kernel."""
-    from sparsetc.codegen.split_float16_kernels import split
-
     high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
     n = values.numel()
     operand, programs = (values, None, None, most.view(torch.int32), n, 0, 0, high, low), -(-n // BLOCK)
     with torch.cuda.device_of(values):
-        split[(programs,)](programs, None, *operand, *operand)  # no program is of the second
+        # No program is of the second.
+        _launch("split", programs, n >= WIDE)(programs, None, *operand, *operand)
     return high, low
 
 
@@ -229,8 +231,20 @@ def verdicts_on(tables: Sequence[torch.Tensor]) -> list[int]:
 
 def find_by_kernel(values: torch.Tensor, found: torch.Tensor) -> None:
     """Fill in what is found, by Triton's kernel."""
-    from sparsetc.codegen.split_float16_kernels import find
-
-    programs = min(LOOKS, -(-values.numel() // LOOKED))
+    count = values.numel()
+    programs = min(LOOKS, -(-count // LOOKED))
     with torch.cuda.device_of(values):
-        find[(programs,)](values, found, values.numel(), programs)
+        _launch("find", programs, count >= WIDE)(count, programs, values, found)
+
+
+TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}
+"""Places of the tensors that kernels are given."""
+
+
+@lru_cache(maxsize=256)
+def _launch(kernel: str, programs: int, wide: bool) -> Callable[..., None]:
+    """Return the launch of a kernel by so many programs, given its arguments; `wide` where counts take 64 bits."""
+    from sparsetc.codegen import split_float16_kernels
+    from sparsetc.codegen.launch import launch_of  # which imports this module
+
+    return launch_of(getattr(split_float16_kernels, kernel), programs, TENSORS[kernel], {})

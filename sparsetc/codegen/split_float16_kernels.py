@@ -35,8 +35,8 @@ def magnitude(v):
     return v.to(tl.int32, bitcast=True) & TOP
 
 
-@triton.jit(do_not_specialize=["programs"])
-def find(values, found, count, programs):
+@triton.jit(do_not_specialize=["count", "programs"])
+def find(count, programs, values, found):
     """Each program: the extremes of every so many blocks, and two atomics."""
     program, lane = tl.program_id(0), tl.arange(0, LOOKED).to(tl.int64)
     full, wide = count // LOOKED, tl.full([], LOOKED, tl.int64)

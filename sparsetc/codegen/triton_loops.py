@@ -150,8 +150,11 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
     if not lanes:  # one nonzero after the other; sides of dots are loaded stages ahead
-        dots = any(isinstance(inner, Product) and inner.dot for inner, _ in walk(s.body))
-        span = f"tl.range(start, stop, num_stages={schedule.stages})" if dots else "range(start, stop)"
+        body = [inner for inner, _ in walk(s.body)]
+        dots = any(isinstance(inner, Product) and inner.dot for inner in body)
+        # Told of stages, Triton loads ahead what is multiplied by after a dot, and stored, as well: there is no room.
+        summed = dots and not any(isinstance(inner, Add) for inner in body)
+        span = f"tl.range(start, stop, num_stages={schedule.stages})" if summed else "range(start, stop)"
         with _low_sums(printer, s), printer.block(f"for pos in {span}:"):
             printer.words[LEAF].clear()
             yield

@@ -6,7 +6,7 @@ pattern of the sparse operand does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -102,8 +102,8 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> tuple[
     free = {p: axes[p] & {*e.output} for p in meeting}
     if not shared or shared & {*e.output} or free[meeting[0]] & free[meeting[1]]:
         return ()
-    own = [p for p in meeting if problem.letters[0] in e.inputs[p]] if alone and all(free.values()) else meeting
-    wide = all(2 * prod(sizes[c] for c in free[p]) >= MIN_DOT for p in own)
+    entries = [p for p in meeting if alone and all(free.values()) and problem.letters[0] in e.inputs[p]]
+    wide = all(2 * prod(sizes[c] for c in free[p]) >= MIN_DOT for p in entries or meeting)
     deep = prod(sizes[c] for c in shared) <= problem.rules["most_deep"] or (alone and not problem.ordered)
     return tuple(sorted(shared)) if wide and deep else ()
 
@@ -127,8 +127,9 @@ WIDE = 128
 """Columns from which on narrower ones are taken for two programs to share a multiprocessor."""
 STAGES = 3, 5
 """Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
-ENTRY = 4096
-"""Positions of an entry for each warp of a program that takes it whole."""
+ENTRY = 1 << 14
+"""Bytes of an entry for each warp of a program that takes it whole: cubes of 32 take 20 us by 4 warps in float16 and 21
+by 8, in float32 at "highest" 537 by 4, whose registers do not hold them, and 35 by 8 (NVIDIA H200)."""
 BUFFERS = 7
 """Most buffers of such a loop, where few programs wait for their loads (`deepened`)."""
 
@@ -153,14 +154,10 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     for side in (deep, rows, columns):  # padded to what a dot needs
         block[side[-1]] *= max(1, MIN_DOT // prod(block[c] for c in side))
 
-    def buffer() -> int:
-        """Bytes of both sides of a step."""
-        return problem.itemsize * prod(block[c] for c in deep) * sum(prod(block[c] for c in s) for s in (rows, columns))
-
     def fit_in(programs: int, buffers: int) -> bool:
-        return programs * buffers * buffer() < problem.shared
+        return programs * buffers * _sides(problem, block, columns)[1] < problem.shared
 
-    fewest = 1 + (prod(block[c] for c in rows) >= WARPGROUP)  # that the fewer stages hold
+    fewest = 1 + (_sides(problem, block, columns)[0] >= WARPGROUP)  # that the fewer stages hold
     while (wide := prod(block[c] for c in columns)) > MIN_DOT:
         if fit_in(1, 2) and (wide <= WIDE or fit_in(2, fewest)):
             break
@@ -171,6 +168,15 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
 
 
+def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
+    """Return the rows of such a dot, and the bytes of both of its sides, which are what a buffer holds."""
+    high, deep = (
+        prod(n for c, n in block.items() if c not in columns and (c in problem.bound.einsum.output) == kept)
+        for kept in (True, False)
+    )
+    return high, problem.itemsize * deep * (high + prod(block[c] for c in columns))
+
+
 def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) -> Schedule:
     """Return the schedule for so many programs in all, of so many steps at most.
 
@@ -178,17 +184,13 @@ def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) ->
     many steps ahead as there is room for: blocks of 16 to 128 in float16 times 16 to 256 columns take .55 to .8 of the
     time so, with a warp for 16 rows (NVIDIA H200).
     """
-    profile, output = problem.profile, problem.bound.einsum.output
-    deep, rows, columns = (
-        prod(n for c, n in schedule.blocks if (c in schedule.slabs, c in output) == side)
-        for side in ((False, False), (False, True), (True, True))
-    )
+    profile = problem.profile
+    rows, nbytes = _sides(problem, dict(schedule.blocks), schedule.slabs)
     warps = max(1, min(schedule.warps, rows // MIN_DOT))
     if not schedule.slabs or programs * warps > problem.rules["deepened"] * profile.warps:
         return schedule
     side_by_side = max(1, -(-programs * problem.rules["issued"] // profile.warps))
-    room = problem.shared // (side_by_side * problem.itemsize * deep * (rows + columns))
-    buffers = min(BUFFERS, steps, room - (rows >= WARPGROUP))
+    buffers = min(BUFFERS, steps, problem.shared // (side_by_side * nbytes) - (rows >= WARPGROUP))
     return replace(schedule, warps=warps, stages=max(schedule.stages, 2 * buffers + 1))
 
 
@@ -214,9 +216,9 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) 
     beside = prod(whole.values()) // max(MIN_DOT, max(n for c, n in whole.items() if c not in e.output))
     fitted = fit({c: padded[c] for c in others}, others, max(MIN_DOT, problem.rules["dot_sums"] // beside), [others])
     # A warp has 16 rows, so that what is summed beside the dot crosses no threads, where its registers hold the entry.
-    volume = prod(whole.values())
-    warps = max(1, min(8, max(prod(fitted.values()) // MIN_DOT, volume // ENTRY)))
-    stages = STAGES[2 * problem.itemsize * volume < problem.shared]
+    nbytes = problem.itemsize * prod(whole.values())
+    warps = max(1, min(8, max(prod(fitted.values()) // MIN_DOT, nbytes // ENTRY)))
+    stages = STAGES[2 * nbytes < problem.shared]
     block = tuple((whole | fitted).items())
     return Schedule(warps, block, True, problem.precision_as_loaded, stages=stages, lanes=0)
 

@@ -472,6 +472,9 @@ class Cost:
             of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
             longest = statistics.chain * (self.p.schedule.stages // 2)
             alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
+            loaded = sum([g.width * g.itemsize.at(at) for g in self.gathers if g.rows.of(STORED)])
+            share = law["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
+            alone = max(alone, longest * loaded / share)
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
