@@ -305,6 +305,7 @@ def test_numba_is_imported_where_a_kernel_is_made() -> None:
 
 def test_a_numba_that_cannot_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     native.usable.cache_clear()
+    monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: True)
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.warns(UserWarning, match="numba is installed and cannot be imported"):
         kernel = check(Problem(MTTKRP, SIZES), backend="numba", plan="coo")
