@@ -14,7 +14,7 @@ import torch
 from cases import SIZES, Problem, assert_matches, check
 
 import sparsetc as stc
-from sparsetc.codegen import cache
+from sparsetc.codegen import cache, native
 from sparsetc.codegen.numba import unprinted
 from sparsetc.device.profile import of_backend
 
@@ -301,6 +301,17 @@ def test_numba_is_imported_where_a_kernel_is_made() -> None:
     code = "import sys, torch, sparsetc as stc\nstc.spmm(stc.eye(3), torch.ones(3, 2), backend='torch')\n"
     done = processes.run(["-c", f"{code}print('numba' in sys.modules)"], env={**os.environ}, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_numba_that_cannot_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.usable.cache_clear()
+    monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: True)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.warns(UserWarning, match="numba is installed and cannot be imported"):
+        kernel = check(Problem(MTTKRP, SIZES), backend="numba", plan="coo")
+    assert kernel.backend == "torch"
+    assert "numba cannot be imported" in kernel.plan.reason
+    native.usable.cache_clear()
 
 
 def test_a_native_plan_runs_where_numba_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

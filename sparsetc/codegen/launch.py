@@ -285,7 +285,7 @@ class Programs:
 def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
     """Return True if programs that torch would run are printed as native loops: all of a plan's parts, or none."""
     wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
-    return wanted and not any(map(numba_source.unprinted, programs))
+    return wanted and not any(map(numba_source.unprinted, programs)) and native.usable()
 
 
 def _by_threads(call: Call, most: int) -> Call:

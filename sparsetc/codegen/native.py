@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,7 @@ import torch
 from sparsetc.codegen import cache
 from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.support import files
+from sparsetc.support.notices import warn
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import Call, PartArrays, Values
@@ -39,6 +41,18 @@ RANGES = 4
 """Ranges of items a thread, where items own what they write: the next one is for whoever is free."""
 MOST_BYTES = 1 << 26
 """Most bytes of a compiled function's file; one takes 20 to 100 kB."""
+
+
+@lru_cache(maxsize=1)
+def usable() -> bool:
+    """Return True if numba can be imported; where it is installed and cannot, as for a later numpy, say so once."""
+    try:
+        import_module("numba")
+    except Exception as error:  # whatever a library raises that is not made for another
+        why = str(error)[:200]
+        warn(f"numba is installed and cannot be imported ({why}); torch programs run in place of native loops")
+        return False
+    return True
 
 
 # -- what the compiler made, on disk -----------------------------------------------------------------------------------

@@ -142,14 +142,14 @@ class NumbaPrinter(Writer, Lines):
                 self.body(s.body)
             return
         before = [replace(tile, name=f"{tile.name}_before") for tile in sums]
-        several = f"if {end} - {begin} > {LONG}:"
-        for tile in before:
-            with self.block(several if self.held(tile).in_array else ""):
+        arrays = any(self.held(tile).in_array for tile in before)
+        several = f"if {end} - {begin} >= {LONG}:" if arrays else ""  # zeros and sums of an array take time
+        with self.block(several):
+            for tile in before:
                 self.zero(ir.Zero(tile))
-        with self.block(f"for {name}_0 in range({begin}, {end}, {LONG}):"):
-            with self.block(f"for {name} in range({name}_0, min({name}_0 + {LONG}, {end})):"):
-                self.body(s.body)
-            with self.block(f"if {name}_0 + {LONG} < {end}:"):
+        with self.block(f"for {name} in range({begin}, {end}):"):
+            self.body(s.body)
+            with self.block(f"if ({name} - {begin}) & {LONG - 1} == {LONG - 1}:"):
                 for one, tile in zip(before, sums, strict=True):
                     self.each(tile, "{0} += {1}", one.name, tile.name)
                     self.zero(ir.Zero(tile))

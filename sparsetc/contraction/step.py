@@ -107,7 +107,7 @@ class Step(Contraction, Preparation):
         native = self.executable.programs.backend == "numba"
         self.backend = "numba" if native else self.problem.backend
         if self.problem.native == "all" and not native:
-            why = next(filter(None, map(unprinted, self.programs)))
+            why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
             self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
         self.__dict__.pop("_ones", None)
         self._value_keys = [

@@ -12,6 +12,7 @@ from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from sparsetc.tensor.sparse_tensor import SparseTensor
 
+MERGED = 8
+"""How many times as long one of two runs of numbers may be for them to be merged, and not searched."""
 Entries = torch.Tensor
 """(n,) int64: which of an operand's entries, or of a result's."""
 
@@ -362,13 +365,25 @@ def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
     else:
         rank = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0]).rank
         of_x, of_y = rank[: x.nnz], rank[x.nnz :]
-    here = torch.searchsorted(of_x, of_y)
+    here = _before(of_x, of_y)
     equal = (
         of_x.index_select(0, here.clamp(max=max(0, x.nnz - 1))) == of_y
         if x.nnz
         else torch.zeros_like(of_y, dtype=torch.bool)
     )
     return here, equal
+
+
+def _before(of_x: torch.Tensor, of_y: torch.Tensor) -> Entries:
+    """For each of some rising numbers, how many of other rising ones are smaller.
+
+    On a CPU two runs of like length are merged, as a stable sort of numpy does: half of a search's time.
+    """
+    if of_x.is_cuda or MERGED * len(of_y) < len(of_x):
+        return torch.searchsorted(of_x, of_y)
+    order = np.argsort(np.concatenate((of_y.numpy(), of_x.numpy())), kind="stable")
+    places = np.flatnonzero(order < len(of_y))
+    return torch.from_numpy(places - np.arange(len(of_y)))
 
 
 def matmul(left: Any, right: Any) -> Any:

@@ -44,35 +44,32 @@ def part_0(begin, end, item_ptr, block_ptr, block_full, lane_len, item_word, lan
         at_i = load(item_word, item)
         for e in range(512):
             total[e] = 0
-        if stop - start > 1024:
+        if stop - start >= 1024:
             for e in range(512):
                 total_before[e] = 0
-        for block_0 in range(start, stop, 1024):
-            for block in range(block_0, min(block_0 + 1024, stop)):
-                at_j = load(lane_word, block)
-                b_jr = at_j * 32
-                fiber_sum_0 = zeros16(A)
-                first, last = load(block_ptr, block), load(block_ptr, block + 1)
-                fiber_sum_before_0 = zeros16(A)
-                for n_0 in range(first, last, 1024):
-                    for n in range(n_0, min(n_0 + 1024, last)):
-                        at_k = load(word, n)
-                        x = load(values, n)
-                        c_ks = at_k * 16
-                        fiber_sum_0 += x * load16(C, c_ks)
-                    if n_0 + 1024 < last:
-                        fiber_sum_before_0 += fiber_sum_0
-                        fiber_sum_0 = zeros16(A)
-                if last - first > 1024:
-                    fiber_sum_0 += fiber_sum_before_0
-                for at_r in range(32):
-                    store(total, at_r * 16, load16(total, at_r * 16) + load(B, b_jr + at_r) * fiber_sum_0)
-            if block_0 + 1024 < stop:
+        for block in range(start, stop):
+            at_j = load(lane_word, block)
+            b_jr = at_j * 32
+            fiber_sum_0 = zeros16(A)
+            first, last = load(block_ptr, block), load(block_ptr, block + 1)
+            fiber_sum_before_0 = zeros16(A)
+            for n in range(first, last):
+                at_k = load(word, n)
+                x = load(values, n)
+                c_ks = at_k * 16
+                fiber_sum_0 += x * load16(C, c_ks)
+                if (n - first) & 1023 == 1023:
+                    fiber_sum_before_0 += fiber_sum_0
+                    fiber_sum_0 = zeros16(A)
+            fiber_sum_0 += fiber_sum_before_0
+            for at_r in range(32):
+                store(total, at_r * 16, load16(total, at_r * 16) + load(B, b_jr + at_r) * fiber_sum_0)
+            if (block - start) & 1023 == 1023:
                 for e in range(512):
                     total_before[e] += total[e]
                 for e in range(512):
                     total[e] = 0
-        if stop - start > 1024:
+        if stop - start >= 1024:
             for e in range(512):
                 total[e] += total_before[e]
         to1 = at_i * 512
