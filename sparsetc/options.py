@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -48,6 +49,7 @@ class Settings(TypedDict, total=False):
     device: str | torch.device | None
     backend: Literal["auto", "triton", "torch"] | None
     tune: Literal["model", "now", "calls"] | float | None
+    path: Sequence[Sequence[int]] | None
     gather: bool
 
 
@@ -81,6 +83,7 @@ class Options:
     device: torch.device | None = None
     backend: str | None = None
     tune: str | float | None = None
+    path: tuple[tuple[int, ...], ...] | None = None
 
     def effective_precision(self) -> str:
         """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
@@ -183,6 +186,8 @@ class options(contextlib.ContextDecorator):
             second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was
             timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
             nothing is timed.
+        path: the operands of each contraction, as opt_einsum gives them, ``[(0, 2), (0, 1)]``: positions in the list of
+            those left, to whose end each result is put. A sparse operand alone, ``(0,)``, is made dense.
 
     Examples:
         >>> with stc.options(plan="coo", precision="high"):
@@ -254,6 +259,11 @@ def _checked(base: Options, settings: Mapping[str, Any]) -> Options:
         Options(tune=chosen["tune"]).effective_tune()
     if "plan" in chosen:  # here, so that none which is refused is kept for another that equals it
         requested(chosen["plan"])
+    if "path" in chosen:
+        try:
+            chosen["path"] = tuple([tuple(map(operator.index, step)) for step in chosen["path"]])
+        except TypeError:
+            raise PlanError(f"path must be a list of tuples of positions, found {chosen['path']!r:.80}") from None
     if "cache_dir" in chosen:
         try:
             chosen["cache_dir"] = Path(os.fsdecode(chosen["cache_dir"]))

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 313_500, size.COMPILER: 209_300, size.FILES: 206, size.CLASSES: 267, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 319_300, size.COMPILER: 214_900, size.FILES: 207, size.CLASSES: 272, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -2,7 +2,7 @@
 
 In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. It is
 the base of all kinds, with what a kernel asks of them: `Step`, of one sparse operand and whatever dense ones there
-are; `Pair`, of two sparse operands; `Chain`, whose links are contractions; and `Rewritten`, a contraction of another
+are; `Pair`, of two sparse operands; `Path`, whose links are contractions; and `Rewritten`, a contraction of another
 einsum, of blocks or of entries with dense modes, with how operands and result are rewritten.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.profiler import record_function
@@ -33,7 +33,7 @@ from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import requested
+from sparsetc.ir.plan import STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
@@ -43,6 +43,9 @@ from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, result_bytes, summed_dtype
+
+if TYPE_CHECKING:
+    from sparsetc.contraction.path import OnePass, Path
 
 _numbers = itertools.count()
 
@@ -139,8 +142,9 @@ class Contraction(Inspectable, ABC):
         with in_place(self.settings, self.device):
             plan, profile = self.plan, of_backend(self.backend)
             about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
-            nnz = self.result_size if len(self.bound.einsum.sparse) > 1 else None
-            return Explanation(*about, profile.describe(), profile.measured, tuple(self.reports()), nnz)
+            reports = tuple(self.reports())
+            nnz = self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None
+            return Explanation(*about, profile.describe(), profile.measured, reports, nnz)
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
@@ -205,7 +209,13 @@ def contraction(
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        made = _compiled(bound, [*map(stand_in, operands)], settings, form, repeated, choice)
+        inputs = [*map(stand_in, operands)]
+        path = None if choice else _path(bound, inputs, settings, form, repeated)
+        if isinstance(path, Contraction):
+            made: Contraction = path
+        else:
+            given = replace(settings, plan=path.plan) if path else settings
+            made = _compiled(bound, inputs, given, form, repeated, path.choice if path else choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"
@@ -214,6 +224,16 @@ def contraction(
     known[made.key] = made
     log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, made.plan.name, made.device)
     return made
+
+
+def _path(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | OnePass | None:
+    """Return the path of an einsum, or how it is run in one pass; None where that is as the settings say."""
+    wanted = requested(settings.plan)
+    if len(operands) < 3 and not (settings.path or wanted.path or wanted == STEPS):
+        return None
+    from sparsetc.contraction.path import in_steps  # which few einsums need
+
+    return in_steps(bound, operands, settings, form, repeated)
 
 
 def _compiled(
@@ -236,11 +256,11 @@ def _compiled(
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     if any(x._values.ndim > 1 for x in sparse):
         from sparsetc.contraction.blocks import BlockLetters
-        from sparsetc.contraction.chain import Chain
+        from sparsetc.contraction.path import Path
         from sparsetc.contraction.rewritten import Entries, Rewritten
 
         if len(sparse) > 2 and not requested(settings.plan).by_nonzeros:
-            return Chain(bound, operands, settings, form, expanded=False)
+            return Path(bound, operands, settings, form, expanded=False)
         of_blocks = any(x.blocksize for x in sparse)
         rewrite = (BlockLetters if of_blocks else Entries.of)(bound, operands, settings, form)
         if rewrite is not None:
@@ -269,9 +289,9 @@ def _compiled(
         from sparsetc.contraction.pair import Pair
 
         return Pair(bound, operands, settings, form)
-    from sparsetc.contraction.chain import Chain
+    from sparsetc.contraction.path import Path
 
-    return Chain(bound, operands, settings, form, expanded=True)
+    return Path(bound, operands, settings, form, expanded=True)
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:

@@ -3,7 +3,7 @@
 In: a rewrite, and the contraction of the einsum that it gives. Out: `Rewritten`. The rewrite is linear in each
 operand and in the result, so gradients go through its transpose, which autograd knows.
 
-`Entries` is the rewrite of one or two sparse operands with dense modes (more are a `Chain`), ``X[i,j,h]`` and
+`Entries` is the rewrite of one or two sparse operands with dense modes (more are a `Path`), ``X[i,j,h]`` and
 ``Y[j,k,h]``, as a pattern of ones with the numbers of entries as its first modes, and their values as dense operands.
 ``X[i,j,h]`` is ``P[n,i,j] V[n,h]``; a product with Y is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each
 pair of entries that meet. So nothing is expanded, and dense modes are letters of a row. `blocks.BlockLetters` is the
