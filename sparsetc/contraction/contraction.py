@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +30,6 @@ from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import of_backend
-from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -60,6 +60,7 @@ class Contraction(Inspectable, ABC):
         compiled_for: the pattern of each sparse operand, and the shape of its values.
         sparse: whether the result is a SparseTensor.
         pattern: the pattern of a sparse result, where it was found when the contraction was compiled.
+        rewrites: the einsums that are run in its place, and why.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
@@ -73,6 +74,7 @@ class Contraction(Inspectable, ABC):
     key: str
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
     pattern: Pattern | None = None
+    rewrites: tuple[str, ...] = ()
     sparse: bool
     empty: bool
     shape: tuple[int, ...]
@@ -144,7 +146,7 @@ class Contraction(Inspectable, ABC):
             about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
             reports = tuple(self.reports())
             nnz = self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None
-            return Explanation(*about, profile.describe(), profile.measured, reports, nnz)
+            return Explanation(*about, profile.describe(), profile.measured, reports, nnz, self.rewrites)
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
@@ -244,36 +246,22 @@ def _compiled(
     repeated: bool,
     choice: Choice | None = None,
     plain_sum: bool | None = None,
-    by_entries: bool = False,
 ) -> Contraction:
-    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one.
-
-    Raises:
-        OutOfMemoryError: there is no einsum of entries, and it must be run `by_entries`.
-    """
+    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one."""
     from sparsetc.contraction.step import Step
 
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     if any(x._values.ndim > 1 for x in sparse):
-        from sparsetc.contraction.blocks import BlockLetters
         from sparsetc.contraction.path import Path
-        from sparsetc.contraction.rewritten import Entries, Rewritten
+        from sparsetc.contraction.rewrites import rewrites_of
+        from sparsetc.contraction.rewritten import Rewritten
 
         if len(sparse) > 2 and not requested(settings.plan).by_nonzeros:
             return Path(bound, operands, settings, form, expanded=False)
-        of_blocks = any(x.blocksize for x in sparse)
-        rewrite = (BlockLetters if of_blocks else Entries.of)(bound, operands, settings, form)
-        if rewrite is not None:
-            plain_sum = bound.einsum.plain_sum if plain_sum is None else plain_sum
-            inner = rewrite.bound, rewrite.stand_ins(operands, repeated), settings, rewrite.form, repeated
-            compiled_inner = _compiled(*inner, plain_sum=plain_sum, by_entries=rewrite.by_entries)
-            return Rewritten(bound, operands, settings, form, rewrite, compiled_inner)
-    if by_entries:
-        raise OutOfMemoryError(
-            f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
-            f"{settings.memory_on(sparse[0].device):,} bytes that are free on {sparse[0].device}; raise the limit with "
-            "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
-        )
+        if rewrites := rewrites_of(bound, operands, settings, form, repeated):
+            last, plain_sum = rewrites[-1], bound.einsum.plain_sum
+            inner = partial(_compiled, last.bound, last.operands, settings, last.form, repeated, None, plain_sum)
+            return Rewritten(bound, operands, settings, form, rewrites, inner)
     if len(sparse) == 1:
         step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
         if settings.effective_tune()[0] != "model":
