@@ -49,11 +49,12 @@ from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
-from sparsetc.planner.registry import choose, plan_preferring
+from sparsetc.planner.registry import choose
 from sparsetc.support import memory
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.kept_values import kept_with
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, fitted
 
@@ -88,7 +89,7 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
         expanded = several and not as_they_are
         return Path(bound, operands, settings, form, expanded, checked_order(given, len(operands)))
     if several or not (asked or wanted == AUTO):
-        return OnePass(settings.plan)
+        return OnePass("auto" if asked else settings.plan)  # several sparse operands have no pass in common
     fault, choice = _fault(bound, operands, asked), None
     if fault and not asked:
         return OnePass(settings.plan)
@@ -118,7 +119,7 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
     if picked is None:
         return OnePass(settings.plan, choice)
     reason, order = picked
-    return Path(bound, operands, settings, form, False, order, reason) if order else OnePass(plan_preferring("dense"))
+    return Path(bound, operands, settings, form, False, order, reason)
 
 
 def _fault(bound: Bound, operands: Operands, asked: bool) -> str:
@@ -164,7 +165,8 @@ class Link:
         places: the operands that it takes, by their positions in that list, ascending.
         contraction: None for dense operands alone, which torch contracts, and for a sparse one that is made dense.
         patterns: the patterns of its sparse operands; None where it has the call's.
-        positions: of the entries in the dense tensor that a sparse operand becomes, and...
+        positions: of the entries in the dense tensor that a sparse operand becomes, which is kept with values that a
+            caller has, and...
         sizes: ...the sizes of the modes that had coordinates.
     """
 
@@ -179,8 +181,13 @@ class Link:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
         if self.positions is not None:
             (entries,) = operands
-            flat = entries.new_zeros((prod(self.sizes), *entries.shape[1:]))
-            return flat.index_add_(0, self.positions, entries).reshape(*self.sizes, *entries.shape[1:])
+            kept = kept_with(entries) if self.patterns is None and not followed(operands) else None
+            key = "dense", *(pattern.number for pattern in patterns)
+            dense: torch.Tensor | None = None if kept is None else kept.get(key)
+            if dense is None:
+                flat = entries.new_zeros((prod(self.sizes), *entries.shape[1:]))
+                dense = flat.index_add_(0, self.positions, entries).reshape(*self.sizes, *entries.shape[1:])
+            return dense if kept is None else kept.put(key, dense)  # type: ignore[no-any-return]
         if self.contraction is None:
             return einsum(self.equation, *operands, precision=precision)
         e, patterns = self.contraction.bound.einsum, patterns if self.patterns is None else self.patterns
@@ -331,7 +338,8 @@ class Path(Contraction):
         memory.check(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
         with lasting():
             positions = linear_key(x.coords, sizes)[0]
-        self.links.append(Link(places, f"{text}->{text}", None, (), positions, sizes))
+        as_given = term.as_given and self._like.dtype == self.dtype
+        self.links.append(Link(places, f"{text}->{text}", None, None if as_given else (), positions, sizes))
         return Term(term.letters, self._like.expand(x.shape), summed=True)
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:

@@ -225,7 +225,7 @@ class Search:
         law, head = self.laws, {*s.sparse, *s.dense}
         nbytes = self.itemsize * self._size(head)
         seconds = law["path_sparse_call"]
-        if s is not self.root or s.dense:  # one of the operand itself is packed once
+        if s is not self.root:  # what the operand itself becomes is kept with its values
             seconds = 2 * law["path_call"] + nbytes * law["path_byte"] + self._fresh(nbytes)
             written = self.itemsize * self._size(s.dense) * law["path_byte"]
             seconds += self._count(s.sparse) * (law["path_row"] + written) if s.sparse else 0.0
@@ -263,8 +263,6 @@ class Search:
     # -- the search -------------------------------------------------------------------------------------------------
     def picked(self, asked: bool, seconds: float | None = None) -> tuple[str, Order] | None:
         """Return why an einsum is contracted in steps, and their order; None where one contraction is about as fast.
-
-        The order is empty where the sparse operand had better be a dense tensor in a contraction of all operands.
 
         Args:
             asked: True if steps are asked for, whatever they take.
@@ -306,12 +304,10 @@ class Search:
         return None if last is None else (most, self._order(last, before))
 
     def _order(self, last: tuple[State, Edge], before: Mapping[State, tuple[State, Edge]]) -> Order:
-        """The path that ends so; of no contraction where the sparse operand itself is the dense tensor."""
+        """The path that ends so."""
         steps = [last]
         while steps[0][0] in before:
             steps.insert(0, before[steps[0][0]])
-        if last == (self.root, Edge(self.root.terms, None, "dense")) and not self.root.dense:
-            return ()
         left: list[Members] = [(p,) for p in range(len(self.bound.einsum.inputs))]
         order = list[tuple[int, ...]]()
         sparse: Members = (self.position,)
