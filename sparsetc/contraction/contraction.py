@@ -45,7 +45,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, result_bytes, summed_dtype
 
 if TYPE_CHECKING:
-    from sparsetc.contraction.path import OnePass, Path
+    from sparsetc.contraction.path import Path
 
 _numbers = itertools.count()
 
@@ -212,12 +212,11 @@ def contraction(
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
         inputs = [*map(stand_in, operands)]
-        path = None if choice else _path(bound, inputs, settings, form, repeated)
+        path = choice or _path(bound, inputs, settings, form, repeated)
         if isinstance(path, Contraction):
             made: Contraction = path
         else:
-            given = replace(settings, plan=path.plan) if path else settings
-            made = _compiled(bound, inputs, given, form, repeated, path.choice if path else choice)
+            made = _compiled(bound, inputs, settings, form, repeated, path)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"
@@ -228,8 +227,8 @@ def contraction(
     return made
 
 
-def _path(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | OnePass | None:
-    """Return the path of an einsum, or how it is run in one pass; None where that is as the settings say."""
+def _path(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
+    """Return the path of an einsum, or the plan of one pass; None where that is to be chosen."""
     wanted = requested(settings.plan)
     if len(operands) < 3 and not (settings.path or wanted.path or wanted == STEPS):
         return None

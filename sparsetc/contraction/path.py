@@ -59,23 +59,11 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, fitted
 
 
-@dataclass(frozen=True)
-class OnePass:
-    """How an einsum is run that is not contracted in steps.
+def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
+    """Return the path of an einsum, where one is asked for or expected to be fastest, or the plan of one pass.
 
-    Attributes:
-        plan: that is asked for.
-        choice: of the plan, where one was made to compare it with steps.
-    """
-
-    plan: str | Plan
-    choice: Choice | None = None
-
-
-def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | OnePass:
-    """Return the path of an einsum, where one is asked for or expected to be fastest; otherwise how one pass is run.
-
-    On a CPU, steps and a pass are priced by the same rates. On a GPU a pass has the price of its plan.
+    None where that is to be chosen. On a CPU, steps and a pass are priced by the same rates. On a GPU a pass has the
+    price of its plan.
 
     Raises:
         PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
@@ -83,25 +71,23 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
     wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
     given, asked = settings.path or wanted.path, wanted == STEPS
     if given:
-        as_they_are = (
-            any(o._values.ndim > 1 for o in operands if isinstance(o, SparseTensor)) and not wanted.by_nonzeros
-        )
-        expanded = several and not as_they_are
+        dense_modes = any(o._values.ndim > 1 for o in operands if isinstance(o, SparseTensor))
+        expanded = several and (wanted.by_nonzeros or not dense_modes)
         return Path(bound, operands, settings, form, expanded, checked_order(given, len(operands)))
-    if several or not (asked or wanted == AUTO):
-        return OnePass("auto" if asked else settings.plan)  # several sparse operands have no pass in common
-    fault, choice = _fault(bound, operands, asked), None
-    if fault and not asked:
-        return OnePass(settings.plan)
+    fault = _fault(bound, operands, asked)
+    if not asked and (fault or wanted != AUTO):
+        return None
+    if fault:
+        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
     (x,) = (o for o in operands if isinstance(o, SparseTensor))
-    backend, seconds = settings.effective_backend(x.device), None
+    backend = settings.effective_backend(x.device)
+    choice = None
     if backend == "triton" and not asked:
         if x.dense_order:
-            return OnePass(settings.plan)
+            return None
         problem = Preparation(bound, operands, settings, form, repeated).problem
         with in_place(settings, x.device):
             choice = choose(wanted, problem, repeated and settings.effective_tune()[0] == "model")
-        seconds = sum(choice.seconds)
     search = Search(
         bound,
         order=x.sparse_order,
@@ -112,19 +98,20 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
         limit=settings.memory_on(x.device),
         sparse_result=is_sparse(form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
     )
-    picked = None if fault else search.picked(asked, seconds)
-    if picked is None and asked:
-        fault = fault or "no steps fit the memory limit"
-        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
-    if picked is None:
-        return OnePass(settings.plan, choice)
-    reason, order = picked
-    return Path(bound, operands, settings, form, False, order, reason)
+    picked = search.picked(asked, sum(choice.seconds) if choice else None)
+    if picked is not None:
+        reason, order = picked
+        return Path(bound, operands, settings, form, False, order, reason)
+    if asked:
+        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": no steps fit the memory limit')
+    return choice
 
 
 def _fault(bound: Bound, operands: Operands, asked: bool) -> str:
     """Say why an einsum is not contracted in steps, if it is not."""
     e = bound.einsum
+    if len(e.sparse) > 1:
+        return "it has several sparse operands, whose steps are sought in any case"
     (position,) = e.sparse
     x = operands[position]
     assert isinstance(x, SparseTensor)

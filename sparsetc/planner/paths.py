@@ -201,7 +201,7 @@ class Search:
             summed = s.dense.union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
         outer = after is None and width > max(self._size(t) for t in [*own, s.dense])
-        return (base + seconds) * (law["path_fused"] if outer else 1.0)
+        return base + seconds * (law["path_fused"] if outer else 1.0)
 
     def _level(self, rows: int, runs: int, values: frozenset[str], tables: Sequence[frozenset[str]]) -> float:
         """Seconds of rows of values times rows of tables, summed over runs."""
