@@ -93,14 +93,13 @@ def test_a_formula_is_text(formula: object) -> None:
 def test_a_coordinate_says_what_it_reads() -> None:
     framed = Field(0, "word", 2, 8, True, frame=256).expression(HERE)
     assert [(lookup.array, lookup.every) for lookup in framed.lookups] == [("word", 1), ("word_base", 256)]
-    assert framed.counted == {"nonzero"}
     assert framed.fields == (Bits(Lookup("word", HERE), 2, 8, True),)
     follows = Consecutive(1, "shift", 0).expression(HERE)
     assert (follows.modes, follows.axes, follows.lookups[0].every) == ({0}, {"nonzero"}, 0)
     word = Field(0, "word", 2, 8, True).expression(HERE)
-    assert (word.axes, word.counted, word.modes) == ({"nonzero"}, set(), set())
+    assert (word.axes, word.modes) == ({"nonzero"}, set())
     formula = Computed(1, "{m0} * 2 + {p} % 3").expression(Position("item"))
-    assert (formula.modes, formula.axes, formula.counted, formula.lookups) == ({0}, {"item"}, {"item"}, ())
+    assert (formula.modes, formula.axes, formula.lookups) == ({0}, {"item"}, ())
 
 
 def test_a_coordinate_is_evaluated_on_arrays() -> None:

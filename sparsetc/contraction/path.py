@@ -261,15 +261,13 @@ class Path(Contraction):
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
         kept = {*e.output, *(c for n in others for c in terms[n].letters)}
         path = sparse_order([terms[n].letters for n in ordered], kept, self.bound.by_index, entries)
-        left, order = [*others, *ordered], list[tuple[int, ...]]()
-        names = list(range(len(terms)))
+        order, left, every = list[tuple[int, ...]](), list(ordered), list(range(len(terms)))
         for number, places in enumerate(path):
-            chosen = [left[len(others) + p] for p in places]
+            chosen = [left[p] for p in places]
             if number == len(path) - 1:
                 chosen += others
-            order.append(tuple(sorted(map(names.index, chosen))))
-            left = [*(n for n in left if n not in chosen), len(terms) + number]
-            names = [*(n for n in names if n not in chosen), len(terms) + number]
+            order.append(tuple(sorted(map(every.index, chosen))))
+            left, every = ([*(n for n in own if n not in chosen), len(terms) + number] for own in (left, every))
         return tuple(order)
 
     def _linked(self, places: tuple[int, ...], chosen: Sequence[Term], rest: Sequence[Term], plan: Plan) -> Term:
@@ -317,9 +315,13 @@ class Path(Contraction):
         """Make a sparse operand dense."""
         x, text = term.operand, "".join(term.letters)
         assert isinstance(x, SparseTensor)
-        if self.sparse or x.blocksize:
-            what = "its result is sparse" if self.sparse else "it is in blocks"
-            raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {what}')
+        faults = {
+            "its result is sparse": self.sparse,
+            "it is in blocks": bool(x.blocksize),
+            "there are several sparse operands": not self._single,
+        }
+        if fault := next((fault for fault, found in faults.items() if found), ""):
+            raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {fault}')
         sizes = x.pattern.shape
         nbytes = prod(x.shape) * self._like.dtype.itemsize
         memory.check(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
