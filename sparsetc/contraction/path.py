@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,14 +38,12 @@ from sparsetc.contraction.canonical import (
 from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.guard import Guard, finite
 from sparsetc.contraction.output import is_sparse
-from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import profile_of
 from sparsetc.errors import PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
-from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
@@ -56,7 +55,10 @@ from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, fitted
+from sparsetc.tensor.sums import accumulator, add_rows, fitted
+
+if TYPE_CHECKING:
+    from sparsetc.join.join import JoinOperand
 
 
 def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
@@ -74,8 +76,8 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
         dense_modes = any(o._values.ndim > 1 for o in operands if isinstance(o, SparseTensor))
         expanded = several and (wanted.by_nonzeros or not dense_modes)
         return Path(bound, operands, settings, form, expanded, checked_order(given, len(operands)))
-    fault = _fault(bound, operands, asked)
-    if not asked and (fault or wanted != AUTO):
+    fault = _fault(bound, operands, asked) if asked or wanted == AUTO else "another plan is asked for"
+    if fault and not asked:
         return None
     if fault:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
@@ -173,7 +175,7 @@ class Link:
             dense: torch.Tensor | None = None if kept is None else kept.get(key)
             if dense is None:
                 flat = entries.new_zeros((prod(self.sizes), *entries.shape[1:]))
-                dense = flat.index_add_(0, self.positions, entries).reshape(*self.sizes, *entries.shape[1:])
+                dense = add_rows(flat, self.positions, entries).reshape(*self.sizes, *entries.shape[1:])
             return dense if kept is None else kept.put(key, dense)  # type: ignore[no-any-return]
         if self.contraction is None:
             return einsum(self.equation, *operands, precision=precision)
@@ -333,6 +335,8 @@ class Path(Contraction):
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
         """Find the pattern of the result, of that of the last link."""
+        from sparsetc.join.join import prepared  # which a path of one sparse operand does not need
+
         pattern, width = last.pattern, last._values.shape[1:]
         if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
             letters = self.bound.einsum.output
@@ -412,7 +416,7 @@ class Path(Contraction):
         steps = tuple(None if c is None else c.plan for c in contractions)  # None: torch's own product
         if self._single:
             return Plan(STEPS.name, steps=steps, path=self.order, reason=self._reason)
-        pairs = [step.plan for step in self.steps if isinstance(step, Pair) and self._expanded]
+        pairs = [step.plan for step in self.steps if step.plan.pairs and self._expanded]
         parts = tuple(part for plan in pairs for part in plan.parts)
         alone = "scalar" if self._expands else "chain"  # given back, it is by nonzeros again
         name, reason = (pairs[0].name, pairs[0].reason) if pairs else (alone, self._reason)

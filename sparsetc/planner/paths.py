@@ -7,7 +7,7 @@ Of one sparse operand the best path is a shortest path over *states*: what is le
 coordinates and others, and the dense terms that are not contracted yet. Its edges are a pass over the nonzeros with
 some of the terms, which drops a letter with coordinates; a product of two dense terms; a pass with all terms that are
 left; and "dense from here", whose rest opt_einsum orders. One pass is kept unless a path is expected to be clearly
-faster (`paths_apart`). Nonzeros of an intermediate result are distinct coordinates of the pattern, and are counted:
+faster (`path_apart`). Nonzeros of an intermediate result are distinct coordinates of the pattern, and are counted:
 taken to lie anywhere they would be up to 500 times too many.
 
 Of several sparse operands, whose products nobody has counted, nonzeros are taken to lie anywhere with equal
