@@ -159,7 +159,8 @@ class Explanation:
         profile: the device whose numbers the expected times are computed with, and how many of them were measured
             there; empty where nothing is expected.
         measured: the fields of that `DeviceProfile` that were measured, by name.
-        nnz: entries of the result of several sparse operands.
+        nnz: entries of the result of several sparse operands, or of several steps.
+        rewrites: the einsums that are run in its place, one after the other, and why.
     """
 
     equation: str
@@ -171,6 +172,7 @@ class Explanation:
     measured: tuple[str, ...]
     steps: tuple[StepReport, ...]
     nnz: int | None = None
+    rewrites: tuple[str, ...] = ()
 
     @property
     def step(self) -> OperandReport | None:
@@ -211,6 +213,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"plan     {self.plan}, {self.reason}", f"runs     {self.backend} on {self.device}"]
         lines += [f"profile  {self.profile}"] if self.profile else []
+        lines += [f"run as   {rewrite}" for rewrite in self.rewrites]
         if self.step is not None:
             lines += _step_lines(self.step)
         else:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -49,6 +50,7 @@ class Settings(TypedDict, total=False):
     device: str | torch.device | None
     backend: Literal["auto", "triton", "torch", "numba"] | None
     tune: Literal["model", "now", "calls"] | float | None
+    path: Sequence[Sequence[int]] | None
     gather: bool
 
 
@@ -88,12 +90,13 @@ class Options:
     device: torch.device | None = None
     backend: str | None = None
     tune: str | float | None = None
+    path: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def asks(self) -> bool:
-        """Whether a plan, sums in one order, a limit, a backend or a search were asked for."""
-        settings = self.plan, self.deterministic, self.memory_limit, self.backend, self.tune
-        return settings != ("auto", False, None, None, None)
+        """Whether a plan, a path, sums in one order, a limit, a backend or a search were asked for."""
+        settings = self.plan, self.path, self.deterministic, self.memory_limit, self.backend, self.tune
+        return settings != ("auto", None, False, None, None, None)
 
     def effective_precision(self) -> str:
         """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
@@ -224,6 +227,8 @@ class options(contextlib.ContextDecorator):
             second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was
             timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
             nothing is timed.
+        path: the operands of each contraction, as opt_einsum gives them, ``[(0, 2), (0, 1)]``: positions in the list of
+            those left, to whose end each result is put. A sparse operand alone, ``(0,)``, is made dense.
 
     Examples:
         >>> with stc.options(plan="coo", precision="high"):
@@ -295,6 +300,11 @@ def _checked(base: Options, settings: Mapping[str, Any]) -> Options:
         Options(tune=chosen["tune"]).effective_tune()
     if "plan" in chosen:  # here, so that none which is refused is kept for another that equals it
         requested(chosen["plan"])
+    if "path" in chosen:
+        try:
+            chosen["path"] = tuple([tuple(map(operator.index, step)) for step in chosen["path"]])
+        except TypeError:
+            raise PlanError(f"path must be a list of tuples of positions, found {chosen['path']!r:.80}") from None
     if "cache_dir" in chosen:
         try:
             chosen["cache_dir"] = Path(os.fsdecode(chosen["cache_dir"]))

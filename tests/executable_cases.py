@@ -92,11 +92,6 @@ class Made:
     def run(self, **how: Any) -> torch.Tensor:
         return self.executable.run(self.arrays, self.values, self.tables, **how)
 
-    def ranges(self, pieces: int) -> list[list[tuple[int, int]]]:
-        """The items of every part in so many ranges, some of which may be empty."""
-        ends = [[part.items * n // pieces for n in range(pieces + 1)] for part in self.arrays.parts]
-        return [[(own[n], own[n + 1]) for own in ends] for n in range(pieces)]
-
     def random(self) -> torch.Tensor:
         """An output of no meaning."""
         g = torch.Generator().manual_seed(3)
@@ -136,28 +131,6 @@ def check_accumulation(m: Made) -> None:
         assert m.run(out=out, accumulate=True) is out
         torch.testing.assert_close(out, before + times * m.expected)
     torch.testing.assert_close(m.run(accumulate=True), m.expected)
-
-
-def check_ranges(m: Made, pieces: int) -> None:
-    """Ranges of items add up, whether their results are made anew, overwrite an output or are added to it."""
-    ranges = m.ranges(pieces)
-    torch.testing.assert_close(sum(m.run(items=own) for own in ranges), m.expected)
-    out = torch.full_like(m.expected, torch.nan)
-    torch.testing.assert_close(sum(m.run(out=out, items=own).clone() for own in ranges), m.expected)
-    out = m.random()
-    before = out.clone()
-    for own in ranges:
-        m.run(out=out, accumulate=True, items=own)
-    torch.testing.assert_close(out, before + m.expected)
-    torch.testing.assert_close(m.run(), m.expected)
-
-
-def check_no_items(m: Made) -> None:
-    """Rows of items that take no part are 0, or stay as they are."""
-    none = [(0, 0) for _ in m.arrays.parts]
-    assert not m.run(items=none).any()
-    assert not m.run(out=m.random(), items=none).any()
-    assert torch.equal(m.run(out=m.random(), accumulate=True, items=none), m.random())
 
 
 def check_rows_without_nonzeros(plan: str | PlanOf, backend: str, deterministic: bool, added: int = 0) -> Arrays:

@@ -57,7 +57,7 @@ TESTS = {
         "kernel kept errors executable",
         "autograd memory semi_sparse result_patterns dense_plan",
     ],
-    "sparsetc/contraction/blocks.py": ["block_einsums", "blocks semi_sparse copies"],
+    "sparsetc/contraction/rewrites.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
     "sparsetc/decomposition/": [

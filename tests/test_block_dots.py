@@ -55,10 +55,10 @@ def test_a_program_means_its_einsum(case: BlockDot, halves: bool) -> None:
     x, dense = case.operands(SINGLE)
     kernel = compiled(case, SINGLE)
     kernel = compiled(case, SINGLE, in_halves(kernel.plan)) if halves else kernel
-    contraction, values, tables = kernel.contraction, [x.values], dense
-    while isinstance(contraction, Rewritten):
-        values, tables = map(list, contraction.rewrite.pull(values, tables))
-        (pattern,), contraction = contraction.rewrite.patterns, contraction.contraction
+    contraction = kernel.contraction
+    assert isinstance(contraction, Rewritten)
+    _, tables = contraction.pull([x.values], dense)
+    (pattern,) = contraction.patterns
     assert pattern.ones
     ones = stc.SparseTensor(pattern.coords, torch.ones(pattern.nnz), pattern.shape)
     found, want = interpreted(kernel, tables), reference.run(kernel.step.bound.einsum, ones, *tables)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 from coordinate_cases import Diagonals, check_einsums
 
-from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.torch import module_source
-from sparsetc.errors import FormatError, PlanError
+from sparsetc.errors import FormatError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.coordinates import (
@@ -95,14 +93,13 @@ def test_a_formula_is_text(formula: object) -> None:
 def test_a_coordinate_says_what_it_reads() -> None:
     framed = Field(0, "word", 2, 8, True, frame=256).expression(HERE)
     assert [(lookup.array, lookup.every) for lookup in framed.lookups] == [("word", 1), ("word_base", 256)]
-    assert framed.counted == {"nonzero"}
     assert framed.fields == (Bits(Lookup("word", HERE), 2, 8, True),)
     follows = Consecutive(1, "shift", 0).expression(HERE)
     assert (follows.modes, follows.axes, follows.lookups[0].every) == ({0}, {"nonzero"}, 0)
     word = Field(0, "word", 2, 8, True).expression(HERE)
-    assert (word.axes, word.counted, word.modes) == ({"nonzero"}, set(), set())
+    assert (word.axes, word.modes) == ({"nonzero"}, set())
     formula = Computed(1, "{m0} * 2 + {p} % 3").expression(Position("item"))
-    assert (formula.modes, formula.axes, formula.counted, formula.lookups) == ({0}, {"item"}, {"item"}, ())
+    assert (formula.modes, formula.axes, formula.lookups) == ({0}, {"item"}, ())
 
 
 def test_a_coordinate_is_evaluated_on_arrays() -> None:
@@ -178,23 +175,3 @@ def test_a_tile_s_coordinate_may_follow_from_another() -> None:
     found.zero_()
     made["part_0"]([(0, 3, 0, 3, 0, 48)], arrays["item_ptr"], arrays["item_word"], values, b, found)  # type: ignore[operator]
     torch.testing.assert_close(found, expected)
-
-
-def test_what_leaf_coordinates_read_of_items_is_cut_with_them() -> None:
-    """A range of items takes its words along, wherever they are read; where an item's number counts, none is taken."""
-    bound = parse("ij,j->i", [(8, 9), (9,)], [True, False])
-    offset = Formula("+", Lookup("offsets", Position("item")), Bits(Lookup("word", HERE), 0, 4, True))
-    view = runs((Field(0, "item_word", 0, 3, True),), (Computed(1, offset),))
-    program = lower(bound, view, Schedule(), Target(rows=8))
-    held = {
-        "item_ptr": torch.arange(9),
-        "item_word": torch.arange(8),
-        "offsets": torch.arange(8),
-        "word": torch.zeros(8),
-    }
-    part = PartArrays(tuple(held[name] for name in view.arrays if name != "values"), 8, 8).some(program, 2, 5)
-    found = {name: len(array) for name, array in part.named(program).items()}
-    assert found == {"item_ptr": 4, "item_word": 3, "offsets": 3, "word": 8}
-    numbered = replace(view, levels=(*view.levels[:2], (Computed(1, Formula("%", Position("item"), Constant(9))),)))
-    with pytest.raises(PlanError, match="known by their numbers"):
-        part.some(lower(bound, numbered, Schedule(), Target(rows=8)), 0, 1)

@@ -153,6 +153,40 @@ def transform(size: int, share: float, dtype: torch.dtype) -> Task:
     return Task(lambda: kernel(*matrices), instead, lambda: torch.einsum(TRANSFORM, *doubles), LIMIT[dtype])
 
 
+def half_transform(size: int, share: float) -> Task:
+    """Two of the four indices transformed, as by which correlated energies begin."""
+    equation = "pqrs,rk,sl->pqkl"
+    dense = normal(*[size] * 4)
+    dense *= torch.rand(dense.shape, generator=generator(1), device=common.DEVICE) < share
+    matrices = [normal(size, size, seed=seed) for seed in (2, 3)]
+    x = stc.SparseTensor.from_dense(dense)
+    kernel = stc.compile(equation, x, *matrices, output="dense", precision="highest")
+    planned = opt_einsum.contract_expression(equation, *(tuple(t.shape) for t in (dense, *matrices)))
+    instead = {f"{versioned('opt_einsum')} on the dense tensor": lambda: planned(dense, *matrices, backend="torch")}
+    doubles = [t.double() for t in (dense, *matrices)]
+    return Task(lambda: kernel(*matrices), instead, lambda: torch.einsum(equation, *doubles))
+
+
+def network(rank: int) -> Task:
+    """A tensor with three cores that share letters, a tensor train without its first core."""
+    x = uber()
+    equation, letters = "ijkl,jAB,kBC,lC->iA", "ABC"
+    sizes = dict(zip("ijkl", x.shape, strict=True)) | dict.fromkeys(letters, rank)
+    cores = [normal(*(sizes[c] for c in term), seed=n) / 4 for n, term in enumerate(equation[:-4].split(",")[1:])]
+    kernel = stc.compile(equation, x, *cores, precision="highest")
+
+    def cores_first(values: torch.Tensor, coords: torch.Tensor, cores: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Two cores become one, a nonzero's product has its row, and the last core is a row for each nonzero."""
+        row, *others = coords
+        both = torch.einsum("jAB,kBC->jkAC", cores[0], cores[1])
+        rows = values[:, None] * torch.einsum("nAC,nC->nA", both[others[0], others[1]], cores[2][others[2]])
+        return rows.new_zeros(x.shape[0], rank).index_add(0, row, rows)
+
+    doubles = x.values.double(), x.coords, [core.double() for core in cores]
+    instead = plain_and_compiled("two cores first, gather, index_add", cores_first, x.values, x.coords, cores)
+    return Task(lambda: kernel(*cores), instead, lambda: cores_first(*doubles))
+
+
 # -- decompositions ---------------------------------------------------------------------------------------------------
 
 SWEEPS = 5
@@ -227,6 +261,9 @@ GUANINE, UBER = "guanine_TEvv_3d", "uber_amj_4d"
 SKEWED = partial(scattered, (2000, 3000, 4000), 400_000, skew=3.0)
 UNIFORM = partial(scattered, (30_000, 40_000, 50_000), 400_000)
 SMALL = partial(scattered, (60, 50, 40), 6000)
+EVENTS = partial(scattered, (24, 7, 300, 500, 20), 60_000, skew=4.0)
+CRIME = partial(scattered, (60, 24, 77, 32), 150_000, skew=1.5)
+SIX = partial(scattered, (20, 15, 30, 10, 8, 12), 100_000, skew=2.0)
 DOUBLE, SINGLE = torch.float64, torch.float32
 
 ROWS = [
@@ -246,9 +283,31 @@ ROWS = [
     Row("Uber (23 days), mode 3, ranks 8", "TTM chain", partial(ttmc, uber, 3, 8)),
     Row("uber_amj_4d, mode 3, ranks 16", "TTM chain", partial(ttmc, partial(of_data, UBER), 3, 16), GPU, (UBER,)),
     Row("uber_amj_4d, mode 3, ranks 8", "TTM chain", partial(ttmc, partial(of_data, UBER), 3, 8), GPU, (UBER,)),
+    *(
+        Row(f"Uber (23 days), mode {m}, ranks {r}", "TTM chain", partial(ttmc, uber, m, r))
+        for m, r in ((0, 4), (3, 32))
+    ),
+    *(
+        Row(f"{name}, mode {m}, ranks {r}", "TTM chain", partial(ttmc, tensor, m, r))
+        for name, tensor, m, r in (
+            ("skewed 2000 x 3000 x 4000, 400 K nonzeros", SKEWED, 0, 16),
+            ("like Chicago's crimes, 150 K nonzeros", CRIME, 3, 8),
+            ("events of 5 modes, 60 K nonzeros", EVENTS, 0, 8),
+            ("events of 5 modes, 60 K nonzeros", EVENTS, 4, 16),
+            ("6 modes, 100 K nonzeros", SIX, 0, 4),
+            ("6 modes, 100 K nonzeros", SIX, 5, 8),
+        )
+    ),
+    Row("three cores of ranks 8 that share letters, Uber (23 days)", "network", partial(network, 8)),
     Row("4 indices, 20^4, 39 % filled, float32", "transform", partial(transform, 20, 0.39, SINGLE)),
     Row("4 indices, 20^4, 39 % filled, float64", "transform", partial(transform, 20, 0.39, DOUBLE)),
     Row("4 indices, 40^4, 2 % filled, float32", "transform", partial(transform, 40, 0.02, SINGLE)),
+    Row("4 indices, 24^4, 13 % filled, float32", "transform", partial(transform, 24, 0.13, SINGLE)),
+    Row("4 indices, 41^4, 26 % filled, float32", "transform", partial(transform, 41, 0.26, SINGLE)),
+    Row("4 indices, 60^4, 2 % filled, float32", "transform", partial(transform, 60, 0.02, SINGLE)),
+    Row("4 indices, 60^4, .1 % filled, float32", "transform", partial(transform, 60, 0.001, SINGLE)),
+    Row("2 of 4 indices, 24^4, 13 % filled, float32", "transform", partial(half_transform, 24, 0.13)),
+    Row("2 of 4 indices, 40^4, 2 % filled, float32", "transform", partial(half_transform, 40, 0.02)),
     Row("CP-ALS, Uber (23 days), R 16, 5 sweeps", "decomposition", partial(cp, uber, 16)),
     Row("CP-ALS, 60 x 50 x 40, 5 % filled, R 16, 5 sweeps", "decomposition", partial(cp, SMALL, 16)),
 ]

@@ -30,7 +30,6 @@ from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import DeviceError, PlanError
-from sparsetc.ir.nest.coordinates import Position
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program.checks import check_sizes
@@ -84,33 +83,6 @@ class PartArrays:
         """The tensors by the names that the program has for them."""
         index = (name for name in program.arrays if name not in program.view.packed)
         return dict(zip(index, self.index, strict=True))
-
-    def some(self, program: TileProgram, first: int, end: int) -> PartArrays:
-        """The storage, of which only the items ``first .. end`` take part.
-
-        Raises:
-            PlanError: items are known by their numbers alone, as chunks of nonzeros are, or there are fewer of them.
-        """
-        view, numbered = program.view, program.view.items.numbered(program.view.lanes)
-        if not numbered or any("item" in c.counted for c in view.coordinates.values()):
-            raise PlanError(
-                "items known by their numbers, such as equal chunks of nonzeros, have no arrays to take a range of: "
-                "pack the nonzeros wanted, or take a plan of rows"
-            )
-        if not 0 <= first <= end <= self.items:
-            raise PlanError(f"the part has {self.items} items, found the range {first} .. {end} of them")
-        index, read = self.named(program), [lookup for c in view.coordinates.values() for lookup in c.lookups]
-        counts = {
-            name: count  # elements an item, or pointers to so many
-            for axis, prefix, count in numbered
-            for name in index
-            if name.startswith(prefix) or any(own.array == name and own.where == Position(axis) for own in read)
-        }
-        cut = [
-            a[first * counts[name] : end * counts[name] + name.endswith("_ptr")] if name in counts else a
-            for name, a in index.items()
-        ]
-        return PartArrays(tuple(cut), end - first, self.stored)
 
 
 class Programs:

@@ -165,10 +165,53 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tenso
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):
-            return torch.einsum(equation, *(o.float() for o in operands)).to(dtype)
+            return _product(equation, [o.float() for o in operands]).to(dtype)
         if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
             return integer_einsum(equation, *(o.long() for o in operands))
+        return _product(equation, operands)
+
+
+def aligned_to(operand: torch.Tensor, letters: str, output: str) -> torch.Tensor:
+    """The operand with its modes in the output's order, and a mode of size 1 for each that it lacks."""
+    whole = operand.permute([letters.index(c) for c in output if c in letters])
+    return whole[tuple([slice(None) if c in letters else None for c in output])]
+
+
+WIDE = 8
+"""Elements behind a mode from which it is contracted where it lies: a copy of the tensor took up to twice as long (one
+core, 10 shapes of TTM chains)."""
+
+
+def _product(equation: str, operands: Tensors) -> torch.Tensor:
+    """The result of `torch.einsum`; two kinds of products of two operands are made without copies of these.
+
+    What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
+    multiplied into a mode that lies within the other operand as many small matrices.
+    """
+    inputs, output = equation.split("->")
+    terms = inputs.split(",")
+    if len(operands) != 2 or any(len(set(t)) < len(t) for t in terms):
         return torch.einsum(equation, *operands)
+    shared, summed = set(terms[0]) & set(terms[1]), {*terms[0], *terms[1]}.difference(output)
+    if not summed:
+        own = [aligned_to(o, t, output) for t, o in zip(terms, operands, strict=True)]
+        sizes = torch.broadcast_shapes(*(o.shape for o in own))
+        # Modes behind one that each operand lacks are written out first: torch is slow where short ones repeat.
+        lacked = [next((n for n, c in enumerate(output) if c not in t), len(output)) for t in terms]
+        at = min(len(output), max(lacked) + 1)
+        wide = [o.expand(*o.shape[:at], *sizes[at:]).flatten(at) if at < len(output) else o for o in own]
+        return torch.mul(*wide).view(sizes)
+    both = sorted(zip(terms, operands, strict=True), key=lambda own: own[1].numel())
+    (matrix, table), (letters, tensor) = both
+    if len(matrix) == 2 and len(shared) == 1 and shared == summed:
+        (mode,) = shared
+        at, kept = letters.index(mode), matrix.replace(mode, "")
+        if at and tensor.shape[at + 1 :].numel() >= WIDE:
+            table = table if matrix[1] == mode else table.t()
+            result = torch.matmul(table, tensor.flatten(at + 1)).unflatten(-1, tensor.shape[at + 1 :])
+            made = letters.replace(mode, kept)
+            return result.permute([made.index(c) for c in output])
+    return torch.einsum(equation, *operands)
 
 
 Operands = Sequence[SparseTensor | torch.Tensor]

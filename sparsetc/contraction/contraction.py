@@ -2,7 +2,7 @@
 
 In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. It is
 the base of all kinds, with what a kernel asks of them: `Step`, of one sparse operand and whatever dense ones there
-are; `Pair`, of two sparse operands; `Chain`, whose links are contractions; and `Rewritten`, a contraction of another
+are; `Pair`, of two sparse operands; `Path`, whose links are contractions; and `Rewritten`, a contraction of another
 einsum, of blocks or of entries with dense modes, with how operands and result are rewritten.
 """
 
@@ -16,8 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.profiler import record_function
@@ -29,11 +30,10 @@ from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, without_zeros
 from sparsetc.contraction.prepare import Preparation, in_place
 from sparsetc.device.profile import of_backend
-from sparsetc.errors import OutOfMemoryError
 from sparsetc.explain import Explanation, StepReport, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import requested
+from sparsetc.ir.plan import STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.runtime.executable import Inspectable
@@ -43,6 +43,9 @@ from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured, result_bytes, summed_dtype
+
+if TYPE_CHECKING:
+    from sparsetc.contraction.path import Path
 
 _numbers = itertools.count()
 
@@ -57,6 +60,7 @@ class Contraction(Inspectable, ABC):
         compiled_for: the pattern of each sparse operand, and the shape of its values.
         sparse: whether the result is a SparseTensor.
         pattern: the pattern of a sparse result, where it was found when the contraction was compiled.
+        rewrites: the einsums that are run in its place, and why.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
@@ -70,6 +74,7 @@ class Contraction(Inspectable, ABC):
     key: str
     compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
     pattern: Pattern | None = None
+    rewrites: tuple[str, ...] = ()
     sparse: bool
     empty: bool
     shape: tuple[int, ...]
@@ -139,8 +144,9 @@ class Contraction(Inspectable, ABC):
         with in_place(self.settings, self.device):
             plan, profile = self.plan, of_backend(self.backend)
             about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
-            nnz = self.result_size if len(self.bound.einsum.sparse) > 1 else None
-            return Explanation(*about, profile.describe(), profile.measured, tuple(self.reports()), nnz)
+            reports = tuple(self.reports())
+            nnz = self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None
+            return Explanation(*about, profile.describe(), profile.measured, reports, nnz, self.rewrites)
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
@@ -205,7 +211,12 @@ def contraction(
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        made = _compiled(bound, [*map(stand_in, operands)], settings, form, repeated, choice)
+        inputs = [*map(stand_in, operands)]
+        path = choice or _path(bound, inputs, settings, form, repeated)
+        if isinstance(path, Contraction):
+            made: Contraction = path
+        else:
+            made = _compiled(bound, inputs, settings, form, repeated, path)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"
@@ -216,6 +227,16 @@ def contraction(
     return made
 
 
+def _path(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
+    """Return the path of an einsum, or the plan of one pass; None where that is to be chosen."""
+    wanted = requested(settings.plan)
+    if len(operands) < 3 and not (settings.path or wanted.path or wanted == STEPS):
+        return None
+    from sparsetc.contraction.path import in_steps  # which few einsums need
+
+    return in_steps(bound, operands, settings, form, repeated)
+
+
 def _compiled(
     bound: Bound,
     operands: Operands,
@@ -224,36 +245,22 @@ def _compiled(
     repeated: bool,
     choice: Choice | None = None,
     plain_sum: bool | None = None,
-    by_entries: bool = False,
 ) -> Contraction:
-    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one.
-
-    Raises:
-        OutOfMemoryError: there is no einsum of entries, and it must be run `by_entries`.
-    """
+    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one."""
     from sparsetc.contraction.step import Step
 
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     if any(x._values.ndim > 1 for x in sparse):
-        from sparsetc.contraction.blocks import BlockLetters
-        from sparsetc.contraction.chain import Chain
-        from sparsetc.contraction.rewritten import Entries, Rewritten
+        from sparsetc.contraction.path import Path
+        from sparsetc.contraction.rewrites import rewrites_of
+        from sparsetc.contraction.rewritten import Rewritten
 
         if len(sparse) > 2 and not requested(settings.plan).by_nonzeros:
-            return Chain(bound, operands, settings, form, expanded=False)
-        of_blocks = any(x.blocksize for x in sparse)
-        rewrite = (BlockLetters if of_blocks else Entries.of)(bound, operands, settings, form)
-        if rewrite is not None:
-            plain_sum = bound.einsum.plain_sum if plain_sum is None else plain_sum
-            inner = rewrite.bound, rewrite.stand_ins(operands, repeated), settings, rewrite.form, repeated
-            compiled_inner = _compiled(*inner, plain_sum=plain_sum, by_entries=rewrite.by_entries)
-            return Rewritten(bound, operands, settings, form, rewrite, compiled_inner)
-    if by_entries:
-        raise OutOfMemoryError(
-            f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
-            f"{settings.memory_on(sparse[0].device):,} bytes that are free on {sparse[0].device}; raise the limit with "
-            "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
-        )
+            return Path(bound, operands, settings, form, expanded=False)
+        if rewrites := rewrites_of(bound, operands, settings, form, repeated):
+            last, plain_sum = rewrites[-1], bound.einsum.plain_sum
+            inner = partial(_compiled, last.bound, last.operands, settings, last.form, repeated, None, plain_sum)
+            return Rewritten(bound, operands, settings, form, rewrites, inner)
     if len(sparse) == 1:
         step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
         if settings.effective_tune()[0] != "model":
@@ -269,9 +276,9 @@ def _compiled(
         from sparsetc.contraction.pair import Pair
 
         return Pair(bound, operands, settings, form)
-    from sparsetc.contraction.chain import Chain
+    from sparsetc.contraction.path import Path
 
-    return Chain(bound, operands, settings, form, expanded=True)
+    return Path(bound, operands, settings, form, expanded=True)
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparsetc.planner.symbolic import SymbolicCost
 
 NewValues = torch.Tensor | Sequence[torch.Tensor | None]
-SAVED = ("precision", "plan", "deterministic", "memory_limit", "backend")
+SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend")
 """Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
 """A `Bound` einsum as plain data."""

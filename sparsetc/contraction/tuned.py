@@ -28,7 +28,7 @@ from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
 from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
-from sparsetc.ir.plan import Plan, requested
+from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
 from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
@@ -86,6 +86,7 @@ def tune(made: Step | Pair) -> None:
     Triton's interpreter never times, and with ``deterministic=True`` only what was timed before counts.
     """
     request = requested(made.settings.plan)
+    request = AUTO if request == ONE_PASS else request
     interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
     if made.empty or not request.is_request or request.options or (made.backend == "triton" and interpreted):
         return

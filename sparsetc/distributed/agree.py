@@ -109,7 +109,7 @@ def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
     Where source is kept may differ, and how much memory there is, by the options in force.
     """
     options = current()
-    own = {name: getattr(options, name) for name in ("plan", "deterministic", "backend", "tune")}
+    own = {name: getattr(options, name) for name in ("plan", "path", "deterministic", "backend", "tune")}
     own["precision"] = options.effective_precision()
     return {"settings": own | {name: value for name, value in settings.items() if name != "cache_dir"}}
 

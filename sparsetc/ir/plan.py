@@ -263,7 +263,8 @@ class Plan(Record):
         partition: name of the rule that dealt the nonzeros to the parts.
         options: arguments of that rule; of a request, what is not to be chosen.
         shares: which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all.
-        steps: the plan of each contraction, in order, where there are several; None of one of two dense operands.
+        steps: the plan of each contraction, in order, where there are several; None of one of dense operands.
+        path: the operands of each contraction, where there are several, as opt_einsum numbers them.
 
     Examples:
         >>> plan = stc.Plan("mine", (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),))
@@ -278,6 +279,7 @@ class Plan(Record):
     options: tuple[tuple[str, Any], ...] = ()
     shares: tuple[int, ...] = ()
     steps: tuple[Plan | None, ...] = ()
+    path: tuple[tuple[int, ...], ...] = ()
     reason: str = field(default="", compare=False)
 
     @property
@@ -330,7 +332,8 @@ class Plan(Record):
             f"{p.format}{label}{f' of {p.nnz:,}' if p.nnz else ''}"
             for p, label in zip(self.parts, letters, strict=True)
         )
-        return f"Plan({self.name!r}, {parts or 'no parts'})"
+        path = f"path {list(self.path)}" if self.path else "no parts"
+        return f"Plan({self.name!r}, {parts or path})"
 
     def __str__(self) -> str:
         if self.is_request:
@@ -340,6 +343,10 @@ class Plan(Record):
 
 AUTO = Plan("auto")
 """The request for the plan that is expected to be fastest."""
+ONE_PASS = Plan("one-pass")
+"""The request for the fastest plan that passes over the nonzeros once, of one sparse operand."""
+STEPS = Plan("steps")
+"""The request for the fastest path of several contractions, of one sparse operand."""
 
 
 def without_halves(plan: Plan) -> Plan:

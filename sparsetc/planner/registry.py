@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.plan import PAIRED_PLANS, PREFERRED, Plan, requested, verify
+from sparsetc.ir.plan import ONE_PASS, PAIRED_PLANS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
@@ -198,7 +198,13 @@ PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, s
 def _holders(name: str) -> list[object]:
     """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
     held = PLANS.get(name)
-    plan = requested if name in ("auto", *PAIRED_PLANS) else None if held is None or held.make else held
+    plan = (
+        requested
+        if name in ("auto", ONE_PASS.name, STEPS.name, *PAIRED_PLANS)
+        else None
+        if held is None or held.make
+        else held
+    )
     return [FORMATS.get(name), plan]
 
 
@@ -213,13 +219,13 @@ def is_shared(name: str) -> bool:
 
 
 def plan_of_derived(wanted: str | Plan) -> str | Plan:
-    """Return the request for einsums that follow from one by this plan, as gradients do: "auto", or a shared plan.
+    """Return the request for einsums that follow from one by this plan, as gradients do: a shared plan, or any.
 
     A plan that was chosen for one einsum does not serve another, unless it says so.
     """
     plan = requested(wanted)
     name = plan.preferred or plan.name
-    return plan_preferring(name) if is_shared(name) else "auto"
+    return plan_preferring(name) if is_shared(name) else ONE_PASS
 
 
 # -- the plan that an einsum takes ------------------------------------------------------------------------------------
@@ -272,11 +278,11 @@ def check_request(wanted: str | Plan) -> None:
     plan = requested(wanted)
     if not plan.is_request:
         return
-    if plan.name not in ("auto", *PLANS):
+    if plan.name not in ("auto", ONE_PASS.name, *PLANS):
         called = repr(plan.name)
         why = "; it is a format without offer, for plans that are made by hand" if plan.name in FORMATS else ""
         raise PlanError(f"plan {called} has no parts, and no plan is called {called}{why}; known: {_names()}")
-    options = (PREFERRED,) if plan.name == "auto" else PLANS[plan.name].options
+    options = PLANS[plan.name].options if plan.name in PLANS else (PREFERRED,)
     unknown = [name for name, _ in plan.options if name not in options]
     if unknown:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
@@ -288,4 +294,4 @@ def considered(problem: Problem, best: Best) -> list[Candidate]:
 
 
 def _names() -> str:
-    return ", ".join(("auto", *PLANS))
+    return ", ".join(("auto", ONE_PASS.name, STEPS.name, *PLANS))

@@ -156,7 +156,6 @@ class Executable:
         dense: Sequence[torch.Tensor],
         out: torch.Tensor | None = None,
         accumulate: bool = False,
-        items: Sequence[tuple[int, int]] | None = None,
     ) -> torch.Tensor:
         """Run, outside autograd; on a GPU without waiting for it.
 
@@ -166,24 +165,22 @@ class Executable:
             dense: tables, as ``program.operands`` names them; contiguous but for a program that covers the result.
             out: (rows, *width) contiguous, of this executable's dtype; made where there is none.
             accumulate: add to `out` and not overwrite it.
-            items: first and end of the work items that take part, one range a part; all where there is none. The
-                others' rows are 0, or left as they are where it accumulates.
 
         Returns:
             `out`, or what was made in its place.
         """
-        zeroed, second = arrays.zeroed if items is None else None, arrays.second
+        zeroed, second = arrays.zeroed, arrays.second
         apart = self.copies > 1 or (self.stores if second is None else second.stored)  # what is stored would overwrite
         if out is not None and accumulate and apart:
-            return out.add_(self.run(arrays, values, dense, items=items))
-        call, device = self._bound_to(arrays, items, values, dense)
+            return out.add_(self.run(arrays, values, dense))
+        call, device = self._bound_to(arrays, values, dense)
         if second is not None:
             return self._ordered(partial(call, values, dense), second, zeroed, out, accumulate)
         if self.copies > 1:
             every = torch.zeros((self.copies, *self.shape), dtype=self.dtype, device=device)
             call(values, dense, every)
             return torch.sum(every, 0, out=out)
-        zeroes = zeroed is None and (self.zeroes or items is not None)
+        zeroes = zeroed is None and self.zeroes
         if out is None:
             if zeroes:
                 out = torch.zeros(self.shape, dtype=self.dtype, device=device)
@@ -222,20 +219,14 @@ class Executable:
         second(added, out, accumulate)
         return out
 
-    def _bound_to(
-        self, arrays: Arrays, items: Sequence[tuple[int, int]] | None, values: Values, dense: Sequence[torch.Tensor]
-    ) -> tuple[Call, torch.device]:
+    def _bound_to(self, arrays: Arrays, values: Values, dense: Sequence[torch.Tensor]) -> tuple[Call, torch.device]:
         """The programs bound to these arrays, and the device; bound once while the same ones come again."""
-        if items is None and self._bound is not None and self._bound[0] is arrays:
+        if self._bound is not None and self._bound[0] is arrays:
             return self._bound[1:]
-        parts = arrays.parts
-        if items is not None:
-            parts = tuple(a.some(p, *span) for p, a, span in zip(self.programs.programs, parts, items, strict=True))
         # A storage whose coordinates are all computed has no arrays.
         read = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
-        call, device = self.programs.bind(parts), next(t.device for t in read if t is not None)
-        if items is None:
-            self._bound = arrays, call, device
+        call, device = self.programs.bind(arrays.parts), next(t.device for t in read if t is not None)
+        self._bound = arrays, call, device
         return call, device
 
 

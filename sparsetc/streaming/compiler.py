@@ -21,7 +21,7 @@ from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.plan import AUTO, Part, Plan, requested, without_halves
+from sparsetc.ir.plan import AUTO, ONE_PASS, Part, Plan, requested, without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import get_format
@@ -135,7 +135,8 @@ class Compiler:
     def _tune(self, coords: torch.Tensor, values: torch.Tensor) -> None:
         """Take the plan that is fastest for some nonzeros as a tensor of their own, if chunks can have it."""
         x = SparseTensor._of(coords.to(self.target), values.to(self.target), tuple(self.bound.shape(0)), True)
-        now = replace(self.settings, tune=self.settings.effective_tune()[1])
+        plan = ONE_PASS if requested(self.settings.plan) == AUTO else self.settings.plan
+        now = replace(self.settings, tune=self.settings.effective_tune()[1], plan=plan)
         with suppress(PlanError):
             (step,) = contraction(self.bound, stand_ins(self.bound, [x]), now, self.form).steps
             self.plan = self._fitted(step.choice.plan)

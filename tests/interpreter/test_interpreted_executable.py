@@ -8,9 +8,7 @@ from executable_cases import (
     ADDED_BY_A_SECOND_PASS,
     CASES,
     check_accumulation,
-    check_no_items,
     check_output,
-    check_ranges,
     check_rows_without_nonzeros,
     long_rows_added,
     made,
@@ -27,12 +25,6 @@ def test_outputs_are_made_overwritten_and_added_to(name: str, deterministic: boo
     assert (m.arrays.second is not None) == deterministic
     check_output(m)
     check_accumulation(m)
-    check_no_items(m)
-
-
-@pytest.mark.parametrize(("name", "deterministic"), KINDS, ids=str)
-def test_ranges_of_items_add_up(name: str, deterministic: bool) -> None:
-    check_ranges(made(name, "triton", deterministic), 3)
 
 
 def test_rows_without_nonzeros_are_zeroed_before_a_second_pass() -> None:

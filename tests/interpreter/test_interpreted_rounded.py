@@ -67,17 +67,6 @@ def test_gradients_and_order() -> None:
         torch.testing.assert_close(rounded.grad, exact.grad, rtol=1e-2, atol=1e-2)
 
 
-def test_a_range_of_items() -> None:
-    case = SCALAR["coo"]
-    x, b = case.problem.operands()
-    kernel = case.compiled()
-    step = kernel.step
-    (items,) = (part.items for part in step.arrays.parts)
-    given = step.arrays, step.packed([x.values]) or (), step.canonical.arrange([b])
-    found = sum(step.executable.run(*given, items=[own]) for own in ((0, 1), (1, items)))
-    torch.testing.assert_close(found, kernel(b))
-
-
 def test_medium_through_the_planner() -> None:
     g = torch.Generator().manual_seed(0)
     x = stc.SparseTensor.from_dense((torch.rand(40, 40, generator=g) < 0.1).float())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from cases import check
 from row_block_cases import LAYOUTS
 from row_blocks import blocked
 from slab_cases import CASES, MTTKRP, SPMM, slabbed
-
-import sparsetc as stc
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -27,15 +24,3 @@ def test_a_format_from_outside(equation: str, layout: str) -> None:
     order = len(equation.split(",")[0])
     plan = slabbed(blocked(height, width, strips, item, order, r=16), "r")
     assert "items = programs // 3" in check(problem, plan=plan).source
-
-
-def test_a_range_of_items() -> None:
-    """How many items there are follows from the programs of the launch, and not from what is stored."""
-    case = CASES["coo"]
-    x, b = case.problem.operands()
-    kernel = stc.compile(case.equation, x, b, **case.settings)
-    step = kernel.step
-    (items,) = (part.items for part in step.arrays.parts)
-    given = step.arrays, step.packed([x.values]) or (), step.canonical.arrange([b])
-    found = sum(step.executable.run(*given, items=[own]) for own in ((0, 1), (1, items // 2), (items // 2, items)))
-    torch.testing.assert_close(found, kernel(b))

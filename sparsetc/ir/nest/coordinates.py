@@ -129,13 +129,6 @@ class Expression:
         """The bits of words that are read."""
         return tuple([node for node in self.nodes if isinstance(node, Bits)])
 
-    @cached_property
-    def counted(self) -> frozenset[str]:
-        """Axes whose positions count as numbers, not only as places of words."""
-        read = [node.axis for node in self.nodes if isinstance(node, Position)]
-        places = [axis for lookup in self.lookups if lookup.every == 1 for axis in lookup.axes]
-        return frozenset(axis for axis in read if read.count(axis) > places.count(axis))
-
 
 @dataclass(frozen=True)
 class Position(Expression):

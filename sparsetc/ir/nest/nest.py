@@ -172,11 +172,6 @@ class Items(Axis):
         """Return the number of items that follows from the `positions` of the next axis; `items` where none does."""
         return -(-positions // self.size) if self.size else items
 
-    def numbered(self, lanes: int) -> tuple[tuple[str, str, int], ...]:
-        """Return (axis, prefix of array names, elements an item) of the arrays that can be cut between items."""
-        blocks = (("fiber", "lane_", lanes), ("block", "block_", 1)) if self.size else ()
-        return () if self.counts else (("item", "item_", 1), *blocks)
-
     def __str__(self) -> str:
         if self.counts:
             return f"chunks of {self.size}"

@@ -1,0 +1,438 @@
+"""A path: an einsum contracted a few operands at a time, as one contraction.
+
+In: a `Bound` einsum and its operands, an order of contractions or none. Out: `Path`, whose links are contractions. A
+link of two sparse operands is a `Pair`; one of a sparse operand and dense ones is a `Step` like any other; dense
+operands are torch's. A sparse operand that is a link alone is made dense, and all links behind it are torch's.
+
+Of one sparse operand `planner.paths.Search` finds the order, where steps are expected to be faster than one pass over
+the nonzeros. Of several it is `sparse_order`: a dense operand is contracted into a sparse one, or applied to a product
+of sparse ones, whichever is expected to make fewer tasks. Operands with dense modes, or in blocks, are contracted as
+they are, two at a time; dense operands join the last two. Otherwise dense modes become coordinates, of intermediate
+results too.
+
+Every intermediate result that keeps coordinates of a sparse operand is sparse, and its pattern is known once the path
+is compiled, so a call computes values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.canonical import (
+    Dims,
+    Operands,
+    Patterns,
+    Tensors,
+    broadcast_dims,
+    dense_of_call,
+    einsum,
+    stand_ins,
+    without,
+)
+from sparsetc.contraction.contraction import Contraction, contraction
+from sparsetc.contraction.guard import Guard, finite
+from sparsetc.contraction.output import is_sparse
+from sparsetc.contraction.prepare import Preparation, in_place
+from sparsetc.device.profile import profile_of
+from sparsetc.errors import PlanError
+from sparsetc.explain import StepReport
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
+from sparsetc.options import Options
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
+from sparsetc.planner.problem import Counts
+from sparsetc.planner.registry import choose
+from sparsetc.support import memory
+from sparsetc.support.lru import cached_property
+from sparsetc.tensor.coords import linear_key
+from sparsetc.tensor.kept_values import kept_with
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator, add_rows, fitted
+
+if TYPE_CHECKING:
+    from sparsetc.join.join import JoinOperand
+
+
+def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
+    """Return the path of an einsum, where one is asked for or expected to be fastest, or the plan of one pass.
+
+    None where that is to be chosen. On a CPU, steps and a pass are priced by the same rates. On a GPU a pass has the
+    price of its plan.
+
+    Raises:
+        PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
+    """
+    wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
+    given, asked = settings.path or wanted.path, wanted == STEPS
+    if given:
+        dense_modes = any(o._values.ndim > 1 for o in operands if isinstance(o, SparseTensor))
+        expanded = several and (wanted.by_nonzeros or not dense_modes)
+        return Path(bound, operands, settings, form, expanded, checked_order(given, len(operands)))
+    fault = _fault(bound, operands, asked) if asked or wanted == AUTO else "another plan is asked for"
+    if fault and not asked:
+        return None
+    if fault:
+        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
+    (x,) = (o for o in operands if isinstance(o, SparseTensor))
+    backend = settings.effective_backend(x.device)
+    choice = None
+    if backend == "triton" and not asked:
+        if x.dense_order:
+            return None
+        problem = Preparation(bound, operands, settings, form, repeated).problem
+        with in_place(settings, x.device):
+            choice = choose(wanted, problem, repeated and settings.effective_tune()[0] == "model")
+    search = Search(
+        bound,
+        order=x.sparse_order,
+        fibers=Counts(x.coords, x.pattern.shape, x.pattern.counts, x.pattern.cache).distinct,
+        nnz=x.nnz,
+        laws=profile_of(x.device, settings, backend).laws,
+        itemsize=x.dtype.itemsize,
+        limit=settings.memory_on(x.device),
+        sparse_result=is_sparse(form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
+    )
+    picked = search.picked(asked, sum(choice.seconds) if choice else None)
+    if picked is not None:
+        reason, order = picked
+        return Path(bound, operands, settings, form, False, order, reason)
+    if asked:
+        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": no steps fit the memory limit')
+    return choice
+
+
+def _fault(bound: Bound, operands: Operands, asked: bool) -> str:
+    """Say why an einsum is not contracted in steps, if it is not."""
+    e = bound.einsum
+    if len(e.sparse) > 1:
+        return "it has several sparse operands, whose steps are sought in any case"
+    (position,) = e.sparse
+    x = operands[position]
+    assert isinstance(x, SparseTensor)
+    if len(e.dense) < 2:
+        return "it has fewer than two dense operands"
+    if len(set(e.inputs[position])) < len(e.inputs[position]) or x.blocksize or not x.is_coalesced:
+        return "its sparse operand has a repeated letter, blocks or duplicates"
+    if any(broadcast_dims(bound, operands, False).values()):
+        return "a dense operand broadcasts"
+    if 0 in (x.nnz, *(n for _, n in bound.sizes)):
+        return "there is nothing to sum"
+    if not asked and x.dtype not in (torch.float32, torch.float64):
+        return "only floats are searched"
+    return ""
+
+
+@dataclass(frozen=True)
+class Term:
+    """An operand of a link, given or intermediate.
+
+    Attributes:
+        operand: a tensor to compile for.
+        as_given: whether its pattern is the one sparse operand's, which each call brings.
+        summed: whether it is a dense tensor with zeros where a sparse operand has no entries.
+    """
+
+    letters: tuple[str, ...]
+    operand: SparseTensor | torch.Tensor
+    as_given: bool = False
+    summed: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    """One contraction of a path; its result is put at the end of the list of operands, which those it takes leave.
+
+    Attributes:
+        places: the operands that it takes, by their positions in that list, ascending.
+        contraction: None for dense operands alone, which torch contracts, and for a sparse one that is made dense.
+        patterns: the patterns of its sparse operands; None where it has the call's.
+        positions: of the entries in the dense tensor that a sparse operand becomes, which is kept with values that a
+            caller has, and...
+        sizes: ...the sizes of the modes that had coordinates.
+    """
+
+    places: tuple[int, ...]
+    equation: str
+    contraction: Contraction | None = None
+    patterns: Patterns | None = ()
+    positions: torch.Tensor | None = None
+    sizes: tuple[int, ...] = ()
+
+    def run(self, operands: Tensors, patterns: Patterns, precision: str, packed: Values | None) -> torch.Tensor:
+        """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
+        if self.positions is not None:
+            (entries,) = operands
+            kept = kept_with(entries) if self.patterns is None and not followed(operands) else None
+            key = "dense", *(pattern.number for pattern in patterns)
+            dense: torch.Tensor | None = None if kept is None else kept.get(key)
+            if dense is None:
+                flat = entries.new_zeros((prod(self.sizes), *entries.shape[1:]))
+                dense = add_rows(flat, self.positions, entries).reshape(*self.sizes, *entries.shape[1:])
+            return dense if kept is None else kept.put(key, dense)  # type: ignore[no-any-return]
+        if self.contraction is None:
+            return einsum(self.equation, *operands, precision=precision)
+        e, patterns = self.contraction.bound.einsum, patterns if self.patterns is None else self.patterns
+        values = [operands[p] for p in e.sparse]
+        return self.contraction.result(patterns, values, [operands[p] for p in e.dense], packed)
+
+    def reports(self) -> list[StepReport]:
+        """Return the reports of the contraction, for an explanation."""
+        if self.positions is not None:
+            return [StepReport(self.equation, "dense", "made a dense tensor")]
+        if self.contraction is None:
+            return [StepReport(self.equation, "torch.einsum", "dense operands")]
+        return self.contraction.reports()
+
+
+class Path(Contraction):
+    """A contraction of several operands, a few at a time.
+
+    Attributes:
+        order: the operands of each link.
+        _expands: whether dense modes are coordinates, as the plan says.
+        _reader: the link that reads the one sparse operand; None where there are several, or it is made dense.
+        _guard: what says whether dense operands may meet the zeros of a tensor that was made dense; None where none is.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Operands,
+        settings: Options,
+        form: str,
+        expanded: bool,
+        order: Order | None = None,
+        reason: str = "a few operands at a time",
+    ) -> None:
+        super().__init__(bound, operands, settings, form, expanded)
+        e = bound.einsum
+        self._expanded, self._dropped, self._reason = expanded, _empty_sums(bound), reason
+        self._expands = expanded and any(isinstance(o, SparseTensor) and o.dense_order for o in operands)
+        self._within = without(bound, self._dropped)
+        self._single = len(e.sparse) == 1
+        if self._single:  # what is summed in 16 bits is not rounded on the way
+            self._like = self._like.to(accumulator(self.dtype))
+        self.links: list[Link] = []
+        self._guarded = False
+        terms = [self._term(operand, p) for p, operand in enumerate(operands)]
+        self.order = self._order_of(terms) if order is None else order
+        last = self._compiled(terms).operand
+        self.inner = [link.contraction for link in self.links if link.contraction is not None]
+        self._reader = next((link for link in self.links if self._single and link.patterns is None), None)
+        self._guard = Guard(finite) if self._guarded and self._single else None
+        self._instead: Contraction | None = None
+        self.empty = any(one.empty for one in self.inner)
+        self.shape = bound.output_shape
+        self._merged: JoinOperand | None = None
+        if isinstance(last, SparseTensor):
+            self.shape = (last.nnz, *last._values.shape[1:])
+            sparse = [o for o in operands if isinstance(o, SparseTensor)]
+            if self._reader is not self.links[-1]:  # its pattern may be the operand's, which must not be kept here
+                self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in sparse])
+
+    def _term(self, operand: SparseTensor | torch.Tensor, position: int) -> Term:
+        letters = self._within.einsum.inputs[position]
+        if isinstance(operand, torch.Tensor):
+            return Term(letters, self._like.expand(self._within.shape(position)))
+        x = operand.expand_dense() if self._expanded else operand
+        pattern = x.pattern if self._single else x.pattern.bare()
+        return Term(letters, SparseTensor._make(pattern, self._like.expand(x._values.shape)), as_given=self._single)
+
+    def _compiled(self, terms: list[Term]) -> Term:
+        """Compile the links, in the order in which they run; the result of the last."""
+        for number, places in enumerate(self.order):
+            rest = [term for n, term in enumerate(terms) if n not in places]
+            plan = requested(self.settings.plan).of_step(number, len(self.order))
+            terms = [*rest, self._linked(places, [terms[n] for n in places], rest, plan)]
+        return terms[0]
+
+    def _order_of(self, terms: Sequence[Term]) -> Order:
+        """The order of several sparse operands; dense ones are ordered with them only where all are expanded."""
+        e = self.bound.einsum
+        ordered = range(len(terms)) if self._expanded else e.sparse
+        others = [n for n in range(len(terms)) if n not in ordered]
+        operands = [terms[n].operand for n in ordered]
+        entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
+        kept = {*e.output, *(c for n in others for c in terms[n].letters)}
+        path = sparse_order([terms[n].letters for n in ordered], kept, self.bound.by_index, entries)
+        order, left, every = list[tuple[int, ...]](), list(ordered), list(range(len(terms)))
+        for number, places in enumerate(path):
+            chosen = [left[p] for p in places]
+            if number == len(path) - 1:
+                chosen += others
+            order.append(tuple(sorted(map(every.index, chosen))))
+            left, every = ([*(n for n in own if n not in chosen), len(terms) + number] for own in (left, every))
+        return tuple(order)
+
+    def _linked(self, places: tuple[int, ...], chosen: Sequence[Term], rest: Sequence[Term], plan: Plan) -> Term:
+        """Compile one link, and give its result: it has the letters that the others and the output need."""
+        inputs, operands = tuple(term.letters for term in chosen), [term.operand for term in chosen]
+        sparse = tuple(n for n, operand in enumerate(operands) if isinstance(operand, SparseTensor))
+        if sparse and len(chosen) == 1 and rest:
+            return self._made_dense(places, *chosen)
+        needed = {c for term in rest for c in term.letters}.union(self.bound.einsum.output)
+        rows = {
+            c for term in (chosen if sparse else rest) for c in term.letters[: getattr(term.operand, "sparse_order", 0)]
+        }
+        kept = [c for c in distinct(c for letters in inputs for c in letters) if c in needed]
+        # Coordinates come first, so that rows need not be moved.
+        output = (*(c for c in kept if c in rows), *(c for c in kept if c not in rows))
+        output = output if rest else self.bound.einsum.output
+        e = Einsum(inputs, output, sparse, ",".join(map("".join, inputs)) + "->" + "".join(output))
+        bound = Bound.of(e, self.bound.by_index)
+        summed = any(term.summed for term in chosen)
+        if not sparse:
+            nbytes = prod(bound.output_shape) * self._like.dtype.itemsize
+            memory.check(f"the result of {bound}", nbytes, self.device, self.settings.memory_limit)
+            self.links.append(Link(places, e.text))
+            self._guarded |= summed
+            return Term(output, self._like.expand(bound.output_shape), summed=summed)
+        if self._expanded and plan.is_request:  # one for pairs, of letters that this one need not have
+            sides = {SIDE + c for c in self.bound.einsum.indices if c not in e.indices}
+            options = tuple(option for option in plan.options if option[0] not in sides)
+            plan = replace(plan, options=options) if len(sparse) > 1 else ONE_PASS
+        if plan in (AUTO, STEPS) and len(sparse) == 1:
+            plan = ONE_PASS
+        on_pattern = self.sparse if not rest else any(c in rows for c in output)
+        settings = replace(self.settings, plan=plan, path=None)
+        compiled = contraction(bound, operands, settings, "sparse" if on_pattern else "dense")
+        patterns = [o.pattern for o in operands if isinstance(o, SparseTensor)]
+        as_given = any(term.as_given for term in chosen)
+        self.links.append(Link(places, e.text, compiled, None if as_given else patterns))
+        pattern = compiled.pattern_on(patterns)
+        if pattern is None:
+            return Term(output, self._like.expand(compiled.shape), summed=True)
+        result = SparseTensor._make(pattern, self._like.expand(compiled.shape))
+        return Term(output, result.expand_dense() if self._expanded else result)
+
+    def _made_dense(self, places: tuple[int, ...], term: Term) -> Term:
+        """Make a sparse operand dense."""
+        x, text = term.operand, "".join(term.letters)
+        assert isinstance(x, SparseTensor)
+        faults = {
+            "its result is sparse": self.sparse,
+            "it is in blocks": bool(x.blocksize),
+            "there are several sparse operands": not self._single,
+        }
+        if fault := next((fault for fault, found in faults.items() if found), ""):
+            raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {fault}')
+        sizes = x.pattern.shape
+        nbytes = prod(x.shape) * self._like.dtype.itemsize
+        memory.check(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
+        with lasting():
+            positions = linear_key(x.coords, sizes)[0]
+        as_given = term.as_given and self._like.dtype == self.dtype
+        self.links.append(Link(places, f"{text}->{text}", None, None if as_given else (), positions, sizes))
+        return Term(term.letters, self._like.expand(x.shape), summed=True)
+
+    def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
+        """Find the pattern of the result, of that of the last link."""
+        from sparsetc.join.join import prepared  # which a path of one sparse operand does not need
+
+        pattern, width = last.pattern, last._values.shape[1:]
+        if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
+            letters = self.bound.einsum.output
+            self._merged = prepared(letters, pattern.coords, self.bound.by_index, letters)
+            pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
+        if self.empty:  # its positions are known to hold 0
+            pattern = pattern.like(pattern.coords[:, :0], True)
+        self.pattern = self._known(patterns, pattern)
+        self.shape = (pattern.nnz, *width)
+
+    def _known(self, patterns: Patterns, pattern: Pattern) -> Pattern:
+        """The pattern of the result, or its equal that one pass of the same operand has."""
+        letters = self.bound.einsum.sparse_indices
+        kept = self.bound.einsum.output[: pattern.order]
+        if self._single and all(c in letters[: patterns[0].order] for c in kept):
+            return patterns[0].known(("modes", tuple(map(letters.index, kept))), pattern)
+        return self.known_pattern(patterns, pattern)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
+        """The pattern of the result; the one sparse operand's own where its last link keeps that."""
+        last = self.links[-1]
+        own = self.sparse and self._reader is last and last.contraction is not None
+        return last.contraction.pattern_on(patterns) if own else self.pattern  # type: ignore[union-attr]
+
+    def packed(self, values: Tensors) -> Values | None:
+        """Return the values of the one sparse operand as the link stores them that reads it."""
+        if self._reader is None or self._reader.contraction is None or self._like.dtype != self.dtype:
+            return None
+        return self._reader.contraction.packed(values)
+
+    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+        """The result's values on its pattern, or a dense result; differentiable."""
+        e = self.bound.einsum
+        tensors = dict(zip(e.sparse, values, strict=True))
+        if self._expanded:
+            tensors = {p: v.reshape(-1) for p, v in tensors.items()}
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        if self._guard is not None and (transforming() or not self._guard.admits(dense, dense)):
+            return self._in_one_pass(patterns, values).result(patterns, values, dense)
+        for p, operand in zip(e.dense, dense, strict=True):
+            full, dropped = operand.expand(self.bound.shape(p)), self._dropped.get(p)
+            tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
+        terms = [tensors[p].to(self._like.dtype) for p in range(len(e.inputs))]
+        precision, packed = self.settings.effective_precision(), packed or None  # none are `UNREAD`: links follow
+        for link in self.links:
+            chosen = [terms[n] for n in link.places]
+            result = link.run(chosen, patterns, precision, packed if link is self._reader else None)
+            if self._expanded and link.contraction is not None and link.contraction.sparse:
+                result = result.reshape(-1)
+            terms = [*(t for n, t in enumerate(terms) if n not in link.places), result]
+        (result,) = terms
+        if self._merged is not None:
+            result = self._merged.values(result, self.settings.deterministic)
+        return fitted(result[:0] if self.sparse and self.empty else result, self.dtype, f'the result of "{e.text}"')
+
+    def _in_one_pass(self, patterns: Patterns, values: Tensors) -> Contraction:
+        """The contraction that multiplies no zeros, which an infinity would turn into NaN; made when first needed."""
+        if self._instead is None:
+            with lasting():
+                like = torch.zeros((), dtype=self.dtype, device=self.device)
+                x = SparseTensor._make(patterns[0], like.expand(values[0].shape))
+                settings = replace(self.settings, plan=ONE_PASS, path=None)
+                self._instead = contraction(self.bound, stand_ins(self.bound, [x]), settings, self.form)
+        return self._instead
+
+    # -- what a user may look at ------------------------------------------------------------------------------------
+    @cached_property
+    def backend(self) -> str:
+        """The backend of the first link that has programs; torch's where none has."""
+        return self.inner[0].backend if self.inner else "torch"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of each link, named after the first of two sparse operands where dense modes are coordinates."""
+        contractions = (link.contraction for link in self.links)
+        steps = tuple(None if c is None else c.plan for c in contractions)  # None: torch's own product
+        if self._single:
+            return Plan(STEPS.name, steps=steps, path=self.order, reason=self._reason)
+        pairs = [step.plan for step in self.steps if step.plan.pairs and self._expanded]
+        parts = tuple(part for plan in pairs for part in plan.parts)
+        alone = "scalar" if self._expands else "chain"  # given back, it is by nonzeros again
+        name, reason = (pairs[0].name, pairs[0].reason) if pairs else (alone, self._reason)
+        return Plan(name, parts, False, steps=steps, path=self.order, reason=reason)
+
+    def reports(self) -> list[StepReport]:
+        """Return the reports of all links, for an explanation."""
+        return [report for link in self.links for report in link.reports()]
+
+
+def _empty_sums(bound: Bound) -> dict[int, Dims]:
+    """For each dense operand, the dimensions of size 0 that are summed over.
+
+    A sum over nothing is 0 wherever the sparse operands have entries. Were such a letter contracted with a sparse
+    operand, or made one of its modes, no entries would be left.
+    """
+    e = bound.einsum
+    empty = [c for c in e.dense_contracted if not bound.by_index[c]]
+    return {p: dims for p in e.dense if (dims := tuple(n for n, c in enumerate(e.inputs[p]) if c in empty))}

@@ -1,0 +1,412 @@
+"""The contractions that an einsum is done by, in which order: a path, found by counts and by rates of the device.
+
+In: a `Bound` einsum; the pattern's counts where one operand is sparse, counts of nonzeros where several are. Out: an
+`Order`.
+
+Of one sparse operand the best path is a shortest path over *states*: what is left of that operand, its letters with
+coordinates and others, and the dense terms that are not contracted yet. Its edges are a pass over the nonzeros with
+some of the terms, which drops a letter with coordinates; a product of two dense terms; a pass with all terms that are
+left; and "dense from here", whose rest opt_einsum orders. One pass is kept unless a path is expected to be clearly
+faster (`path_apart`). Nonzeros of an intermediate result are distinct coordinates of the pattern, and are counted:
+taken to lie anywhere they would be up to 500 times too many.
+
+Of several sparse operands, whose products nobody has counted, nonzeros are taken to lie anywhere with equal
+probability (`sparse_order`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+from math import exp, inf, log, log1p, prod
+
+from sparsetc.errors import PlanError
+from sparsetc.ir.equation.einsum import Bound
+
+Order = tuple[tuple[int, ...], ...]
+"""A path in opt_einsum's form: the positions of the operands of each contraction in the list of those left, to whose
+end its result is put. A sparse operand alone is made dense."""
+Letters = tuple[str, ...]
+Members = tuple[int, ...]
+"""Numbers of operands, ascending."""
+
+# -- one sparse operand -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    """A dense operand, or the product of several."""
+
+    letters: Letters
+    members: Members
+
+
+@dataclass(frozen=True)
+class State:
+    """What is left to contract.
+
+    Attributes:
+        sparse: letters with coordinates, in the operand's order; none of what is dense.
+        dense: other letters of the sparse operand, or of what it became.
+    """
+
+    sparse: Letters
+    dense: frozenset[str]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A contraction.
+
+    Attributes:
+        taken: the dense terms that take part.
+        after: the state that follows; None at the end.
+        kind: ``pass`` over the nonzeros, ``product`` of two dense terms, or ``dense`` from here on.
+    """
+
+    taken: tuple[Term, ...]
+    after: State | None
+    kind: str
+
+
+@dataclass
+class Search:
+    """The search for the best path of an einsum with one sparse operand.
+
+    Attributes:
+        bound: the einsum; the letters of its sparse operand are distinct.
+        order: how many of these have coordinates.
+        fibers: the count of distinct coordinates of some modes.
+        nnz: entries of the sparse operand.
+        laws: rates of the device, of which those named ``path_...`` are read.
+        itemsize: bytes of a value.
+        limit: bytes that an intermediate result may take.
+        sparse_result: True if the result has a pattern, and nothing is made dense.
+        states: how many states were looked at.
+    """
+
+    bound: Bound
+    order: int
+    fibers: Callable[[tuple[int, ...]], int]
+    nnz: int
+    laws: Mapping[str, float]
+    itemsize: int
+    limit: int
+    sparse_result: bool
+    states: int = 0
+    _rests: dict[State, tuple[Order, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        e = self.bound.einsum
+        (self.position,) = e.sparse
+        letters = e.inputs[self.position]
+        self.modes = {c: mode for mode, c in enumerate(letters[: self.order])}
+        terms = tuple([Term(e.inputs[p], (p,)) for p in e.dense])
+        self.root = State(letters[: self.order], frozenset(letters[self.order :]), terms)
+
+    # -- edges ------------------------------------------------------------------------------------------------------
+    def edges(self, s: State) -> Iterator[Edge]:
+        """Yield the contractions that may follow, those that end first."""
+        output = set(self.bound.einsum.output)
+        if not self.sparse_result and (s is self.root or s.sparse != self.root.sparse):
+            yield Edge(s.terms, None, "dense")
+        if not s.sparse:
+            return
+        # fibers that fill their space are a dense tensor: fused products of their rows take many times their price
+        if s is self.root or self.sparse_result or 2 * self._count(s.sparse) < self._size(s.sparse):
+            yield Edge(s.terms, None, "pass")
+            for size in range(1, len(s.terms)):
+                for group in combinations(s.terms, size):
+                    rest = tuple([t for t in s.terms if t not in group])
+                    needed = output.union(*(t.letters for t in rest))
+                    kept = tuple([c for c in s.sparse if c in needed])
+                    if kept != s.sparse:
+                        width = s.dense.union(*(t.letters for t in group)).difference(s.sparse) & needed
+                        yield Edge(group, State(kept, width, rest), "pass")
+        if s.sparse == self.root.sparse:
+            yield from self._products(s, output)
+
+    def _products(self, s: State, output: set[str]) -> Iterator[Edge]:
+        """Yield products of two dense terms that share a letter, or have few rows."""
+        for pair in combinations(s.terms, 2):
+            rest = tuple([t for t in s.terms if t not in pair])
+            needed = output.union(s.sparse, s.dense, *(t.letters for t in rest))
+            a, b = pair
+            letters = [c for c in dict.fromkeys((*a.letters, *b.letters)) if c in needed]
+            letters.sort(key=lambda c: c not in s.sparse)
+            rows, elements = self._size(c for c in letters if c in s.sparse), self._size(letters)
+            small = len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.laws["path_outer"]
+            if small or set(a.letters) & set(b.letters):
+                made = Term(tuple(letters), tuple(sorted(a.members + b.members)))
+                yield Edge(pair, State(s.sparse, s.dense, (*rest, made)), "product")
+
+    # -- prices -----------------------------------------------------------------------------------------------------
+    def _size(self, letters: Iterable[str]) -> int:
+        return prod(self.bound.by_index[c] for c in set(letters))
+
+    def _count(self, letters: Letters) -> int:
+        return self.nnz if len(letters) == self.order else self.fibers(tuple([self.modes[c] for c in letters]))
+
+    def price(self, s: State, edge: Edge, most: float) -> float:
+        """Seconds of a contraction; infinitely many where it would take too much memory, or `most` in any case."""
+        law = self.laws
+        if edge.kind == "product":
+            assert edge.after is not None
+            out = edge.after.terms[-1].letters
+            every = {c for t in edge.taken for c in t.letters}
+            rate = law["path_multiply"] if every.difference(out) else law["path_outer_product"]
+            moved = self.itemsize * self._size(out)
+            seconds = law["path_call"] + max(self._wide(rate) * self._size(every), law["path_byte"] * moved)
+            return seconds if moved <= self.limit else inf
+        if edge.kind == "dense":
+            return self._dense(s, most)
+        return self._pass(s, edge, most)
+
+    def _wide(self, rate: float) -> float:
+        """Return a rate of float32 as it is of the operands' type."""
+        return rate * self.itemsize / 4
+
+    def _fresh(self, nbytes: float) -> float:
+        """Seconds beyond those of its bytes that a large new tensor takes, whose pages the system hands out."""
+        return nbytes * self.laws["path_fresh"] if nbytes >= self.laws["path_large"] else 0.0
+
+    def _pass(self, s: State, edge: Edge, most: float) -> float:
+        law, nnz, after = self.laws, self._count(s.sparse), edge.after
+        if law["path_sparse_call"] + nnz * law["path_row"] >= most:
+            return inf  # whatever else is counted
+        output = self.bound.einsum.output
+        out = {*output} if after is None else {*after.sparse, *after.dense}
+        kept = tuple([c for c in s.sparse if c in out])
+        terms = [frozenset(t.letters) for t in edge.taken]
+        own = [t.difference(s.sparse) for t in terms]
+        runs, width = self._count(kept), self._size(out.difference(s.sparse))
+        nbytes = self.itemsize * (self._size(out) if after is None and not self.sparse_result else runs * width)
+        if after is not None and nbytes > self.limit:
+            return inf
+        # The result is made, brought to its order and put in its place; a row of it has an index.
+        base = law["path_sparse_call"] + self._fresh(nbytes)
+        base += runs * (law["path_row"] + 4 * self.itemsize * width * law["path_byte"])
+        seconds = self._level(nnz, runs, s.dense, own)
+        for leaf in s.sparse:  # fibers: one mode is summed first, with the terms that have it
+            last = [t for t, whole in zip(own, terms, strict=True) if leaf not in whole]
+            if leaf in kept or not last or base >= most:
+                continue
+            first = [t for t, whole in zip(own, terms, strict=True) if leaf in whole]
+            rows = self._count(tuple([c for c in s.sparse if c != leaf]))
+            summed = s.dense.union(*first)
+            seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
+        outer = after is None and width > max(self._size(t) for t in [*own, s.dense])
+        return base + seconds * (law["path_fused"] if outer else 1.0)
+
+    def _level(self, rows: int, runs: int, values: frozenset[str], tables: Sequence[frozenset[str]]) -> float:
+        """Seconds of rows of values times rows of tables, summed over runs."""
+        law, right = self.laws, frozenset[str]().union(*tables)
+        every = self._size(values | right)
+        if not values and len(tables) <= 1:
+            return rows * (law["path_row"] + every * self._wide(law["path_bag"]))
+        seconds = rows * law["path_row"] * (1 + len(tables))
+        made = self._wide(law["path_outer_product"])
+        if len(tables) > 1:  # the tables' rows are multiplied by one another first
+            seconds += rows * self._size(right) * made
+        if not values:
+            return seconds + rows * self._size(right) * self._wide(law["path_bag"])
+        long = rows >= law["path_long_run"] * runs
+        if not values & right and min(self._size(values), self._size(right)) >= law["path_least_dot"] and long:
+            return seconds + runs * law["path_run"] + rows * every * self._wide(law["path_thin_multiply"])
+        return seconds + rows * every * made
+
+    def _dense(self, s: State, most: float) -> float:
+        """Seconds of what is left as a dense tensor, which is made of the nonzeros first unless it is kept."""
+        law, head = self.laws, {*s.sparse, *s.dense}
+        nbytes = self.itemsize * self._size(head)
+        seconds = law["path_sparse_call"]
+        if s is not self.root:  # what the operand itself becomes is kept with its values
+            seconds = 2 * law["path_call"] + nbytes * law["path_byte"] + self._fresh(nbytes)
+            written = self.itemsize * self._size(s.dense) * law["path_byte"]
+            seconds += self._count(s.sparse) * (law["path_row"] + written) if s.sparse else 0.0
+        if nbytes > self.limit or seconds >= most:
+            return inf
+        return seconds + self._rest(s)[1]
+
+    def _rest(self, s: State) -> tuple[Order, float]:
+        """The order of opt_einsum for the terms that are left, with the dense tensor behind them; and its seconds."""
+        if s in self._rests:
+            return self._rests[s]
+        import opt_einsum  # few einsums are searched
+
+        law, texts = self.laws, ["".join(t.letters) for t in s.terms]
+        texts.append("".join((*s.sparse, *sorted(s.dense))))
+        shapes = [self.bound.extents(text) for text in texts]
+        equation = f"{','.join(texts)}->{''.join(self.bound.einsum.output)}"
+        order, info = opt_einsum.contract_path(equation, *shapes, shapes=True)
+        seconds = 0.0
+        for _, _, pair, *_ in info.contraction_list:
+            inputs, out = pair.split("->")
+            each, every = inputs.split(","), set(inputs) - {","}
+            nbytes = [self.itemsize * self._size(t) for t in (*each, out)]
+            if nbytes[-1] > self.limit:
+                seconds = inf
+            narrow = min(self._size(every.difference(t)) for t in each)
+            rate = law["path_multiply"] if narrow >= law["path_narrow"] else law["path_thin_multiply"]
+            seconds += 2 * law["path_call"] + max(
+                self._size(every) * self._wide(rate), 2 * sum(nbytes) * law["path_byte"]
+            )
+            seconds += sum(map(self._fresh, nbytes))
+        self._rests[s] = tuple(map(tuple, order)), seconds
+        return self._rests[s]
+
+    # -- the search -------------------------------------------------------------------------------------------------
+    def picked(self, asked: bool, seconds: float | None = None) -> tuple[str, Order] | None:
+        """Return why an einsum is contracted in steps, and their order; None where one contraction is about as fast.
+
+        Args:
+            asked: True if steps are asked for, whatever they take.
+            seconds: of the best plan of one contraction; None where it is priced as steps are.
+        """
+        one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
+        skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
+        found = self.best(inf if asked else one / self.laws["path_apart"], skip)
+        return None if found is None else (f"{1e3 * found[0]:.3g} ms expected, {1e3 * one:.3g} in one pass", found[1])
+
+    def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Order] | None:
+        """Seconds and order of the best path; None where none takes less than `most`, or only the end of no steps.
+
+        Args:
+            most: seconds that are not worth reaching.
+            skip: kinds of contractions that may not take all operands at once.
+        """
+        reached, before = {self.root: 0.0}, dict[State, tuple[State, Edge]]()
+        last: tuple[State, Edge] | None = None
+        number, done = itertools.count(), set[State]()
+        waiting = [(0.0, next(number), self.root)]
+        while waiting:
+            seconds, _, s = heapq.heappop(waiting)
+            if s in done or seconds >= most:
+                continue
+            done.add(s)
+            for edge in self.edges(s):
+                if s is self.root and edge.after is None and edge.kind in skip:
+                    continue
+                total = seconds + self.price(s, edge, most - seconds)
+                if total >= most:
+                    continue
+                if edge.after is None:
+                    most, last = total, (s, edge)
+                elif total < reached.get(edge.after, inf):
+                    reached[edge.after], before[edge.after] = total, (s, edge)
+                    heapq.heappush(waiting, (total, next(number), edge.after))
+        self.states += len(done)
+        return None if last is None else (most, self._order(last, before))
+
+    def _order(self, last: tuple[State, Edge], before: Mapping[State, tuple[State, Edge]]) -> Order:
+        """The path that ends so."""
+        steps = [last]
+        while steps[0][0] in before:
+            steps.insert(0, before[steps[0][0]])
+        left: list[Members] = [(p,) for p in range(len(self.bound.einsum.inputs))]
+        order = list[tuple[int, ...]]()
+        sparse: Members = (self.position,)
+
+        def contract(taken: Sequence[Members], result: Members) -> None:
+            order.append(tuple(sorted(map(left.index, taken))))
+            left[:] = [*(one for one in left if one not in taken), result]
+
+        for s, edge in steps:
+            members = [t.members for t in edge.taken]
+            result = tuple(sorted(itertools.chain(*members, () if edge.kind == "product" else sparse)))
+            if edge.kind == "dense":
+                if s.sparse:
+                    contract([sparse], sparse)
+                order += self._rest(s)[0]
+            else:
+                contract(members if edge.kind == "product" else [*members, sparse], result)
+                sparse = sparse if edge.kind == "product" else result
+        return tuple(order)
+
+
+def checked_order(order: Sequence[Sequence[int]], operands: int) -> Order:
+    """Return the path of so many operands, positions ascending; `PlanError` says what is wrong with it."""
+    left, contractions = operands, list[tuple[int, ...]]()
+    for places in order:
+        if not places or len(set(places)) < len(places) or not all(0 <= p < left for p in places):
+            raise PlanError(
+                f"path={order!r:.80}: each step names different operands of the {left} that are left, found {places!r}"
+            )
+        contractions.append(tuple(sorted(places)))
+        left += 1 - len(places)
+    if left != 1:
+        raise PlanError(
+            f"path={order!r:.80} leaves {left} of {operands} operands; the last step takes all that are left"
+        )
+    return tuple(contractions)
+
+
+# -- several sparse operands -------------------------------------------------------------------------------------------
+
+MOST_EXHAUSTIVE = 9
+"""Operands up to which every order is tried: 3**9 splits."""
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float.
+
+    Attributes:
+        pairs: the contractions that lead to it, in order; `tasks` are those of the last, `cost` is of all.
+    """
+
+    members: Members
+    letters: frozenset[str]
+    nonzeros: float
+    tasks: float = 0.0
+    cost: float = 0.0
+    pairs: tuple[tuple[Members, Members], ...] = ()
+
+
+def sparse_order(
+    inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The two operands of each contraction, by position in the list of those left, to whose end results are put.
+
+    It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
+    """
+    letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
+    terms = [_Estimate((n,), t, log(max(1, count))) for n, (t, count) in enumerate(zip(letters, nonzeros, strict=True))]
+
+    @cache
+    def kept(members: Members) -> frozenset[str]:
+        """Letters of some operands that the output or another operand has too."""
+        outside = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
+        return outside & frozenset().union(*(letters[n] for n in members))
+
+    def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
+        members = tuple(sorted(a.members + b.members))
+        tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
+        span = sum(logs[c] for c in kept(members))
+        # positions * (1 - exp(-tasks / positions))
+        hits = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
+        cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
+        return _Estimate(members, kept(members), max(0.0, hits), tasks, cost, pairs)
+
+    @cache
+    def best(members: Members) -> _Estimate:
+        first, *rest = members
+        if not rest:
+            return terms[first]
+        lefts = [(first, *some) for size in range(len(rest)) for some in combinations(rest, size)]
+        rights = [tuple(n for n in rest if n not in left) for left in lefts]
+        return min(map(contracted, map(best, lefts), map(best, rights)), key=lambda product: product.cost)
+
+    left, path = terms, list[tuple[int, ...]]()
+    pairs = iter(best(tuple(range(len(terms)))).pairs) if len(terms) <= MOST_EXHAUSTIVE else None
+    while len(left) > 1:
+        every = combinations(left, 2)
+        a, b = map(best, next(pairs)) if pairs else min(every, key=lambda pair: contracted(*pair).tasks)
+        path.append(tuple(sorted((left.index(a), left.index(b)))))
+        left = [*(t for t in left if t not in (a, b)), contracted(a, b)]
+    return path
