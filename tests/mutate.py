@@ -58,6 +58,9 @@ TESTS = {
         "autograd memory semi_sparse result_patterns dense_plan",
     ],
     "sparsetc/contraction/rewrites.py": ["block_einsums", "blocks semi_sparse copies"],
+    "sparsetc/contraction/passing.py": ["passing"],
+    "sparsetc/contraction/path.py": ["paths", "pair hybrid"],
+    "sparsetc/calibration.py": ["calibrate"],
     "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
     "sparsetc/decomposition/": [
