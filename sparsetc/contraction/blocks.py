@@ -29,7 +29,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import result_bytes
 
 LAST = 64
-"""Side of a block, and twice the columns, from which on operands in tf32 are copied with what dots sum last: Hopper's
+"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
 instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
 
 
@@ -111,8 +111,7 @@ class BlockLetters:
         tf32 = blocked[0].dtype == torch.float32 and settings.effective_precision() == "high"
         for p in e.dense if tf32 else ():
             summed = [c for c in inputs[p] if self.sides.get(c, 0) >= LAST and c not in e.output]
-            columns = bound.elements({*e.inputs[p]} & {*e.output})
-            if inputs[p] == distinct(inputs[p]) and 2 * columns >= LAST:
+            if inputs[p] == distinct(inputs[p]):
                 inputs[p] = (*[c for c in inputs[p] if c not in summed], *summed)
         for p, operand in zip(e.sparse, self.operands, strict=True):
             inputs[p] = (*operand.coordinates, *operand.tables)
