@@ -78,4 +78,5 @@ CASES = [
     BlockDot(SPMM, (4, 2), (16, 320)),
     BlockDot("ij,ir,jr->ij", (3, 4), (32, 16)),
     BlockDot("ij,jr,ir->ir", (4, 4), (16, 16)),
+    BlockDot("ij,jr,s->irs", (4, 4), (16, 16)),
 ]

@@ -97,7 +97,7 @@ def rewrites_of(bound: Bound, operands: Operands, settings: Options, form: str, 
 # -- operands in blocks -----------------------------------------------------------------------------------------------
 
 LAST = 64
-"""Side of a block, and twice the columns, from which on operands in tf32 are copied with what dots sum last: Hopper's
+"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
 instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
 
 
@@ -146,8 +146,7 @@ def blocks(bound: Bound, operands: Operands, settings: Options, form: str, repea
             inner.append(SparseTensor._make(pattern, like.expand(pattern.nnz, *(sizes[c] for c in columns))))
         else:
             term, summed = cut.term(letters), list[int]()
-            wide = 2 * bound.elements({*letters} & {*e.output}) >= LAST
-            if tf32 and wide and like.dtype == torch.float32 and term == distinct(term):
+            if tf32 and like.dtype == torch.float32 and term == distinct(term):
                 summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
             order = [*(n for n in range(len(term)) if n not in summed), *summed]
             change = partial(_table, cut.sides_of(letters), bound.shape(p), order if summed else None)

@@ -100,7 +100,8 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> tuple[
         return ()
     shared = axes[meeting[0]] & axes[meeting[1]]
     free = {p: axes[p] & {*e.output} for p in meeting}
-    if not shared or shared & {*e.output} or free[meeting[0]] & free[meeting[1]]:
+    beyond = {c for p in after for c in axes[p]} - set().union(*free.values())
+    if not shared or beyond or shared & {*e.output} or free[meeting[0]] & free[meeting[1]]:
         return ()
     entries = [p for p in meeting if alone and all(free.values()) and problem.letters[0] in e.inputs[p]]
     wide = all(2 * prod(sizes[c] for c in free[p]) >= MIN_DOT for p in entries or meeting)
