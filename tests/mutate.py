@@ -43,6 +43,9 @@ TESTS = {
     "sparsetc/support/names.py": ["names", "extension golden"],
     "sparsetc/codegen/": ["golden executable", "ir_runners kernel halves slabs"],
     "sparsetc/codegen/cache.py": ["cache", "golden executable"],
+    "sparsetc/codegen/n": ["native", "golden"],
+    "sparsetc/runtime/vectors.py": ["native"],
+    "sparsetc/calibration.py": ["calibrate"],
     "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
     "sparsetc/packing/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
     "sparsetc/formats/": [

@@ -466,11 +466,14 @@ def _selected(
     order = torch.sort(index, stable=True)
     if size <= row.numel() + index.numel():
         counts = torch.bincount(index, minlength=size)
-        first, times = (torch.cumsum(counts, 0) - counts).index_select(0, row), counts.index_select(0, row)
+        first, times = torch.cumsum(counts, 0) - counts, counts.index_select(0, row)
+        taken = times.nonzero()[:, 0]
+        times, row, kept, *rows[:] = (r.index_select(0, taken) for r in (times, row, kept, *rows))
+        first = first.index_select(0, row)
     else:
         first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
         times = last - first
-    which = torch.repeat_interleave(torch.arange(row.numel(), device=row.device), times)
+    which = torch.repeat_interleave(times)
     before = torch.cumsum(times, 0) - times
     number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]
     rows[:] = [r[which] for r in rows]

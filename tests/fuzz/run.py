@@ -59,7 +59,7 @@ def sweep(
         kind: one of `KINDS`.
         number: the seed.
         examples: how many cases, at least.
-        backend: "torch" or "triton", which runs in its interpreter on the CPU.
+        backend: "torch", "numba", or "triton", which runs in its interpreter on the CPU.
         device: where operands are.
         before: is called before a case runs, with it and with what became of those before it.
         more: settings of hypothesis.
@@ -164,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="of the first cases (default: 0)")
     parser.add_argument("--examples", type=int, default=0, help="end after so many cases of each kind")
-    parser.add_argument("--backend", choices=("torch", "triton"), help="without a GPU, triton runs in its interpreter")
+    parser.add_argument(
+        "--backend", choices=("torch", "triton", "numba"), help="without a GPU, triton runs in its interpreter"
+    )
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that one case may take (default: 60)")
     parser.add_argument("--database", default=".hypothesis/fuzz", help="folder of failures (default: .hypothesis/fuzz)")
     options = parser.parse_args(arguments)
