@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 318_900, size.COMPILER: 214_600, size.FILES: 207, size.CLASSES: 270, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 319_000, size.COMPILER: 214_600, size.FILES: 207, size.CLASSES: 270, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
