@@ -122,10 +122,11 @@ def test_a_plan_in_steps_is_taken_again() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ([(0, 5)], "different operands of the 4 that are left"),
-        ([(0, 0), (0, 1)], "different operands of the 4"),
-        ([(0, 1)], "leaves 3 of 4 operands"),
-        ([()], "different operands"),
+        ([(0, 5), (0, 1), (0, 1)], "different operands of the 4 that are left"),
+        ([(0, 0), (0, 1), (0, 1)], "different operands of the 4"),
+        ([(0, 1), (0, 1), (0, 1, 1), ()], "different operands of the 2"),
+        ([(0, 1)], "is of 2 operands, the equation has 4"),
+        ([()], "is of 0 operands"),
         ([("a",)], "list of tuples of positions"),
         (3, "list of tuples of positions"),
     ],

@@ -338,7 +338,8 @@ class Plan(Record):
     def __str__(self) -> str:
         if self.is_request:
             return repr(self)
-        return "\n".join([f"plan {self.name}", *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
+        path = [f"  path {list(self.path)}"] if self.path else []
+        return "\n".join([f"plan {self.name}", *path, *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
 
 
 AUTO = Plan("auto")

@@ -331,18 +331,16 @@ class Search:
 
 def checked_order(order: Sequence[Sequence[int]], operands: int) -> Order:
     """Return the path of so many operands, positions ascending; `PlanError` says what is wrong with it."""
-    left, contractions = operands, list[tuple[int, ...]]()
+    left, contractions = 1 + sum(len(places) - 1 for places in order), list[tuple[int, ...]]()
+    if left != operands:
+        raise PlanError(f"the path {order!r:.80} is of {left} operands, the equation has {operands}")
     for places in order:
         if not places or len(set(places)) < len(places) or not all(0 <= p < left for p in places):
             raise PlanError(
-                f"path={order!r:.80}: each step names different operands of the {left} that are left, found {places!r}"
+                f"the path {order!r:.80}: a step names different operands of the {left} that are left, found {places!r}"
             )
         contractions.append(tuple(sorted(places)))
         left += 1 - len(places)
-    if left != 1:
-        raise PlanError(
-            f"path={order!r:.80} leaves {left} of {operands} operands; the last step takes all that are left"
-        )
     return tuple(contractions)
 
 
