@@ -9,9 +9,9 @@ this takes grows with the border of a mask, and not with its pairs.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ __all__ = ["Mask", "block_mask", "causal", "dilated", "documents", "global_token
 
 FAR = 1 << 62
 """Farther than any two positions are apart."""
+SQUARES = 1 << 16
+"""Squares of tiles that a search begins with: as many at once take a GPU no longer than a few."""
 AT_ONCE = 2048
 """Tiles whose pairs are looked at together."""
 KEPT = 64
@@ -33,8 +35,19 @@ Tiles = tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tenso
 """Rows and columns of full tiles; rows, columns and words of bits of partial ones."""
 
 
-class Mask(ABC):
+Rectangle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
+
+
+@dataclass(frozen=True)
+class Mask:
     """Which queries i meet which keys j. Masks that are made alike are equal.
+
+    Attributes:
+        made: what tells the mask from others.
+        at: whether query i meets key j, of positions that broadcast.
+        some: of rectangles, False only where no query meets a key.
+        full: of rectangles, True only where all queries meet all keys.
 
     Examples:
         >>> mask = stc.masks.causal() & stc.masks.sliding_window(1)
@@ -45,26 +58,40 @@ class Mask(ABC):
                 [0, 0, 1, 1]], dtype=torch.int32)
     """
 
-    @abstractmethod
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        """Return whether query i meets key j, of positions that broadcast."""
-
-    @abstractmethod
-    def some(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        """Return False only where no query of ``i0 .. i1`` meets a key of ``j0 .. j1``, both ends included."""
-
-    @abstractmethod
-    def full(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        """Return True only where all of them meet."""
+    made: tuple[Any, ...]
+    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(compare=False, repr=False)
+    some: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
+    full: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
 
     def __and__(self, other: Mask) -> Mask:
-        return _And(self, other) if isinstance(other, Mask) else NotImplemented
+        return self._with("and", other, operator.and_)
 
     def __or__(self, other: Mask) -> Mask:
-        return _Or(self, other) if isinstance(other, Mask) else NotImplemented
+        return self._with("or", other, operator.or_)
+
+    def _with(self, name: str, other: Mask, both: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Mask:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return Mask(
+            (self, name, other),
+            lambda i, j: both(self.at(i, j), other.at(i, j)),
+            lambda r: both(self.some(r), other.some(r)),
+            lambda r: both(self.full(r), other.full(r)),
+        )
 
     def __invert__(self) -> Mask:
-        return _Not(self)
+        return Mask(("not", self), lambda i, j: ~self.at(i, j), lambda r: ~self.full(r), lambda r: ~self.some(r))
+
+    @property
+    def turned(self) -> Mask:
+        """The mask with queries and keys in each other's place."""
+
+        def turn(r: Rectangle) -> Rectangle:
+            return r[2], r[3], r[0], r[1]
+
+        return Mask(
+            ("turned", self), lambda i, j: self.at(j, i), lambda r: self.some(turn(r)), lambda r: self.full(turn(r))
+        )
 
     def dense(self, queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the mask of all pairs, (queries, keys) bool; as many keys as queries unless they are given."""
@@ -73,188 +100,12 @@ class Mask(ABC):
         return self.at(i[:, None], j[None, :]).expand(len(i), len(j)).contiguous()
 
 
-@dataclass(frozen=True)
-class _And(Mask):
-    left: Mask
-    right: Mask
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return self.left.at(i, j) & self.right.at(i, j)
-
-    def some(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return self.left.some(*rectangle) & self.right.some(*rectangle)
-
-    def full(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return self.left.full(*rectangle) & self.right.full(*rectangle)
-
-
-@dataclass(frozen=True)
-class _Or(Mask):
-    left: Mask
-    right: Mask
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return self.left.at(i, j) | self.right.at(i, j)
-
-    def some(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return self.left.some(*rectangle) | self.right.some(*rectangle)
-
-    def full(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return self.left.full(*rectangle) | self.right.full(*rectangle)
-
-
-@dataclass(frozen=True)
-class _Not(Mask):
-    mask: Mask
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return ~self.mask.at(i, j)
-
-    def some(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return ~self.mask.full(*rectangle)
-
-    def full(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return ~self.mask.some(*rectangle)
-
-
-@dataclass(frozen=True)
-class _Turned(Mask):
-    """A mask with queries and keys in each other's place."""
-
-    mask: Mask
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return self.mask.at(j, i)
-
-    def some(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return self.mask.some(j0, j1, i0, i1)
-
-    def full(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return self.mask.full(j0, j1, i0, i1)
-
-
-@dataclass(frozen=True)
-class _Band(Mask):
-    """Pairs with ``low <= i - j <= high``."""
-
-    low: int
-    high: int
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return (i - j >= self.low) & (i - j <= self.high)
-
-    def some(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return (i1 - j0 >= self.low) & (i0 - j1 <= self.high)
-
-    def full(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return (i0 - j1 >= self.low) & (i1 - j0 <= self.high)
-
-
-@dataclass(frozen=True)
-class _Keys(Mask):
-    """Pairs of any query with the first keys."""
-
-    count: int
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return (j < self.count).expand(torch.broadcast_shapes(i.shape, j.shape))
-
-    def some(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return j0 < self.count
-
-    def full(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return j1 < self.count
-
-
-@dataclass(frozen=True)
-class _Dilated(Mask):
-    """Pairs whose positions differ by a multiple of a step."""
-
-    step: int
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return (i - j) % self.step == 0
-
-    def some(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return (i1 - j0) // self.step * self.step >= i0 - j1
-
-    def full(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        alone = (i0 == i1) & (j0 == j1) & self.at(i0, j0)
-        return alone | torch.full_like(alone, self.step == 1)
-
-
-@dataclass(frozen=True)
-class _Documents(Mask):
-    """Pairs within one document, of which each ends where the next begins."""
-
-    ends: tuple[int, ...]
-
-    def _number(self, position: torch.Tensor) -> torch.Tensor:
-        ends = torch.tensor(self.ends, device=position.device)
-        return torch.searchsorted(ends, position.contiguous(), right=True)
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return self._number(i) == self._number(j)
-
-    def some(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        return (self._number(i0) <= self._number(j1)) & (self._number(j0) <= self._number(i1))
-
-    def full(self, i0: torch.Tensor, i1: torch.Tensor, j0: torch.Tensor, j1: torch.Tensor) -> torch.Tensor:
-        first = self._number(i0)
-        return (first == self._number(i1)) & (first == self._number(j0)) & (first == self._number(j1))
-
-
-@dataclass(frozen=True, eq=False)
-class _OfFlex(Mask):
-    """FlexAttention's block mask of one batch and head: tables of blocks, and a function of positions in others.
-
-    Attributes:
-        function: of batch, head, query and key, asked of blocks that are marked and not full.
-        sides: of blocks.
-        marked: (rows + 1, columns + 1) how many blocks are marked above and left of each.
-        whole: likewise of those that are full.
-    """
-
-    function: Any
-    sides: tuple[int, int]
-    marked: torch.Tensor
-    whole: torch.Tensor
-
-    def _count(self, table: torch.Tensor, rectangle: Sequence[torch.Tensor]) -> torch.Tensor:
-        i0, i1, j0, j1 = self._ends(rectangle)
-        return table[i1, j1] - table[i0, j1] - table[i1, j0] + table[i0, j0]
-
-    def _ends(self, rectangle: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        (rows, columns), (i0, i1, j0, j1) = self.sides, rectangle
-        height, width = self.marked.shape[0] - 1, self.marked.shape[1] - 1
-        last_row, last_column = (i1 // rows + 1).clamp(max=height), (j1 // columns + 1).clamp(max=width)
-        return (i0 // rows).clamp(max=height), last_row, (j0 // columns).clamp(max=width), last_column
-
-    def at(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        i, j = torch.broadcast_tensors(i, j)
-        flat_i, flat_j = i.flatten(), j.flatten()
-        rectangle = (flat_i, flat_i, flat_j, flat_j)
-        whole, meets = self._count(self.whole, rectangle) > 0, self._count(self.marked, rectangle) > 0
-        asked = meets & ~whole
-        if bool(asked.any()):  # vmap takes no functions of no positions that divide
-            zero = torch.zeros_like(flat_i[asked])
-            meets = meets.masked_scatter(asked, torch.vmap(self.function)(zero, zero, flat_i[asked], flat_j[asked]))
-        return meets.view(i.shape)
-
-    def some(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        return self._count(self.marked, rectangle) > 0
-
-    def full(self, *rectangle: torch.Tensor) -> torch.Tensor:
-        i0, i1, j0, j1 = self._ends(rectangle)
-        return self._count(self.whole, rectangle) == (i1 - i0) * (j1 - j0)
-
-
 # -- what users write -------------------------------------------------------------------------------------------------
 
 
 def causal(offset: int = 0) -> Mask:
     """Return the mask of keys at ``j <= i + offset``: a query's own position and those before."""
-    return _Band(-offset, FAR)
+    return _band(-offset, FAR)
 
 
 def sliding_window(before: int, after: int | None = None) -> Mask:
@@ -262,24 +113,46 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
     after = before if after is None else after
     if before < 0 or after < 0:
         raise ShapeError(f"a sliding window takes distances of 0 or more, found {before} and {after}")
-    return _Band(-after, before)
+    return _band(-after, before)
+
+
+def _band(low: int, high: int) -> Mask:
+    """Return the mask of pairs with ``low <= i - j <= high``."""
+    return Mask(
+        ("band", low, high),
+        lambda i, j: (i - j >= low) & (i - j <= high),
+        lambda r: (r[1] - r[2] >= low) & (r[0] - r[3] <= high),
+        lambda r: (r[0] - r[3] >= low) & (r[1] - r[2] <= high),
+    )
 
 
 def prefix(length: int) -> Mask:
     """Return the mask of the first `length` keys, which every query meets."""
-    return _Keys(length)
+    return Mask(
+        ("prefix", length),
+        lambda i, j: (j < length).expand(torch.broadcast_shapes(i.shape, j.shape)),
+        lambda r: r[2] < length,
+        lambda r: r[3] < length,
+    )
 
 
 def global_tokens(count: int) -> Mask:
     """Return the mask of the first `count` positions: they meet every key, and every query meets them."""
-    return _Keys(count) | _Turned(_Keys(count))
+    return prefix(count) | prefix(count).turned
 
 
 def dilated(step: int) -> Mask:
     """Return the mask of positions that differ by a multiple of `step`."""
     if step < 1:
         raise ShapeError(f"a dilated mask takes a step of 1 or more, found {step}")
-    return _Dilated(step)
+
+    def full(r: Rectangle) -> torch.Tensor:
+        alone = (r[0] == r[1]) & (r[2] == r[3]) & ((r[0] - r[2]) % step == 0)
+        return alone | torch.full_like(alone, step == 1)
+
+    return Mask(
+        ("dilated", step), lambda i, j: (i - j) % step == 0, lambda r: (r[1] - r[2]) // step * step >= r[0] - r[3], full
+    )
 
 
 def documents(offsets: torch.Tensor | Sequence[int]) -> Mask:
@@ -301,31 +174,79 @@ def documents(offsets: torch.Tensor | Sequence[int]) -> Mask:
     numbers = [int(n) for n in (offsets.tolist() if isinstance(offsets, torch.Tensor) else offsets)]
     if numbers[:1] != [0] or numbers != sorted(numbers):
         raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
-    return _Documents(tuple(numbers[1:]))
+
+    def number(position: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor(numbers[1:], device=position.device)
+        return torch.searchsorted(ends, position.contiguous(), right=True)
+
+    def full(r: Rectangle) -> torch.Tensor:
+        first, *others = map(number, r)
+        return (first == others[0]) & (first == others[1]) & (first == others[2])
+
+    return Mask(
+        ("documents", *numbers),
+        lambda i, j: number(i) == number(j),
+        lambda r: (number(r[0]) <= number(r[3])) & (number(r[2]) <= number(r[1])),
+        full,
+    )
 
 
 def block_mask(mask: Any) -> Mask:
-    """Return the mask of FlexAttention's `BlockMask` of one batch and head.
+    """Return the mask of FlexAttention's `BlockMask` of one batch and head; it equals no other.
 
     Raises:
         FormatError: of several batches or heads.
     """
     if mask.kv_num_blocks.shape[:2].numel() != 1:
         raise FormatError("attention: a BlockMask must be of one batch and head; take a mask a call for others")
-    rows, columns = mask.kv_num_blocks.shape[-1], -(-mask.seq_lengths[1] // mask.BLOCK_SIZE[1])
+    (rows, columns), sides, device = mask.seq_lengths, mask.BLOCK_SIZE, mask.kv_num_blocks.device
+    grid = -(-rows // sides[0]), -(-columns // sides[1])
+    whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, grid, device)
+    marked = whole | _table(mask.kv_num_blocks, mask.kv_indices, grid, device)
 
-    def table(counts: torch.Tensor | None, indices: torch.Tensor | None) -> torch.Tensor:
-        marked = torch.zeros((rows, columns), dtype=torch.bool, device=mask.kv_num_blocks.device)
-        if counts is not None and indices is not None:
-            listed = torch.arange(indices.shape[-1], device=marked.device) < counts[0, 0][:, None]
-            row, place = listed.nonzero().T
-            marked[row, indices[0, 0].long()[row, place]] = True
-        return marked
+    def ends(r: Rectangle) -> list[torch.Tensor]:
+        blocks = r[0] // sides[0], r[1] // sides[0] + 1, r[2] // sides[1], r[3] // sides[1] + 1
+        return [end.clamp(max=grid[n // 2]) for n, end in enumerate(blocks)]
 
-    whole = table(mask.full_kv_num_blocks, mask.full_kv_indices)
-    marked = whole | table(mask.kv_num_blocks, mask.kv_indices)
-    counts = [torch.nn.functional.pad(t.long().cumsum(0).cumsum(1), (1, 0, 1, 0)) for t in (marked, whole)]
-    return _OfFlex(mask.mask_mod, tuple(mask.BLOCK_SIZE), counts[0], counts[1])
+    def counter(table: torch.Tensor) -> Callable[[Rectangle], torch.Tensor]:
+        before = torch.nn.functional.pad(table.long().cumsum(0).cumsum(1), (1, 0, 1, 0))
+
+        def count(r: Rectangle) -> torch.Tensor:
+            i0, i1, j0, j1 = ends(r)
+            return before[i1, j1] - before[i0, j1] - before[i1, j0] + before[i0, j0]
+
+        return count
+
+    of_marked, of_whole = counter(marked), counter(whole)
+
+    def full(r: Rectangle) -> torch.Tensor:
+        i0, i1, j0, j1 = ends(r)
+        return of_whole(r) == (i1 - i0) * (j1 - j0)
+
+    def at(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        i, j = (t.contiguous() for t in torch.broadcast_tensors(i, j))
+        row, column = i // sides[0], j // sides[1]
+        meets = marked[row, column]
+        asked = meets & ~whole[row, column]
+        if bool(asked.any()):  # vmap takes no functions of no positions that divide
+            q, k = i[asked], j[asked]
+            zero = torch.zeros_like(q)
+            meets = meets.masked_scatter(asked, torch.vmap(mask.mask_mod)(zero, zero, q, k))
+        return meets
+
+    return Mask(("block mask", object()), at, lambda r: of_marked(r) > 0, full)
+
+
+def _table(
+    counts: torch.Tensor | None, indices: torch.Tensor | None, grid: tuple[int, int], device: torch.device
+) -> torch.Tensor:
+    """Return which blocks are listed, (rows, columns) of blocks, bool."""
+    marked = torch.zeros(grid, dtype=torch.bool, device=device)
+    if counts is not None and indices is not None:
+        listed = torch.arange(indices.shape[-1], device=device) < counts[0, 0][:, None]
+        row, place = listed.nonzero().T
+        marked[row, indices[0, 0].long()[row, place]] = True
+    return marked
 
 
 # -- tiles and entries ------------------------------------------------------------------------------------------------
@@ -333,32 +254,30 @@ def block_mask(mask: Any) -> Mask:
 _kept: Lru[object, object] = Lru(KEPT)
 
 
-def turned(mask: Mask) -> Mask:
-    """Return the mask with queries and keys in each other's place."""
-    return mask.mask if isinstance(mask, _Turned) else _Turned(mask)
-
-
 def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device: torch.device) -> Tiles:
     """Return the tiles that a mask meets, of `height` queries by `width` keys, 64 at most."""
     size = 1
-    while size * height < shape[0] or size * width < shape[1]:
+    while -(-shape[0] // (size * height)) * -(-shape[1] // (size * width)) > SQUARES:
         size *= 2
-    row = column = torch.zeros(1, dtype=torch.int64, device=device)
+    squares = [
+        torch.arange(-(-n // (size * side)), device=device) for n, side in zip(shape, (height, width), strict=True)
+    ]
+    row, column = torch.cartesian_prod(*squares).T
     whole: list[torch.Tensor] = []
     while True:
         i0, j0 = row * size * height, column * size * width
-        begins = (i0 < shape[0]) & (j0 < shape[1])
-        row, column, i0, j0 = row[begins], column[begins], i0[begins], j0[begins]
         i1, j1 = i0 + size * height - 1, j0 + size * width - 1
         rectangle = i0, i1.clamp(max=shape[0] - 1), j0, j1.clamp(max=shape[1] - 1)
-        full = mask.full(*rectangle) & (i1 < shape[0]) & (j1 < shape[1])
-        mixed = mask.some(*rectangle) & ~full
+        full = mask.full(rectangle) & (i1 < shape[0]) & (j1 < shape[1])
+        mixed = mask.some(rectangle) & ~full
         whole.append(_divided(row[full], column[full], size))
         row, column = row[mixed], column[mixed]
         if size == 1:
             break
-        row, column = _divided(row, column, 2)
         size //= 2
+        row, column = _divided(row, column, 2)
+        begins = (row * size * height < shape[0]) & (column * size * width < shape[1])
+        row, column = row[begins], column[begins]
     bits = _words(mask, row, column, shape, height, width)
     some, all_ones = (bits != 0).any(1), (bits == (-1 if width == 64 else (1 << width) - 1)).all(1)
     part = some & ~all_ones

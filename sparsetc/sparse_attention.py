@@ -6,7 +6,7 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -21,8 +21,8 @@ from sparsetc.api import einsum
 from sparsetc.contraction.canonical import as_operand, promoted
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Pairs, Task, fused
-from sparsetc.options import Settings, of_call
+from sparsetc.maps.fused import Pairs, Task, fused, rows_whole
+from sparsetc.options import Options, Settings, of_call
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
@@ -112,28 +112,23 @@ def _attention(
     (*heads, rows, _), columns = q.shape, k.shape[-2]
     meeting = meeting_of(pattern, (rows, columns), q.device)
     tensors = [one.reshape(prod(heads), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
-    steps = partial(_in_steps, meeting, (rows, columns), scale, settings)
     if bias is not None:
-        nnz = pattern_of(meeting, (rows, columns), q.device).nnz
-        tensors.append(_bias(bias, heads, nnz).expand(prod(heads), nnz))
-    reason = _unfit(q, k, v, settings)
-    if not reason:
-        options = of_call(settings)
+        meeting = pattern_of(meeting, (rows, columns), q.device)
+        tensors.append(_bias(bias, heads, meeting.nnz).expand(prod(heads), meeting.nnz))
+    steps = partial(_in_steps, meeting, (rows, columns), scale, settings)
+    options = None if is_dynamo_compiling() else of_call(settings)
+    reason = _unfit(q, k, v, options)
+    if options and not reason:
         pairs = Pairs(meeting, (rows, columns), q.device)
-        task = Task(
-            body=_body(float(scale), bias is not None),
-            pairs=pairs,
-            unfused=steps,
-            precision=options.effective_precision(),
-            cache_dir=options.cache_dir,
-            name="attention",
-        )
-        reason = task.refusal(dict(zip(task.inputs, tensors, strict=True)))
+        body, precision = _body(float(scale), bias is not None), options.effective_precision()
+        tensors = [*map(rows_whole, tensors)]
+        kernels = Task(body, pairs, precision, options.cache_dir, "attention").kernels(tensors)
+        reason = kernels.refusal
     if reason:
         log.debug("attention runs in three steps: %s", reason)
         return steps(*tensors).reshape(*heads, rows, v.shape[-1])
     log.debug("attention runs in one kernel")
-    return fused(task, *tensors).reshape(*heads, rows, v.shape[-1])
+    return fused(kernels, steps, tensors).reshape(*heads, rows, v.shape[-1])
 
 
 _opaque = entry_point(_attention)
@@ -143,19 +138,23 @@ _opaque = entry_point(_attention)
 def _body(scale: float, with_bias: bool) -> Body:
     """Return attention as a body; kernels are kept by it."""
     if with_bias:
-        vectors = {"bias": "entries"}
-        return Body({"s": ("q", "k")}, vectors, lambda s, bias: s * scale + bias, True, {"o": "v"})  # type: ignore[arg-type]
-    return Body({"s": ("q", "k")}, {}, lambda s: s * scale, True, {"o": "v"})
+        return Body({"s": ("q", "k")}, {"bias": "entries"}, lambda s, bias: s * scale + bias, True, ("o", "v"))
+    return Body({"s": ("q", "k")}, {}, lambda s: s * scale, True, ("o", "v"))
 
 
-def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Settings) -> str:
+@cache
+def has_triton() -> bool:
+    """Return True if Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options | None) -> str:
     """Return why attention of such operands is not done by one kernel, whatever the pattern; empty if it may be."""
-    if is_dynamo_compiling() or traced_by_modes():
+    if options is None or traced_by_modes():
         return "a graph is traced"
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
-    options = of_call(settings)
-    if options.effective_backend(q.device) != "triton" or not find_spec("triton"):
+    if options.effective_backend(q.device) != "triton" or not has_triton():
         return "kernels are Triton's, which does not run here"
     if options.plan != "auto" or options.tune is not None:
         return "a plan or a search of plans was asked for"

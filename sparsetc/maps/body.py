@@ -3,7 +3,7 @@
 In: a `Body`, which says what a user wants of each pair (i, j). Out: `Walk`s, which kernels are printed from: one for
 the result and one a mode for gradients.
 
-    body    ::= product* map softmax? accumulated+
+    body    ::= product* map softmax? accumulated
     product     s[i, j] = sum over d of q[i, d] k[j, d]             a dot of two tiles, or multiply-adds for one row
     map         z[i, j] = f(products, vectors by row, by column, values by entry)
     softmax     p[i, j] = exp(z[i, j]) over its sum for the j of row i; without it p = z
@@ -17,7 +17,7 @@ gradients are a walk of the rows and a walk of the columns, of the same parts, a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -40,14 +40,14 @@ class Body:
         vectors: names of other inputs of the map, and what they have a number for.
         map: of products and vectors by name, elementwise.
         softmax: whether results of the map are normalised over a row's pairs.
-        accumulated: of each result, the table of columns that it sums.
+        accumulated: the result, and the table of columns that it sums.
     """
 
     products: Mapping[str, tuple[str, str]]
     vectors: Mapping[str, Side]
     map: Callable[..., torch.Tensor]
     softmax: bool
-    accumulated: Mapping[str, str]
+    accumulated: tuple[str, str]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -68,6 +68,7 @@ class Walk:
         accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
             a table destination[own] = sum of output.
         stored: (output, destination): destination[entry] = output.
+        inner: name -> two own tables: the sum of their product for each own position, a vector that is stored too.
     """
 
     mode: int
@@ -77,6 +78,12 @@ class Walk:
     online: bool
     accumulated: tuple[tuple[str, str | None, str], ...]
     stored: tuple[tuple[str, str], ...] = ()
+    inner: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of what is written beside `lse` and the sums of `inner`."""
+        return (*(name for _, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
 
 def forward(body: Body) -> Walk:
@@ -84,24 +91,23 @@ def forward(body: Body) -> Walk:
     factor = LOG2E if body.softmax else 1.0
     function = trace(lambda **inputs: {"p": body.map(**inputs) * factor}, body.inputs)
     vectors = _seen(body.vectors, 0)
-    accumulated = tuple(("p", table, result) for result, table in body.accumulated.items())
-    return Walk(0, body.products, vectors, function, body.softmax, accumulated)
+    result, table = body.accumulated
+    return Walk(0, body.products, vectors, function, body.softmax, (("p", table, result),))
 
 
 def backward(body: Body, mode: int, wanted: Collection[str]) -> Walk:
     """Return the walk of a mode that gives the gradients of its tables and vectors, and for rows those of entries.
 
-    It reads, beside the inputs, ``g_o`` for each result o, and of a softmax `lse` and `delta`, the sum of each row of
-    o times g_o.
+    It reads, beside the inputs, ``g_o`` for the result o, and of a softmax `lse`, and `delta`, the sum of each row of o
+    times g_o. The walk of the rows computes this itself, reads o for it, and stores it for that of the columns.
 
     Args:
         body: the body.
         mode: 0 for rows, 1 for columns.
         wanted: names of the tables and vectors whose gradients are computed, as ``grad_`` and the name.
     """
-    results = list(body.accumulated)
-    upstream = {f"dp_{result}": (f"g_{result}", table) for result, table in body.accumulated.items()}
-    products = {**body.products, **upstream}
+    result, table = body.accumulated
+    products = {**body.products, "dp": (f"g_{result}", table)}
     given = dict(body.vectors)
     if body.softmax:
         given |= {"lse": "rows", "delta": "rows"}
@@ -110,17 +116,16 @@ def backward(body: Body, mode: int, wanted: Collection[str]) -> Walk:
         tensors = [inputs[name] for name in body.inputs]
         derivative: Any = torch.func.vjp(lambda *own: body.map(**dict(zip(body.inputs, own, strict=True))), *tensors)
         z, pull = derivative
-        dp = sum(inputs[f"dp_{result}"] for result in results)
-        p, dz = z, dp
+        p, dz = z, inputs["dp"]
         if body.softmax:
             p = torch.exp2(z * LOG2E - inputs["lse"])
-            dz = p * (dp - inputs["delta"])
+            dz = p * (dz - inputs["delta"])
         return {"p": p, **{f"d_{name}": d for name, d in zip(body.inputs, pull(dz), strict=True)}}
 
     function = trace(gradients, [*products, *given])
     seen = {name: (tables[mode], tables[1 - mode]) for name, tables in products.items()}
     accumulated: list[tuple[str, str | None, str]] = [
-        ("p" if name in upstream else f"d_{name}", other, f"grad_{own}")
+        ("p" if name == "dp" else f"d_{name}", other, f"grad_{own}")
         for name, (own, other) in seen.items()
         if own in wanted
     ]
@@ -128,7 +133,9 @@ def backward(body: Body, mode: int, wanted: Collection[str]) -> Walk:
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
     of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
     stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
-    return Walk(mode, seen, _seen(given, mode), function, False, tuple(accumulated), stored)
+    inner = {"delta": (result, f"g_{result}")} if body.softmax and mode == 0 else {}
+    vectors = _seen({name: side for name, side in given.items() if name not in inner}, mode)
+    return Walk(mode, seen, vectors, function, False, tuple(accumulated), stored, inner)
 
 
 def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Literal["own", "other", "entries"]]:

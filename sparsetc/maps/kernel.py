@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -223,18 +222,3 @@ class WalkKernel:
                 dtype = torch.float32 if name.endswith("_slots") else dtypes.get(name, table)
                 types.append(f"*{triton_type(dtype if value is None else value.dtype)}")
         return assembled(module.walk, types, target, self.options, divisible)
-
-
-def kernel_of(
-    walk: Walk,
-    tiles: RowTiles,
-    tensors: Mapping[str, torch.Tensor],
-    sides: Sides,
-    precision: str,
-    cache_dir: Path | None,
-    name: str,
-) -> WalkKernel:
-    """Return the kernel of a walk for tensors of these sizes and strides, kept with the row tiles; see `WalkKernel`."""
-    layout = tuple((t.shape[-1], t.stride(), t.dtype) for t in tensors.values())
-    key = walk, sides, layout, tuple(tensors), prod(next(iter(tensors.values())).shape[:1]), precision, cache_dir
-    return tiles.kernels.once(key, lambda: WalkKernel(walk, tiles, tensors, sides, precision, cache_dir, name))

@@ -100,7 +100,9 @@ class _Printer:
         read = function.inputs(self.weights.values())
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
-        self.own = list(dict.fromkeys(own for own, _ in self.products.values()))
+        self.inner = {name: tables for name, tables in walk.inner.items() if name in read}
+        tables = [own for own, _ in self.products.values()] + [t for pair in self.inner.values() for t in pair]
+        self.own = list(dict.fromkeys(tables))
         summed = [table for _, table, _ in walk.accumulated if table is not None]
         self.other = list(dict.fromkeys([*(other for _, other in self.products.values()), *summed]))
         self.results: dict[str, int] = {}  # a destination and the size of its rows, 0 of a vector
@@ -149,7 +151,7 @@ class _Printer:
     def targets(self) -> list[str]:
         """What is written, in order."""
         online = ["lse_out"] if self.walk.online else []
-        return [*online, *(destination for _, destination in self.walk.stored), *self.results]
+        return [*online, *self.inner, *self.walk.targets]
 
     def slots(self) -> list[str]:
         """The arrays of partial sums of windows that are cut."""
@@ -183,6 +185,9 @@ class _Printer:
             if side == "own":
                 loaded = self.load(f"{name} + head * {name}_head + row", ["row_ok"])
                 self.put(f"{name}_own = {loaded}[:, None].to(tl.float32)")
+        for name, (left, right) in self.inner.items():
+            self.put(f"{name}_own = tl.sum({left}_own.to(tl.float32) * {right}_own.to(tl.float32), 1)[:, None]")
+            self.put(f"tl.store({name} + head * {name}_head + row[:, None], {name}_own, mask=row_ok[:, None])")
 
     def window(self, height: int) -> None:
         self.put(f"lane_row = tl.arange(0, {height})", f"row = window * {height} + lane_row", "row_ok = row < rows")
@@ -263,7 +268,8 @@ class _Printer:
             elif side == "entries":
                 loaded = self.load(f"{name} + head * {name}_head + entry", ["met"] if part else [])
                 self.put(f"{name}_tile = {loaded}.to(tl.float32)")
-        return {name: f"{name}_{'own' if side == 'own' else 'tile'}" for name, side in self.vectors.items()}
+        own = [*self.inner, *(name for name, side in self.vectors.items() if side == "own")]
+        return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.inner, *self.vectors)}
 
     def gather_sums(self, texts: dict[str, str], part: bool) -> None:
         """Add a tile's weights to the sums, and store those of entries."""
@@ -416,8 +422,11 @@ def _header(printer: _Printer, name: str) -> str:
     ]
     for product, (own, other) in printer.products.items():
         lines.append(f"    {product}[{i}, {j}] = sum over d of {own}[{i}, d] {other}[{j}, d]")
+    for inner, (left, right) in printer.inner.items():
+        lines.append(f"    {inner}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]")
     at = {"own": i, "other": j, "entries": f"{i}, {j}"}
-    inputs = [*printer.products, *(f"{vector}[{at[side]}]" for vector, side in printer.vectors.items())]
+    inputs = [*printer.products, *printer.inner]
+    inputs += [f"{vector}[{at[side]}]" for vector, side in printer.vectors.items()]
     lines.append(f"    {', '.join(printer.weights)} = map of {', '.join(inputs)}")
     if walk.online:
         lines.append(f"    p[{i}, {j}] = 2 ** (p[{i}, {j}] - lse_out[{i}]), lse_out the logarithm of the sum for i")
@@ -443,7 +452,6 @@ def _header(printer: _Printer, name: str) -> str:
 
 def sizes_of(walk: Walk, tables: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Return the sizes of rows of the tables that a walk may read."""
-    names = dict.fromkeys(
-        [t for pair in walk.products.values() for t in pair] + [t for _, t, _ in walk.accumulated if t]
-    )
+    pairs = [*walk.products.values(), *walk.inner.values()]
+    names = dict.fromkeys([t for pair in pairs for t in pair] + [t for _, t, _ in walk.accumulated if t])
     return tuple((name, tables[name]) for name in names)

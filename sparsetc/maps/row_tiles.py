@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -21,10 +20,6 @@ from sparsetc.tensor.pattern import Pattern
 
 FIELDS = 6
 """Numbers of a work item: its window, where its full and its partial tiles begin and end, and its slot, or -1."""
-
-
-KERNELS = 16
-"""Kernels that are kept with row tiles: of a few bodies, row sizes and strides. Not measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +40,6 @@ class RowTiles:
         full_base: (full tiles, height) int32, the number of the first entry of each row of a tile; None unless asked.
         part_base: (partial tiles, height) likewise.
         order: (nnz,) int32, the number that an entry has in the pattern, of its number here; None if they are equal.
-        kernels: of walks that go along these.
     """
 
     rows: int
@@ -61,7 +55,6 @@ class RowTiles:
     full_base: torch.Tensor | None = None
     part_base: torch.Tensor | None = None
     order: torch.Tensor | None = None
-    kernels: Lru[Any, Any] = field(default_factory=lambda: Lru(KERNELS))
     _items: Lru[int, tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=lambda: Lru(8))
 
     @property
@@ -243,7 +236,7 @@ def whole_blocks(pattern: Pattern, height: int, width: int) -> bool:
 
 
 def _with_numbers(tiles: RowTiles, bases: dict[str, torch.Tensor], order: torch.Tensor | None) -> RowTiles:
-    fields = {name: getattr(tiles, name) for name in tiles.__dataclass_fields__ if name not in ("kernels", "_items")}
+    fields = {name: getattr(tiles, name) for name in tiles.__dataclass_fields__ if name != "_items"}
     return RowTiles(**{**fields, **bases, "order": order})
 
 
