@@ -6,13 +6,11 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 
 from __future__ import annotations
 
-from functools import cache, lru_cache, partial
-from importlib.util import find_spec
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from typing_extensions import Unpack
 
@@ -21,13 +19,13 @@ from sparsetc.api import einsum
 from sparsetc.contraction.canonical import as_operand, promoted
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Pairs, Task, fused, rows_whole
-from sparsetc.options import Options, Settings, of_call
-from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.maps.computed import computed
+from sparsetc.maps.fused import Pairs
+from sparsetc.options import Settings
+from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
-from sparsetc.support.notices import log
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.pattern import Pattern, transforming
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -116,19 +114,9 @@ def _attention(
         meeting = pattern_of(meeting, (rows, columns), q.device)
         tensors.append(_bias(bias, heads, meeting.nnz).expand(prod(heads), meeting.nnz))
     steps = partial(_in_steps, meeting, (rows, columns), scale, settings)
-    options = None if is_dynamo_compiling() else of_call(settings)
-    reason = _unfit(q, k, v, options)
-    if options and not reason:
-        pairs = Pairs(meeting, (rows, columns), q.device)
-        body, precision = _body(float(scale), bias is not None), options.effective_precision()
-        tensors = [*map(rows_whole, tensors)]
-        kernels = Task(body, pairs, precision, options.cache_dir, "attention").kernels(tensors)
-        reason = kernels.refusal
-    if reason:
-        log.debug("attention runs in three steps: %s", reason)
-        return steps(*tensors).reshape(*heads, rows, v.shape[-1])
-    log.debug("attention runs in one kernel")
-    return fused(kernels, steps, tensors).reshape(*heads, rows, v.shape[-1])
+    pairs = Pairs(meeting, (rows, columns), q.device)
+    result = computed(_body(float(scale), bias is not None), pairs, tensors, steps, settings, "attention")
+    return result.reshape(*heads, rows, v.shape[-1])
 
 
 _opaque = entry_point(_attention)
@@ -140,31 +128,6 @@ def _body(scale: float, with_bias: bool) -> Body:
     if with_bias:
         return Body({"s": ("q", "k")}, {"bias": "entries"}, lambda s, bias: s * scale + bias, True, ("o", "v"))
     return Body({"s": ("q", "k")}, {}, lambda s: s * scale, True, ("o", "v"))
-
-
-@cache
-def has_triton() -> bool:
-    """Return True if Triton is installed."""
-    return find_spec("triton") is not None
-
-
-def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options | None) -> str:
-    """Return why attention of such operands is not done by one kernel, whatever the pattern; empty if it may be."""
-    if options is None or traced_by_modes():
-        return "a graph is traced"
-    if transforming() or forward_ad._current_level >= 0:
-        return "forward mode, or a transform of torch.func"
-    if options.effective_backend(q.device) != "triton" or not has_triton():
-        return "kernels are Triton's, which does not run here"
-    if options.plan != "auto" or options.tune is not None:
-        return "a plan or a search of plans was asked for"
-    if min(q.numel(), k.numel(), v.numel()) == 0:
-        return "an operand has no elements"
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"operands are {q.dtype}"
-    if q.dtype == torch.bfloat16 and not q.is_cuda:
-        return "Triton's interpreter has no products of matrices in bfloat16"
-    return ""
 
 
 def _in_steps(

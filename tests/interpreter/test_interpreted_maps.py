@@ -154,4 +154,21 @@ def test_transforms_and_bfloat16_go_in_three_steps(caplog: pytest.LogCaptureFixt
         found = torch.func.vmap(lambda one: stc.attention(one, k, v, SMALL))(q[None])[0]
         torch.testing.assert_close(found, expected)
         stc.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), SMALL)
-    assert "three steps: forward mode, or a transform of torch.func" in caplog.text
+    assert "steps: forward mode, or a transform of torch.func" in caplog.text
+
+
+@pytest.mark.parametrize("scattered_entries", ["scattered", "near"])
+def test_graph_attention(scattered_entries: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    layer, x = stc.nn.GATConv(6, 5, heads=3), (torch.randn(70, 6), torch.randn(60, 6))
+    graph = stc.SparseTensor.from_dense(scattered(60, 70, 0.05).float())
+    with stc.options(backend="torch"):
+        expected = layer(graph, x)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = layer(graph, x)
+    assert "GATConv runs in one kernel" in caplog.text
+    torch.testing.assert_close(found, expected)
+    parameters, upstream = [*layer.parameters()], torch.randn(60, 15)
+    both = (torch.autograd.grad(y, parameters, upstream) for y in (found, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
