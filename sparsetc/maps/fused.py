@@ -30,13 +30,11 @@ Tensors = Sequence[torch.Tensor]
 KEPT = 16
 """Sets of gradients and their strides that kernels are kept for. Not measured."""
 
-TILE_STEPS = 4
-"""Steps of 32 gathered entries that take the time of a tile of 64 x 64: 3.4 ns of random blocks, .9 of a row's entries
-(an H100, float16, 8 x 64, many of each)."""
-ROW_STEP = 32
-"""Entries of a row that are gathered at once."""
-TILE = 64
-"""Side of the tiles that are counted to choose between both."""
+SQUARE, NARROW = 64, 32
+"""Columns of the tiles that are compared, of 64 rows each, with steps of 32 entries of one row, which are gathered."""
+PRICES = {SQUARE: 4.0, NARROW: 2.4, 1: 1.0}
+"""What a tile of each width, or a step of a row, costs (H200, float16, 8 x 64, CUDA graphs: narrow tiles took .5 to .7
+times as long a tile; an H100: 3.4 ns a square, .9 a step)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +52,11 @@ class Pairs:
     device: torch.device
 
     @property
-    def by_rows(self) -> bool:
-        """Whether a window is one row whose columns are gathered, which takes less time if entries lie far apart."""
-        return isinstance(self.given, Pattern) and self.given._once(("maps", "by rows"), partial(_by_rows, self.given))
+    def width(self) -> int:
+        """Columns of the tiles that cost least; 1 where it costs less to gather the entries of each row."""
+        if not isinstance(self.given, Pattern):
+            return SQUARE
+        return self.given._once(("maps", "width"), partial(_cheapest, self.given))
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """Return what is made for these pairs once: kept with the pattern, or by the mask."""
@@ -85,15 +85,20 @@ class Pairs:
 _of_masks: Lru[Any, Any] = Lru(4 * masks.KEPT)
 
 
-def _by_rows(pattern: Pattern) -> bool:
-    """Return True if steps of a row's entries cost less than the tiles that hold them."""
-    if pattern.blocks is not None:
-        return False
-    row, column = pattern.coords
-    across = -(-pattern.shape[1] // TILE)
-    tiles = len(torch.unique(row // TILE * across + column // TILE))
-    steps = int((-(-torch.bincount(row) // ROW_STEP)).sum())
-    return steps < TILE_STEPS * tiles
+def _cheapest(pattern: Pattern) -> int:
+    """Return the width of tiles, or 1 for rows, by which a pattern costs least."""
+    if not whole_blocks(pattern, SQUARE, NARROW):
+        return SQUARE  # which is refused
+    costs = {}
+    for width in (SQUARE, NARROW):
+        sides = (1, 1) if pattern.blocks is None else tuple(map(min, pattern.blocks.sides, (SQUARE, width)))
+        pieces = pattern if pattern.blocks is None else pattern.cut(sides)[0]
+        row, column = (place * side for place, side in zip(pieces.coords, sides, strict=True))
+        across = -(-pieces.shape[1] * sides[1] // width)
+        costs[width] = PRICES[width] * len(torch.unique(row // SQUARE * across + column // width))
+    if pattern.blocks is None:
+        costs[1] = PRICES[1] * int((-(-torch.bincount(pattern.coords[0]) // NARROW)).sum())
+    return min(costs, key=costs.__getitem__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +149,8 @@ class Kernels:
         tables = [t for name, t in zip(self.inputs, tensors, strict=True) if name not in body.vectors]
         numbered = "entries" in body.vectors.values()
         sizes, dtype = [t.shape[-1] for t in tables], tables[0].dtype
-        sides = [sides_of(sizes, dtype, numbered, back, pairs.by_rows) for back in (False, True)]
+        width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
+        sides = [sides_of(sizes, dtype, back, width) for back in (False, True)]
         self.refusal = _refusal(pairs, sides)
         if self.refusal:
             return

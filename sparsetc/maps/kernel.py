@@ -24,10 +24,11 @@ from sparsetc.maps.row_tiles import RowTiles
 
 MULTIPROCESSORS = 132
 """Of an H100 and an H200: what long windows are cut for."""
-RESIDENT = {True: 2, False: 16}
-"""Programs of dots, and of single rows, that a multiprocessor runs at once. Not measured: by registers."""
+RESIDENT = 2
+"""Programs of dots that a multiprocessor runs at once, by their registers."""
 FEWEST_TILES = 8
-"""Tiles of an item at least: to combine a window's items takes as long as a few tiles."""
+"""Tiles of an item at least, and of single rows at most (R-MAT graphs, H200: uncut rows took .9 to 1.6 times as long,
+items of 16 tiles as long)."""
 UNEVEN = 1.5
 """How many times its share the longest window may be before windows are cut."""
 DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
@@ -51,21 +52,20 @@ class Sides:
     stages: int
 
 
-def sides_of(sizes: Sequence[int], dtype: torch.dtype, entries: bool, backward: bool, rows: bool) -> Sides | None:
+def sides_of(sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int) -> Sides | None:
     """Return the sides for tables of these row sizes; None where a program would not fit in registers.
 
     Args:
         sizes: of the tables' rows.
         dtype: of the tables.
-        entries: whether there are numbers by entry.
         backward: whether gradients are computed.
-        rows: whether a window is one row, and its columns are gathered.
+        width: columns of a tile at most; 1 if a window is to be one row, whose columns are gathered.
     """
-    size = padded(max(sizes), dots=not rows)
-    if rows:
+    size = padded(max(sizes), dots=width > 1)
+    if width == 1:
         return ROW_FORMS.get(size)
     sides = FORMS[dtype.itemsize, backward].get(max(size, SMALLEST))
-    return sides and replace(sides, width=min(sides.width, NUMBERED_WIDTH if entries else 64))
+    return sides and replace(sides, width=min(sides.width, width))
 
 
 FORMS = {
@@ -80,14 +80,16 @@ ROW_FORMS = {1 << n: Sides(1, 32 if n <= 6 else 16, 1 if n <= 6 else 2, 1) for n
 """By row size: sides of windows of one row."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
-NUMBERED_WIDTH = 32
-"""Columns of tiles whose entries have numbers, which are counted in words of 32 bits."""
 
 
 def most_tiles(tiles: RowTiles, heads: int) -> int:
-    """Return how many tiles an item may have: a fair share of all where the longest window is far above it, else 0."""
-    at_once = MULTIPROCESSORS * RESIDENT[tiles.height >= LEAST_DOT]
-    share = max(FEWEST_TILES, -(-tiles.tiles * heads // at_once))
+    """Return how many tiles an item may have where the longest window is far above it; else 0.
+
+    That is a fair share of all tiles, for windows of more than one row.
+    """
+    share = FEWEST_TILES
+    if tiles.height >= LEAST_DOT:
+        share = max(share, -(-tiles.tiles * heads // (MULTIPROCESSORS * RESIDENT)))
     return share if tiles.longest > UNEVEN * share else 0
 
 
@@ -149,7 +151,6 @@ class WalkKernel:
             self.fixed[f"{table}_head"] = tensor.stride(0)
             if tensor.ndim == 3:
                 self.fixed[f"{table}_row"] = tensor.stride(1)
-        self.options = {"num_warps": sides.warps, "num_stages": sides.stages, **FUSED}
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
@@ -160,6 +161,11 @@ class WalkKernel:
         settings = {"precision": portable(self.layout.precision, machine), "popcount": machine == "cuda"}
         return printed(self.walk, Layout(**{**vars(self.layout), **settings}), self.name)
 
+    def options_for(self, machine: str) -> dict[str, int]:
+        """Return what Triton is told of a launch; its compiler for AMD fails at the maximum of one row by one warp."""
+        warps = max(self.sides.warps, 2) if machine == "hip" else self.sides.warps
+        return {"num_warps": warps, "num_stages": self.sides.stages, **FUSED}
+
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
         """Return a launch that takes the tensors that are not fixed, by name."""
         arguments, places = (
@@ -167,7 +173,8 @@ class WalkKernel:
             [n for n, name in enumerate(names) if name not in fixed],
         )
         given = [names[n] for n in places]
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.heads, places, self.options)
+        options = self.options_for(machine_of(self.device))
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.heads, places, options)
 
         def run(tensors: Mapping[str, torch.Tensor]) -> None:
             filled = [*arguments]
@@ -210,7 +217,8 @@ class WalkKernel:
             dtypes: of what is neither fixed nor of the tables' type.
             table: the type of tables.
         """
-        source = self.source_for(gpu(target)[0])
+        machine = gpu(target)[0]
+        source = self.source_for(machine)
         module, _ = cache.load(source.text, self.path.parent, self.name)
         types, divisible = [], []
         for place, name in enumerate(source.arguments):
@@ -221,4 +229,4 @@ class WalkKernel:
             else:
                 dtype = torch.float32 if name.endswith("_slots") else dtypes.get(name, table)
                 types.append(f"*{triton_type(dtype if value is None else value.dtype)}")
-        return assembled(module.walk, types, target, self.options, divisible)
+        return assembled(module.walk, types, target, self.options_for(machine), divisible)

@@ -215,40 +215,42 @@ class _Printer:
             self.put(f"col = tl.load(part_col + tile * {layout.width} + lane_col)")
         else:
             self.put(f"col = tl.load({kind}_col + tile) * {layout.width} + lane_col")
-        bounded = part and (layout.gathered or not layout.even)
-        if bounded:
-            self.put("col_ok = col >= 0" if layout.gathered else "col_ok = col < columns")
+        self.bounded, self.loaded = part and not layout.even, set[str]()
+        if self.bounded:
+            self.put("col_ok = col < columns")
         if part:
             self.put(f"word = tl.load(bits + tile * {layout.height} + lane_row)")
             self.put("met = ((word[:, None] >> lane_col[None, :]) & 1) != 0")
-        self.tables(bounded)
-        names = self.scores() | self.loaded_vectors(part, bounded)
+        names = self.scores() | self.loaded_vectors(part)
         statements, texts = self.walk.function.statements(self.weights.values(), names)
         self.put(*statements)
         self.gather_sums(dict(zip(self.weights, texts, strict=True)), part)
         self.indent -= 1
 
-    def tables(self, bounded: bool) -> None:
-        """Tiles of the tables of the other mode."""
-        at = "col.to(tl.int64)" if self.layout.wide else "col"
-        for table in self.other:
-            lane, inside = self.lane(table), ["col_ok[:, None]"] if bounded else []
+    def tile(self, table: str) -> str:
+        """The tile of a table of the other mode, which is loaded where it is needed first: registers are few."""
+        if table not in self.loaded:
+            self.loaded.add(table)
+            lane, inside = self.lane(table), ["col_ok[:, None]"] if self.bounded else []
             if self.short(self.sizes[table]):
                 inside.append(f"({lane} < {self.sizes[table]})[None, :]")
+            at = "col.to(tl.int64)" if self.layout.wide else "col"
             address = f"{table} + head * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
             self.put(f"{table}_tile = {self.load(address, inside)}")
+        return f"{table}_tile"
 
     def scores(self) -> dict[str, str]:
         """Products of tiles."""
         for name, (own, other) in self.products.items():
+            tile = self.tile(other)
             if self.dots:
-                self.put(f'{name} = tl.dot({own}_own, {other}_tile.T, input_precision="{self.layout.precision}")')
+                self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
             else:
-                left, right = f"{own}_own[:, None, :].to(tl.float32)", f"{other}_tile[None, :, :].to(tl.float32)"
+                left, right = f"{own}_own[:, None, :].to(tl.float32)", f"{tile}[None, :, :].to(tl.float32)"
                 self.put(f"{name} = tl.sum({left} * {right}, 2)")
         return {name: name for name in self.products}
 
-    def loaded_vectors(self, part: bool, bounded: bool) -> dict[str, str]:
+    def loaded_vectors(self, part: bool) -> dict[str, str]:
         """Numbers by column and by entry; the names of all vectors."""
         if self.by_entry:
             if part:
@@ -263,7 +265,7 @@ class _Printer:
                 self.put(f"entry = tl.load(order + entry{masked})")
         for name, side in self.vectors.items():
             if side == "other":
-                loaded = self.load(f"{name} + head * {name}_head + col", ["col_ok"] if bounded else [])
+                loaded = self.load(f"{name} + head * {name}_head + col", ["col_ok"] if self.bounded else [])
                 self.put(f"{name}_tile = {loaded}[None, :].to(tl.float32)")
             elif side == "entries":
                 loaded = self.load(f"{name} + head * {name}_head + entry", ["met"] if part else [])
@@ -292,11 +294,13 @@ class _Printer:
             weight = weights[output]
             if table is None:
                 self.put(f"{name}_sum += tl.sum({weight}, 1)")
-            elif self.dots:
+                continue
+            tile = self.tile(table)
+            if self.dots:
                 how = f'input_precision="{self.layout.precision}"'
-                self.put(f"{name}_sum = tl.dot({weight}.to({table}_tile.dtype), {table}_tile, {name}_sum, {how})")
+                self.put(f"{name}_sum = tl.dot({weight}.to({tile}.dtype), {tile}, {name}_sum, {how})")
             else:
-                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * {table}_tile[None, :, :].to(tl.float32), 1)")
+                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * {tile}[None, :, :].to(tl.float32), 1)")
         for output, name in self.walk.stored:
             masked = ", mask=met" if part else ""
             value = f"{weights[output]}.to({name}.dtype.element_ty)"
@@ -440,9 +444,7 @@ def _header(printer: _Printer, name: str) -> str:
     if layout.full:
         lines.append("full_col[tile]: the number of a full tile's block of columns")
     if layout.part:
-        lines.append(
-            f"part_col[tile]: {'its columns, -1 for none' if layout.gathered else 'likewise of a partial one'}"
-        )
+        lines.append(f"part_col[tile]: {'its columns, some twice' if layout.gathered else 'likewise of a partial one'}")
         lines.append("bits[tile, row]: bit c is set where the row meets the tile's column c")
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")

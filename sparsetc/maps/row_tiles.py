@@ -35,7 +35,8 @@ class RowTiles:
         full_ptr: (windows + 1,) int32, where the full tiles of each window begin.
         full_col: (full tiles,) int32, the number of each one's block of columns.
         part_ptr: (windows + 1,) likewise of partial tiles.
-        part_col: (partial tiles,) likewise; gathered, (partial tiles, width) columns, -1 in place of none.
+        part_col: (partial tiles,) likewise; gathered, (partial tiles, width) columns, one of the window's twice
+            in place of none: so nothing is read that the window does not meet.
         bits: (partial tiles, height) a word a row.
         full_base: (full tiles, height) int32, the number of the first entry of each row of a tile; None unless asked.
         part_base: (partial tiles, height) likewise.
@@ -201,11 +202,13 @@ def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: boo
     keys, column_of = torch.unique(own // height * columns + other, return_inverse=True)
     window, column = keys // columns, keys % columns
     distinct = torch.bincount(window, minlength=windows)
-    ptr = _cumulated(-(-distinct // width))
-    within = torch.arange(len(keys), device=device) - (distinct.cumsum(0) - distinct)[window]
+    tiles_each, first = -(-distinct // width), distinct.cumsum(0) - distinct
+    ptr = _cumulated(tiles_each)
+    within = torch.arange(len(keys), device=device) - first[window]
     slot = ptr.long()[window] * width + within
     tiles = int(ptr[-1])
-    part_col = torch.full((tiles * width,), -1, dtype=torch.int32, device=device)
+    of_tile = torch.repeat_interleave(first, tiles_each)  # where the columns of a tile's window begin
+    part_col = column[of_tile].int().repeat_interleave(width)
     part_col[slot] = column.int()
     at = slot[column_of]
     place = at // width * height + own % height
