@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, ShapeError
+from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern, lasting
 
@@ -28,8 +29,8 @@ SQUARES = 1 << 16
 """Squares of tiles that a search begins with: as many at once take a GPU no longer than a few."""
 AT_ONCE = 2048
 """Tiles whose pairs are looked at together."""
-KEPT = 64
-"""Lists of tiles, and patterns, that are kept. Not measured: a few masks of a model, in both orders of their modes."""
+KEPT = 256
+"""Tiles, entries and kernels that are kept. Not measured: a few masks of a model, in both orders of their modes."""
 
 Tiles = tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Rows and columns of full tiles; rows, columns and words of bits of partial ones."""
@@ -251,7 +252,8 @@ def _table(
 
 # -- tiles and entries ------------------------------------------------------------------------------------------------
 
-_kept: Lru[object, object] = Lru(KEPT)
+kept: Lru[Any, Any] = Lru(KEPT)
+"""What was made of masks, and of what others made that says which pairs meet; a mask is found again by its equal."""
 
 
 def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device: torch.device) -> Tiles:
@@ -309,6 +311,7 @@ def _words(
     return torch.cat(words)
 
 
+@entry_point
 def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
     """Return the entries of a mask, made once for a shape; they take 16 bytes each."""
 
@@ -322,4 +325,4 @@ def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Patt
             keys = torch.sort(place[0] * shape[1] + place[1]).values
             return Pattern(torch.stack((keys // shape[1], keys % shape[1])), shape, True)
 
-    return _kept.once(("pattern", mask, shape, device), made)  # type: ignore[return-value]
+    return kept.once(("pattern", mask, shape, device), made)  # type: ignore[no-any-return]

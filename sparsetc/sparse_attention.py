@@ -22,8 +22,7 @@ from sparsetc.maps.body import Body
 from sparsetc.maps.computed import computed
 from sparsetc.maps.fused import Pairs
 from sparsetc.options import Settings
-from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
+from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
@@ -164,10 +163,8 @@ def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:
 
 # -- which pairs meet -------------------------------------------------------------------------------------------------
 
-_kept: Lru[Any, Any] = Lru(masks.KEPT)
-"""Patterns and masks of what others made, by its identity."""
 
-
+@entry_point
 def meeting_of(given: Any, shape: tuple[int, int], device: torch.device) -> Pattern | masks.Mask:
     """Return the coalesced pattern, of entries or blocks, or the mask that stands for what says which pairs meet.
 
@@ -181,7 +178,7 @@ def meeting_of(given: Any, shape: tuple[int, int], device: torch.device) -> Patt
     if type(given).__name__ == "BlockMask":
         _check(tuple(given.seq_lengths), given.kv_num_blocks.device, shape, device)
         key = "block mask", id(given)
-        mask: masks.Mask = _kept.get(key) or _kept.put(key, masks.block_mask(given), needs=[given])
+        mask: masks.Mask = masks.kept.get(key) or masks.kept.put(key, masks.block_mask(given), needs=[given])
         return mask
     if isinstance(given, tuple) and len(given) == 2:
         found: Any = _of_rows(torch.as_tensor(given[0]), torch.as_tensor(given[1]), shape)
@@ -214,8 +211,9 @@ def _check(found: tuple[int, ...], found_on: torch.device, shape: tuple[int, int
 
 def _of_rows(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> SparseTensor:
     """Of rows, compressed: those of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` are row i's columns."""
-    key = "rows", id(indptr), indptr._version, id(indices), indices._version, shape
-    kept: SparseTensor | None = _kept.get(key)
+    lasts = not (indptr.is_inference() or indices.is_inference() or traced_by_modes())
+    key = "rows", id(indptr), lasts and indptr._version, id(indices), lasts and indices._version, shape
+    kept: SparseTensor | None = masks.kept.get(key) if lasts else None
     if kept is not None:
         return kept
     ones = torch.ones(indices.shape, device=indices.device)
@@ -223,4 +221,5 @@ def _of_rows(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]
         rows = torch.sparse_csr_tensor(indptr, indices, ones, shape, check_invariants=True)
     except RuntimeError as error:
         raise FormatError(f"attention: (indptr, indices) are no compressed rows of {shape}: {error}") from None
-    return _kept.put(key, SparseTensor.from_torch(rows), needs=[indptr, indices])
+    tensor = SparseTensor.from_torch(rows)
+    return masks.kept.put(key, tensor, needs=[indptr, indices]) if lasts else tensor  # type: ignore[no-any-return]

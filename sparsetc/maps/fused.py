@@ -63,11 +63,11 @@ class Pairs:
         if isinstance(self.given, Pattern):
             return self.given._once(key, make)
         of_mask = self.given, self.device, *key
-        kept: Made | None = _of_masks.get(of_mask)
-        if kept is None:
+        made: Made | None = masks.kept.get(of_mask)
+        if made is None:
             with lasting():
-                kept = _of_masks.put(of_mask, make())
-        return kept
+                made = masks.kept.put(of_mask, make())
+        return made
 
     def row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
         """Return the row tiles of a mode, made once."""
@@ -80,9 +80,6 @@ class Pairs:
             return (gathered if height == 1 else of_pattern)(given, mode, height, width, numbered)
         mask, shape = (given.turned, self.shape[::-1]) if mode else (given, self.shape)
         return of_tiles(*masks.tiles_of(mask, shape, height, width, self.device), shape, height, width)
-
-
-_of_masks: Lru[Any, Any] = Lru(4 * masks.KEPT)
 
 
 def _cheapest(pattern: Pattern) -> int:
