@@ -105,12 +105,28 @@ class Mask:
 
 
 def causal(offset: int = 0) -> Mask:
-    """Return the mask of keys at ``j <= i + offset``: a query's own position and those before."""
+    """Return the mask of keys at ``j <= i + offset``: a query's own position and those before.
+
+    Examples:
+        >>> stc.attention(torch.zeros(2, 4), torch.zeros(2, 4), torch.eye(2), stc.masks.causal())
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
+    """
     return _band(-offset, FAR)
 
 
 def sliding_window(before: int, after: int | None = None) -> Mask:
-    """Return the mask of keys at ``i - before <= j <= i + after``; as many after as before unless they are given."""
+    """Return the mask of keys at ``i - before <= j <= i + after``; as many after as before unless they are given.
+
+    Raises:
+        ShapeError: a negative distance.
+
+    Examples:
+        >>> stc.masks.sliding_window(1, 0).dense(3).int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [0, 1, 1]], dtype=torch.int32)
+    """
     after = before if after is None else after
     if before < 0 or after < 0:
         raise ShapeError(f"a sliding window takes distances of 0 or more, found {before} and {after}")
@@ -128,7 +144,14 @@ def _band(low: int, high: int) -> Mask:
 
 
 def prefix(length: int) -> Mask:
-    """Return the mask of the first `length` keys, which every query meets."""
+    """Return the mask of the first `length` keys, which every query meets.
+
+    Examples:
+        >>> (stc.masks.prefix(2) | stc.masks.causal()).dense(3).int()
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+    """
     return Mask(
         ("prefix", length),
         lambda i, j: (j < length).expand(torch.broadcast_shapes(i.shape, j.shape)),
@@ -138,12 +161,29 @@ def prefix(length: int) -> Mask:
 
 
 def global_tokens(count: int) -> Mask:
-    """Return the mask of the first `count` positions: they meet every key, and every query meets them."""
+    """Return the mask of the first `count` positions: they meet every key, and every query meets them.
+
+    Examples:
+        >>> stc.masks.global_tokens(1).dense(3).int()
+        tensor([[1, 1, 1],
+                [1, 0, 0],
+                [1, 0, 0]], dtype=torch.int32)
+    """
     return prefix(count) | prefix(count).turned
 
 
 def dilated(step: int) -> Mask:
-    """Return the mask of positions that differ by a multiple of `step`."""
+    """Return the mask of positions that differ by a multiple of `step`.
+
+    Raises:
+        ShapeError: a step below 1.
+
+    Examples:
+        >>> stc.masks.dilated(2).dense(3).int()
+        tensor([[1, 0, 1],
+                [0, 1, 0],
+                [1, 0, 1]], dtype=torch.int32)
+    """
     if step < 1:
         raise ShapeError(f"a dilated mask takes a step of 1 or more, found {step}")
 
@@ -197,6 +237,12 @@ def block_mask(mask: Any) -> Mask:
 
     Raises:
         FormatError: of several batches or heads.
+
+    Examples:
+        >>> from torch.nn.attention.flex_attention import create_block_mask
+        >>> flex = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+        >>> int(stc.masks.block_mask(flex).dense(128).sum())
+        8256
     """
     if mask.kv_num_blocks.shape[:2].numel() != 1:
         raise FormatError("attention: a BlockMask must be of one batch and head; take a mask a call for others")

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 316_000, size.COMPILER: 211_000, size.FILES: 207, size.CLASSES: 271, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 334_000, size.COMPILER: 229_000, size.FILES: 217, size.CLASSES: 289, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -19,7 +19,7 @@ from sparsetc.codegen.launch import FUSED, assembled, launch_of, triton_type
 from sparsetc.codegen.triton_layout import ADDRESS64
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.maps.body import Walk
-from sparsetc.maps.printer import LEAST_DOT, Layout, Source, padded, printed, sizes_of
+from sparsetc.maps.printer import LEAST_DOT, Layout, Printed, padded, printed, sizes_of
 from sparsetc.maps.row_tiles import RowTiles
 
 MULTIPROCESSORS = 132
@@ -156,7 +156,7 @@ class WalkKernel:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
             self.combine = self._bound(module.combine, self.source.combine, cut)
 
-    def source_for(self, machine: str) -> Source:
+    def source_for(self, machine: str) -> Printed:
         """Return the text for a machine."""
         settings = {"precision": portable(self.layout.precision, machine), "popcount": machine == "cuda"}
         return printed(self.walk, Layout(**{**vars(self.layout), **settings}), self.name)

@@ -1,6 +1,6 @@
 """A walk over row tiles -> the text of its Triton module, which can be read alone.
 
-In: a `Walk`, and a `Layout` that says what the text depends on beside it. Out: a `Source`: the text, and the names of
+In: a `Walk`, and a `Layout` that says what the text depends on beside it. Out: a `Printed`: the text, and the names of
 the arguments of its kernels. Kernel ``walk`` has one program a work item and head. It loads what belongs to the rows of
 its window once, goes through the window's full and partial tiles, and writes its sums. Of windows that are cut in
 several items it writes partial sums to slots, which kernel ``combine`` adds up.
@@ -61,7 +61,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Source:
+class Printed:
     """Generated text, and what its kernels take, in order.
 
     Attributes:
@@ -368,7 +368,7 @@ class _Printer:
         self.finish()
 
 
-def printed(walk: Walk, layout: Layout, name: str) -> Source:
+def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     """Return the module of a walk.
 
     Args:
@@ -409,7 +409,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Source:
         targets = [*online, *printer.results]
         combine = ("item_count", "rows", *(f"{t}_head" for t in targets), "items", *printer.slots(), *targets)
         lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.lines]
-    return Source("\n".join(lines) + "\n", arguments, combine)
+    return Printed("\n".join(lines) + "\n", arguments, combine)
 
 
 def _header(printer: _Printer, name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from map_cases import PATTERNS, SMALL, dense_attention, scattered
 
 import sparsetc as stc
+from sparsetc import sparse_attention
 from sparsetc.maps import fused, kernel
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
@@ -145,6 +146,23 @@ def test_what_a_row_of_scattered_entries_does_not_meet_has_no_part() -> None:
     pattern, bad = stc.SparseTensor.from_dense(meets.float()), torch.arange(70)[:, None] == 0
     found = stc.attention(q, k.masked_fill(bad, torch.nan), v.masked_fill(bad, torch.inf), pattern)
     torch.testing.assert_close(found, stc.attention(q, k, v, pattern))
+
+
+def test_a_compiled_function_runs_the_kernel_between_two_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    """As on a GPU, where Dynamo does not look into attention."""
+    q, k, v = (t.requires_grad_() for t in operands((), 30, 30, 16, 16))
+
+    def function(q: torch.Tensor) -> torch.Tensor:
+        return sparse_attention._opaque(2 * q, k, v, SMALL, 0.25, None, {}).sin()
+
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = torch.compile(function, backend="eager")(q)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense_attention(2 * q, k, v, SMALL.dense(30), 0.25, None).sin()
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.sum(), (q, k, v)) for y in (found, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_transforms_and_bfloat16_go_in_three_steps(caplog: pytest.LogCaptureFixture) -> None:
