@@ -44,7 +44,7 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc import datasets, decomposition, distributed, nn, plot, testing
+    from sparsetc import datasets, decomposition, distributed, masks, nn, plot, testing
     from sparsetc.calibration import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
@@ -103,6 +103,7 @@ __all__ = [
     "full",
     "kron",
     "log_softmax",
+    "masks",
     "mttkrp",
     "nn",
     "open_packed",
@@ -147,7 +148,7 @@ _ON_DEMAND = {
     "calibrate": "calibration",
     "plan_bcb": "products.problem",
     "DeviceProfile": "device.profile",
-    **dict.fromkeys(("datasets", "decomposition", "distributed", "nn", "plot", "testing"), ""),
+    **dict.fromkeys(("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing"), ""),
 }
 """Names that are imported when they are first asked for, each with its module; a module has none."""
 

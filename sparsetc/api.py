@@ -5,6 +5,7 @@ In: an equation and operands, at least one of them sparse. Out: results, or a `K
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -385,4 +386,6 @@ def clear_cache() -> None:
     """
     clear_patterns()
     inputs.readings.clear()
+    if (masks := sys.modules.get("sparsetc.masks")) is not None:  # imported by those who attend
+        masks.kept.clear()
     cache.clear()

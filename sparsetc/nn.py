@@ -8,6 +8,7 @@ each element of a block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -19,6 +20,9 @@ from typing_extensions import Unpack
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
+from sparsetc.maps.body import Body, Side
+from sparsetc.maps.computed import computed
+from sparsetc.maps.fused import Pairs
 from sparsetc.options import Settings, current
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
@@ -268,19 +272,45 @@ class GATConv(nn.Module):
                 f"{tuple(sources.shape)} and {tuple(targets.shape)}"
             )
         pattern = _with_loops(adjacency.pattern)[0] if self.loops else adjacency.pattern
-        target, source = pattern.coords
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
-        scores = gathered((of_sources * self.of_source).sum(-1), source)
-        scores = scores + gathered((of_targets * self.of_target).sum(-1), target)
-        weights = softmax(SparseTensor._make(pattern, functional.leaky_relu(scores, self.slope)), 1)
-        sums = einsum("ijh,jhr->ihr", weights, of_sources, output="dense", **self.settings)
+        by_source = (of_sources * self.of_source).sum(-1).T
+        by_target = (of_targets * self.of_target).sum(-1).T
+        tensors = [of_sources.transpose(0, 1), by_target, by_source]
+        steps = partial(_gat_in_steps, pattern, self.slope, self.settings)
+        pairs = Pairs(pattern, (rows, columns), of_sources.device)
+        sums = computed(_gat(self.slope), pairs, tensors, steps, self.settings, "GATConv").transpose(0, 1)
         return sums.flatten(1).to(self.bias.dtype) + self.bias
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the (nodes, heads, out_features) products with the weight, of 16 bits as float32 as sums follow."""
         mixed: torch.Tensor = self.linear(x).unflatten(1, self.of_source.shape)
         return mixed.to(accumulator(mixed.dtype))
+
+
+@lru_cache(maxsize=64)
+def _gat(slope: float) -> Body:
+    """Return graph attention as a body; kernels are kept by it."""
+    sides: dict[str, Side] = {"target": "rows", "source": "columns"}
+    return Body(
+        {}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, ("sums", "mixed")
+    )
+
+
+def _gat_in_steps(
+    pattern: Pattern,
+    slope: float,
+    settings: Settings,
+    mixed: torch.Tensor,
+    by_target: torch.Tensor,
+    by_source: torch.Tensor,
+) -> torch.Tensor:
+    """Return the (heads, targets, width) sums of (heads, sources, width) rows, of (heads, nodes) parts of scores."""
+    target, source = pattern.coords
+    scores = gathered(by_source.T, source) + gathered(by_target.T, target)
+    weights = softmax(SparseTensor._make(pattern, functional.leaky_relu(scores, slope)), 1)
+    sums: torch.Tensor = einsum("ijh,hjr->hir", weights, mixed, output="dense", **settings)
+    return sums
 
 
 def _adjacency(given: Any, name: str) -> SparseTensor:

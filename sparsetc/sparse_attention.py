@@ -1,20 +1,28 @@
-"""Attention over a sparse pattern: sampled products, softmax over the entries of a row, and a sparse matrix product.
+"""Attention over a sparse pattern or a mask: one kernel where there is one, and three steps elsewhere.
 
-In: queries, keys, values and which of them meet. Out: the rows of values that each query takes, differentiable.
+In: queries, keys, values and which of them meet. Out: the rows of values that each query takes, differentiable. The
+three steps are a sampled product, a softmax over the entries of a row, and a product of the weights with the values.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from typing_extensions import Unpack
 
+from sparsetc import masks
 from sparsetc.api import einsum
 from sparsetc.contraction.canonical import as_operand, promoted
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.maps.body import Body
+from sparsetc.maps.computed import computed
+from sparsetc.maps.fused import Pairs
 from sparsetc.options import Settings
+from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.softmax import softmax
@@ -35,21 +43,27 @@ def attention(
     """Each query's mean of the values that it meets, weighted by ``softmax(scale * q @ k.T + bias)`` over these alone.
 
     As `torch.nn.functional.scaled_dot_product_attention` with a mask that is minus infinity where the pattern has no
-    entry; a query that meets nothing, or whose bias is minus infinity wherever it meets a key, gets zeros. Three steps,
-    each with gradients: a sampled product, `softmax`, and a product of the sparse weights with the values; nothing is
-    formed over all pairs. Operands of 16 bits are converted to float32 for all of them.
+    entry; a query that meets nothing, or whose bias is minus infinity wherever it meets a key, gets zeros. Nothing is
+    formed over all pairs. Scores, softmax and sums of 16-bit operands are in float32.
+
+    On a GPU one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k and v
+    of up to 128 columns, or up to 256 over scattered entries. They go through tiles of 64 queries by 64 keys, or
+    through each query's entries where these lie far apart. Values and keys that share such a tile with a query that
+    does not meet them must be finite. On a CPU, with a `plan`, in forward mode and in transforms of `torch.func`, and
+    for gradients of gradients there are three steps: a sampled product, `softmax`, and a product of the weights with
+    the values. ``logging.getLogger("sparsetc")`` says at level DEBUG which way was taken, and why.
 
     Args:
         q: (*heads, rows, d); batches and heads, any number of modes, stand in front.
         k: (*heads, columns, d).
         v: (*heads, columns, width).
-        pattern: which queries meet which keys, of shape (rows, columns), the same for all heads: a `Pattern`, any
-            sparse tensor that `einsum` takes (values are not read, so stored zeros meet too; blocks are met whole),
-            FlashInfer's and scipy's pair ``(indptr, indices)`` of rows, or a `BlockMask` of FlexAttention of one batch
-            and head.
+        pattern: which queries meet which keys, of shape (rows, columns), the same for all heads: a mask of
+            `sparsetc.masks`, a `Pattern`, any sparse tensor that `einsum` takes (values are not read, so stored zeros
+            meet too; blocks are met whole), FlashInfer's and scipy's pair ``(indptr, indices)`` of rows, or a
+            `BlockMask` of FlexAttention of one batch and head.
         scale: that products are multiplied by; ``d ** -0.5`` by default.
         bias: (nnz,) or (*heads, nnz), added to the scaled products of entries in lexicographic order.
-        settings: of `einsum`, for both products.
+        settings: of `einsum`, for both products of the three steps; the kernels take precision and cache_dir.
 
     Returns:
         (*heads, rows, width), of the operands' dtype.
@@ -80,83 +94,132 @@ def attention(
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     q, k, v = promoted((q, k, v))
-    dtype, (*heads, rows, depth), columns = q.dtype, q.shape, k.shape[-2]
+    dtype = q.dtype
     if not dtype.is_floating_point or {k.dtype, v.dtype} != {dtype}:
         raise DtypeError(
             f"attention takes q, k and v of one floating point dtype, found {dtype}, {k.dtype} and {v.dtype}"
         )
-    meeting, wide = pattern_of(pattern, (rows, columns), q.device), accumulator(dtype)
-    ones = SparseTensor._make(meeting, q.new_ones(meeting.nnz, dtype=wide))
-    q, k, v = (one.reshape(prod(heads), *one.shape[-2:]).to(wide) for one in (q, k, v))  # one mode of heads
-    products = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
-    scores = products.values * (max(depth, 1) ** -0.5 if scale is None else scale)
+    call = _opaque if is_dynamo_compiling() and q.is_cuda else _attention
+    return call(q, k, v, pattern, max(q.shape[-1], 1) ** -0.5 if scale is None else scale, bias, settings)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Any, scale: float, bias: Any, settings: Settings
+) -> torch.Tensor:
+    (*heads, rows, _), columns = q.shape, k.shape[-2]
+    meeting = meeting_of(pattern, (rows, columns), q.device)
+    tensors = [one.reshape(prod(heads), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
     if bias is not None:
-        scores = scores + _bias(bias, heads, meeting.nnz).to(wide)
-    weights = softmax(SparseTensor._make(meeting, scores), 1)
-    means = einsum("ijh,hjd->hid", weights, v, output="dense", **settings)
-    return means.reshape(*heads, rows, v.shape[-1]).to(dtype)
+        meeting = pattern_of(meeting, (rows, columns), q.device)
+        tensors.append(_bias(bias, heads, meeting.nnz).expand(prod(heads), meeting.nnz))
+    steps = partial(_in_steps, meeting, (rows, columns), scale, settings)
+    pairs = Pairs(meeting, (rows, columns), q.device)
+    result = computed(_body(float(scale), bias is not None), pairs, tensors, steps, settings, "attention")
+    return result.reshape(*heads, rows, v.shape[-1])
+
+
+_opaque = entry_point(_attention)
+
+
+@lru_cache(maxsize=64)
+def _body(scale: float, with_bias: bool) -> Body:
+    """Return attention as a body; kernels are kept by it."""
+    if with_bias:
+        return Body({"s": ("q", "k")}, {"bias": "entries"}, lambda s, bias: s * scale + bias, True, ("o", "v"))
+    return Body({"s": ("q", "k")}, {}, lambda s: s * scale, True, ("o", "v"))
+
+
+def _in_steps(
+    meeting: Pattern | masks.Mask,
+    shape: tuple[int, int],
+    scale: float,
+    settings: Settings,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return attention of (heads, rows, d) operands, and a bias (heads, nnz), by a product, softmax and a product."""
+    dtype, wide, pattern = q.dtype, accumulator(q.dtype), pattern_of(meeting, shape, q.device)
+    ones = SparseTensor._make(pattern, q.new_ones(pattern.nnz, dtype=wide))
+    q, k, v = (one.to(wide) for one in (q, k, v))
+    products = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
+    scores = products.values * scale
+    if bias is not None:
+        scores = scores + bias.T.to(wide)
+    weights = softmax(SparseTensor._make(pattern, scores), 1)
+    means: torch.Tensor = einsum("ijh,hjd->hid", weights, v, output="dense", **settings)
+    return means.to(dtype)
 
 
 def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:
-    """(nnz, heads or 1) of a bias."""
+    """Return (heads or 1, nnz) of a bias."""
     if not isinstance(bias, torch.Tensor) or bias.shape not in ((nnz,), (*heads, nnz)):
         raise ShapeError(f"attention: bias must be {(nnz,)} or {(*heads, nnz)}, found {bias!r:.80}")
     if not bias.is_floating_point():
         raise DtypeError(f"attention: bias is added to scores, and must be floating point, found {bias.dtype}")
-    return bias.reshape(prod(bias.shape[:-1]), nnz).T
+    return bias.reshape(prod(bias.shape[:-1]), nnz)
 
 
-def pattern_of(given: Any, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """The coalesced pattern of single entries that stands for whatever says which pairs meet; errors of `attention`."""
+# -- which pairs meet -------------------------------------------------------------------------------------------------
+
+
+@entry_point
+def meeting_of(given: Any, shape: tuple[int, int], device: torch.device) -> Pattern | masks.Mask:
+    """Return the coalesced pattern, of entries or blocks, or the mask that stands for what says which pairs meet.
+
+    Raises:
+        FormatError: what is no pattern.
+        ShapeError: of another shape.
+        DeviceError: on another device.
+    """
+    if isinstance(given, masks.Mask):
+        return given
+    if type(given).__name__ == "BlockMask":
+        _check(tuple(given.seq_lengths), given.kv_num_blocks.device, shape, device)
+        key = "block mask", id(given)
+        mask: masks.Mask = masks.kept.get(key) or masks.kept.put(key, masks.block_mask(given), needs=[given])
+        return mask
     if isinstance(given, tuple) and len(given) == 2:
         found: Any = _of_rows(torch.as_tensor(given[0]), torch.as_tensor(given[1]), shape)
-    elif type(given).__name__ == "BlockMask":
-        found = _of_block_mask(given)
     elif isinstance(given, Pattern):
         found = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
     else:
         found = as_operand(given, "attention: pattern")
     if not isinstance(found, SparseTensor):
         raise FormatError(f"attention: {type(given).__name__} is no pattern of queries and keys")
-    if found.shape != shape:
-        raise ShapeError(f"attention: the pattern must be {shape}, a row a query, found {found.shape}")
-    if found.device != device:
-        raise DeviceError(f"attention: the pattern must be on {device} as q is, found {found.device}")
-    return without_blocks(found).pattern  # type: ignore[no-any-return]
+    _check(tuple(found.shape), found.device, shape, device)
+    return found.coalesce().pattern  # type: ignore[no-any-return]
+
+
+def pattern_of(meeting: Pattern | masks.Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
+    """Return the pattern of single entries."""
+    if isinstance(meeting, masks.Mask):
+        return masks.pattern_of(meeting, shape, device)
+    if meeting.blocks is None:
+        return meeting
+    whole = SparseTensor._make(meeting, torch.ones((), device=meeting.device).expand(meeting.values_shape(())))
+    return without_blocks(whole).pattern  # type: ignore[no-any-return]
+
+
+def _check(found: tuple[int, ...], found_on: torch.device, shape: tuple[int, int], device: torch.device) -> None:
+    if found != shape:
+        raise ShapeError(f"attention: the pattern must be {shape}, a row a query, found {found}")
+    if found_on != device:
+        raise DeviceError(f"attention: the pattern must be on {device} as q is, found {found_on}")
 
 
 def _of_rows(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> SparseTensor:
     """Of rows, compressed: those of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` are row i's columns."""
+    lasts = not (indptr.is_inference() or indices.is_inference() or traced_by_modes())
+    key = "rows", id(indptr), lasts and indptr._version, id(indices), lasts and indices._version, shape
+    kept: SparseTensor | None = masks.kept.get(key) if lasts else None
+    if kept is not None:
+        return kept
     ones = torch.ones(indices.shape, device=indices.device)
     try:
         rows = torch.sparse_csr_tensor(indptr, indices, ones, shape, check_invariants=True)
     except RuntimeError as error:
         raise FormatError(f"attention: (indptr, indices) are no compressed rows of {shape}: {error}") from None
-    return SparseTensor.from_torch(rows)
-
-
-def _of_block_mask(mask: Any) -> SparseTensor:
-    """Of FlexAttention's blocks: those that are full, and of others the positions that its function admits."""
-    if mask.kv_num_blocks.shape[:2].numel() != 1:
-        raise FormatError("attention: a BlockMask must be of one batch and head; take a mask a call for others")
-    (rows, columns), sides = mask.seq_lengths, mask.BLOCK_SIZE
-    parts = [(mask.kv_num_blocks, mask.kv_indices, True), (mask.full_kv_num_blocks, mask.full_kv_indices, False)]
-    found = []
-    for counts, indices, asked in parts:
-        if counts is None:
-            continue
-        counts, indices = counts[0, 0].long(), indices[0, 0].long()
-        taken = torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
-        blocks = torch.stack((taken.nonzero()[:, 0], indices[taken]))
-        within = torch.cartesian_prod(*(torch.arange(side, device=indices.device) for side in sides)).T
-        at = (blocks * blocks.new_tensor(sides)[:, None]).unsqueeze(2) + within.unsqueeze(1)
-        q, k = at.reshape(2, -1)
-        inside = (q < rows) & (k < columns)
-        q, k = q[inside], k[inside]
-        if asked and q.numel():  # vmap takes no functions of no positions that divide
-            zero = torch.zeros_like(q)
-            admitted = torch.vmap(mask.mask_mod)(zero, zero, q, k)
-            q, k = q[admitted], k[admitted]
-        found.append(torch.stack((q, k)))
-    coords = torch.cat(found, 1)
-    return SparseTensor(coords, torch.ones(coords.shape[1], device=coords.device), (rows, columns))
+    tensor = SparseTensor.from_torch(rows)
+    return masks.kept.put(key, tensor, needs=[indptr, indices]) if lasts else tensor  # type: ignore[no-any-return]

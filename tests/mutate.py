@@ -34,7 +34,9 @@ TESTS = {
     "sparsetc/tensor/softmax.py": ["attention", "nn"],
     "sparsetc/tensor/sums.py": ["reductions integers", "reduced arithmetic values"],
     "sparsetc/nn.py": ["nn"],
-    "sparsetc/sparse_attention.py": ["attention"],
+    "sparsetc/sparse_attention.py": ["attention masks"],
+    "sparsetc/masks.py": ["masks", "maps"],
+    "sparsetc/maps/": ["maps golden_maps"],
     "sparsetc/io/": ["io", "io_bounds io_npz binsparse fuzz packed_files packing"],
     "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz"],
     "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
@@ -63,7 +65,6 @@ TESTS = {
     "sparsetc/contraction/rewrites.py": ["block_einsums", "blocks semi_sparse copies"],
     "sparsetc/contraction/passing.py": ["passing"],
     "sparsetc/contraction/path.py": ["paths", "pair hybrid"],
-    "sparsetc/calibration.py": ["calibrate"],
     "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
     "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
     "sparsetc/decomposition/": [

@@ -26,7 +26,7 @@ RUN = (
     "guides/packed_files.md",
 )
 """Pages all of whose code is run, from top to bottom."""
-MODULES = ("datasets", "decomposition", "distributed", "nn", "plot", "testing")
+MODULES = ("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing")
 
 
 def test_the_reference_has_every_public_name_once() -> None:

@@ -11,7 +11,7 @@ import sparsetc as stc
 from sparsetc.packing.deal import PARTITIONS
 from sparsetc.planner.registry import FORMATS, PLANS
 
-MODULES = (stc, stc.decomposition, stc.nn, stc.datasets, stc.testing)
+MODULES = (stc, stc.decomposition, stc.masks, stc.nn, stc.datasets, stc.testing)
 REGISTRIES = (stc.OPERATIONS, FORMATS, PARTITIONS, PLANS)
 
 

@@ -328,7 +328,9 @@ def triton_type(dtype: torch.dtype) -> str:
     return f"{kind}{8 * dtype.itemsize}"
 
 
-def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[str, int]) -> Any:
+def assembled(
+    kernel: Any, types: Sequence[str], target: str, options: Mapping[str, int], divisible: Sequence[int] = ()
+) -> Any:
     """Return Triton's compiled kernel for a named target; needs no GPU.
 
     Args:
@@ -336,6 +338,7 @@ def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[s
         types: of its arguments, in order, as Triton writes them; pointers are aligned to 16 bytes.
         target: a name of `device.profile.TARGETS`.
         options: what Triton is told of a launch beside its arguments.
+        divisible: places of the numbers that are multiples of 16, as a launch sees by itself.
 
     Raises:
         PlanError: a target that is not known, or Triton's interpreter in place of its compiler.
@@ -347,7 +350,7 @@ def assembled(kernel: Any, types: Sequence[str], target: str, options: Mapping[s
     machine, arch, warp = gpu(target)
     if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
-    aligned = [n for n, t in enumerate(types) if t.startswith("*")]
+    aligned = [*divisible, *(n for n, t in enumerate(types) if t.startswith("*"))]
     attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constexprs={}, attrs=attributes)
     return triton.compile(source, target=GPUTarget(machine, arch, warp), options=options)

@@ -1,0 +1,148 @@
+"""Bodies: products, an elementwise map, a softmax, and sums of products, over the pairs that a pattern holds.
+
+In: a `Body`, which says what a user wants of each pair (i, j). Out: `Walk`s, which kernels are printed from: one for
+the result and one a mode for gradients.
+
+    body    ::= product* map softmax? accumulated
+    product     s[i, j] = sum over d of q[i, d] k[j, d]             a dot of two tiles, or multiply-adds for one row
+    map         z[i, j] = f(products, vectors by row, by column, values by entry)
+    softmax     p[i, j] = exp(z[i, j]) over its sum for the j of row i; without it p = z
+    accumulated o[i, d] = sum over j of p[i, j] v[j, d]
+
+Backward follows one rule: every product that has a table of the walked mode gives this table's gradient, a sum of
+weight times the product's other table. An accumulated product's weight is p; a sampled one's is its derivative. So the
+gradients are a walk of the rows and a walk of the columns, of the same parts, and one printer serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from sparsetc.maps.elementwise import Elementwise
+from sparsetc.maps.trace import trace
+
+LOG2E = 1.4426950408889634
+Side = Literal["rows", "columns", "entries"]
+SIDES: tuple[Side, Side] = ("rows", "columns")
+"""Which mode the numbers 0 and 1 are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """What is computed of each pair of a pattern (rows, columns). Names hold no underscore.
+
+    Attributes:
+        products: of each score, its table of rows and its table of columns.
+        vectors: names of other inputs of the map, and what they have a number for.
+        map: of products and vectors by name, elementwise.
+        softmax: whether results of the map are normalised over a row's pairs.
+        accumulated: the result, and the table of columns that it sums.
+    """
+
+    products: Mapping[str, tuple[str, str]]
+    vectors: Mapping[str, Side]
+    map: Callable[..., torch.Tensor]
+    softmax: bool
+    accumulated: tuple[str, str]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names that the map is called with."""
+        return (*self.products, *self.vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """One pass over the windows of a mode. "Own" is that mode, "other" the one that a loop goes along.
+
+    Attributes:
+        mode: 0 if windows are of rows, 1 if of columns.
+        products: of each score, its own table and the other one.
+        vectors: by name, whether there is a number for each own position, each other one, or each entry.
+        function: of products and vectors; weights are outputs of it.
+        online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; `lse` is a result then.
+        accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
+            a table destination[own] = sum of output.
+        stored: (output, destination): destination[entry] = output.
+        inner: name -> two own tables: the sum of their product for each own position, a vector that is stored too.
+    """
+
+    mode: int
+    products: Mapping[str, tuple[str, str]]
+    vectors: Mapping[str, Literal["own", "other", "entries"]]
+    function: Elementwise
+    online: bool
+    accumulated: tuple[tuple[str, str | None, str], ...]
+    stored: tuple[tuple[str, str], ...] = ()
+    inner: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of what is written beside `lse` and the sums of `inner`."""
+        return (*(name for _, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
+
+
+def forward(body: Body) -> Walk:
+    """Return the walk of the rows that gives the results; of a softmax also `lse`, the logarithm of each row's sum."""
+    factor = LOG2E if body.softmax else 1.0
+    function = trace(lambda **inputs: {"p": body.map(**inputs) * factor}, body.inputs)
+    vectors = _seen(body.vectors, 0)
+    result, table = body.accumulated
+    return Walk(0, body.products, vectors, function, body.softmax, (("p", table, result),))
+
+
+def backward(body: Body, mode: int, wanted: Collection[str]) -> Walk:
+    """Return the walk of a mode that gives the gradients of its tables and vectors, and for rows those of entries.
+
+    It reads, beside the inputs, ``g_o`` for the result o, and of a softmax `lse`, and `delta`, the sum of each row of o
+    times g_o. The walk of the rows computes this itself, reads o for it, and stores it for that of the columns.
+
+    Args:
+        body: the body.
+        mode: 0 for rows, 1 for columns.
+        wanted: names of the tables and vectors whose gradients are computed, as ``grad_`` and the name.
+    """
+    result, table = body.accumulated
+    products = {**body.products, "dp": (f"g_{result}", table)}
+    given = dict(body.vectors)
+    if body.softmax:
+        given |= {"lse": "rows", "delta": "rows"}
+
+    def gradients(**inputs: Any) -> dict[str, torch.Tensor]:
+        tensors = [inputs[name] for name in body.inputs]
+        derivative: Any = torch.func.vjp(lambda *own: body.map(**dict(zip(body.inputs, own, strict=True))), *tensors)
+        z, pull = derivative
+        p, dz = z, inputs["dp"]
+        if body.softmax:
+            p = torch.exp2(z * LOG2E - inputs["lse"])
+            dz = p * (dz - inputs["delta"])
+        return {"p": p, **{f"d_{name}": d for name, d in zip(body.inputs, pull(dz), strict=True)}}
+
+    function = trace(gradients, [*products, *given])
+    seen = {name: (tables[mode], tables[1 - mode]) for name, tables in products.items()}
+    accumulated: list[tuple[str, str | None, str]] = [
+        ("p" if name == "dp" else f"d_{name}", other, f"grad_{own}")
+        for name, (own, other) in seen.items()
+        if own in wanted
+    ]
+    own_vectors = [name for name, side in body.vectors.items() if side == SIDES[mode] and name in wanted]
+    accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
+    of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
+    stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
+    inner = {"delta": (result, f"g_{result}")} if body.softmax and mode == 0 else {}
+    vectors = _seen({name: side for name, side in given.items() if name not in inner}, mode)
+    return Walk(mode, seen, vectors, function, False, tuple(accumulated), stored, inner)
+
+
+def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Literal["own", "other", "entries"]]:
+    """Return the sides of vectors as a walk of a mode sees them."""
+    sides: dict[Side, Literal["own", "other", "entries"]] = {
+        SIDES[mode]: "own",
+        SIDES[1 - mode]: "other",
+        "entries": "entries",
+    }
+    return {name: sides[side] for name, side in vectors.items()}

@@ -1,0 +1,184 @@
+"""Elementwise functions as data: operations in order, with constants folded, and their text in Triton.
+
+In: operations, one at a time. Out: an `Elementwise`, which a printer asks for the statements of some of its outputs.
+
+    operation ::= (name, argument*)                       name: a key of TEXT, or "input" with an input's name
+    argument  ::= Ref | number                            Ref: the place of an earlier operation
+    output    ::= name: Ref | number
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TEXT = {
+    "abs": "tl.abs({0})",
+    "add": "{0} + {1}",
+    "cos": "tl.cos({0})",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "erf": "tl.erf({0})",
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "expm1": "tl.exp({0}) - 1.0",
+    "floor": "tl.floor({0})",
+    "ge": "{0} >= {1}",
+    "gt": "{0} > {1}",
+    "isnan": "{0} != {0}",
+    "le": "{0} <= {1}",
+    "log": "tl.log({0})",
+    "log1p": "tl.log(1.0 + {0})",
+    "log2": "tl.log2({0})",
+    "logical_and": "{0} & {1}",
+    "logical_not": "{0} == 0",
+    "logical_or": "{0} | {1}",
+    "lt": "{0} < {1}",
+    "maximum": "tl.maximum({0}, {1})",
+    "minimum": "tl.minimum({0}, {1})",
+    "mul": "{0} * {1}",
+    "ne": "{0} != {1}",
+    "pow": "tl.exp2({1} * tl.log2({0}))",
+    "reciprocal": "1.0 / {0}",
+    "relu": "tl.maximum({0}, 0.0)",
+    "rsqrt": "tl.rsqrt({0})",
+    "sigmoid": "tl.sigmoid({0})",
+    "sign": "tl.where({0} > 0, 1.0, 0.0) - tl.where({0} < 0, 1.0, 0.0)",
+    "sin": "tl.sin({0})",
+    "sqrt": "tl.sqrt({0})",
+    "sub": "{0} - {1}",
+    "tanh": "2.0 * tl.sigmoid(2.0 * {0}) - 1.0",
+    "where": "tl.where({0}, {1}, {2})",
+}
+"""Expressions of the operations that kernels have, by torch's names. Arguments are names or numbers."""
+
+INPUT = "input"
+
+
+class Ref(int):
+    """The place of an operation."""
+
+
+Argument = Ref | float
+Operation = tuple[str, tuple[Any, ...]]
+
+
+def number_text(value: float) -> str:
+    """Return a number as Triton's source has it."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A function of tensors of one shape, element by element.
+
+    Attributes:
+        operations: in an order in which each follows its arguments.
+        outputs: by name.
+    """
+
+    operations: tuple[Operation, ...]
+    outputs: Mapping[str, Argument]
+
+    def peeled(self, output: str) -> tuple[Argument, float]:
+        """Return an output without its constant factors, and their product: a sum takes them once, at its end."""
+        argument, factor = self.outputs[output], 1.0
+        while isinstance(argument, Ref):
+            name, arguments = self.operations[argument]
+            if name != "mul" or isinstance(arguments[1], Ref):
+                break
+            argument, factor = arguments[0], factor * arguments[1]
+        return argument, factor
+
+    def needed(self, arguments: Iterable[Argument]) -> list[Ref]:
+        """Return, in order, the operations that these depend on, themselves included."""
+        reached: set[Ref] = set()
+        waiting = [a for a in arguments if isinstance(a, Ref)]
+        while waiting:
+            ref = waiting.pop()
+            if ref not in reached:
+                reached.add(ref)
+                waiting += [a for a in self.operations[ref][1] if isinstance(a, Ref)]
+        return sorted(reached)
+
+    def inputs(self, arguments: Iterable[Argument]) -> set[str]:
+        """Return the names of the inputs that these depend on."""
+        operations = [self.operations[ref] for ref in self.needed(arguments)]
+        return {arguments[0] for name, arguments in operations if name == INPUT}
+
+    def statements(self, arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Return statements that compute these, one an operation, and the name or number of each of them.
+
+        Args:
+            arguments: outputs, or outputs without factors.
+            names: the variable of each input.
+        """
+        arguments, variables = list(arguments), dict[Ref, str]()
+        lines = []
+
+        def text(argument: Argument) -> str:
+            return variables[argument] if isinstance(argument, Ref) else number_text(argument)
+
+        for ref in self.needed(arguments):
+            name, operands = self.operations[ref]
+            if name == INPUT:
+                variables[ref] = names[operands[0]]
+                continue
+            variables[ref] = f"map_{int(ref)}"
+            lines.append(f"map_{int(ref)} = {TEXT[name].format(*map(text, operands))}")
+        return lines, [text(a) for a in arguments]
+
+
+FOLDED: dict[str, Callable[[float, float], float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+}
+
+
+class Builder:
+    """Collects operations: equal ones once, constants folded, a constant factor as the second argument of `mul`."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._places: dict[Any, Ref] = {}
+
+    def add(self, name: str, *arguments: Any) -> Argument:
+        """Return the result of an operation, made of those that are kept where it can be."""
+        if name == "neg":
+            return self.add("mul", arguments[0], -1.0)
+        if name == "div" and not isinstance(arguments[1], Ref):
+            return self.add("mul", arguments[0], 1.0 / arguments[1] if arguments[1] else math.inf)
+        if name == "pow" and not isinstance(arguments[1], Ref) and arguments[1] in (1, 2, -1):
+            return self._power(arguments[0], int(arguments[1]))
+        if name in FOLDED:
+            return self._folded(name, arguments[0], arguments[1])
+        return self._kept(name, arguments)
+
+    def _power(self, base: Argument, exponent: int) -> Argument:
+        if exponent == 2:
+            return self.add("mul", base, base)
+        return base if exponent == 1 else self.add("reciprocal", base)
+
+    def _folded(self, name: str, first: Argument, second: Argument) -> Argument:
+        if name != "sub" and not isinstance(first, Ref):
+            first, second = second, first
+        if isinstance(second, Ref):
+            return self._kept(name, (first, second))
+        if not isinstance(first, Ref):
+            return FOLDED[name](first, second)
+        if second == (1 if name == "mul" else 0):
+            return first
+        before, arguments = self.operations[first]
+        if name == before == "mul" and not isinstance(arguments[1], Ref):
+            return self._folded("mul", arguments[0], arguments[1] * second)
+        return self._kept(name, (first, float(second)))
+
+    def _kept(self, name: str, arguments: tuple[Any, ...]) -> Ref:
+        key = name, tuple((type(a), a) for a in arguments)
+        if key not in self._places:
+            self._places[key] = Ref(len(self.operations))
+            self.operations.append((name, arguments))
+        return self._places[key]

@@ -1,0 +1,232 @@
+"""Walks as launched kernels: sides of tiles, warps, how far long windows are cut, and argument lists built once.
+
+In: a `Walk`, `RowTiles` and tensors. Out: a function of tensors by name, which launches one kernel, and a second where
+windows are cut. What was generated is kept with the row tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetc.codegen import cache
+from sparsetc.codegen.launch import FUSED, assembled, launch_of, triton_type
+from sparsetc.codegen.triton_layout import ADDRESS64
+from sparsetc.device.profile import gpu, machine_of, portable
+from sparsetc.maps.body import Walk
+from sparsetc.maps.printer import LEAST_DOT, Layout, Printed, padded, printed, sizes_of
+from sparsetc.maps.row_tiles import RowTiles
+
+MULTIPROCESSORS = 132
+"""Of an H100 and an H200: what long windows are cut for."""
+RESIDENT = 2
+"""Programs of dots that a multiprocessor runs at once, by their registers."""
+FEWEST_TILES = 8
+"""Tiles of an item at least, and of single rows at most (R-MAT graphs, H200: uncut rows took .9 to 1.6 times as long,
+items of 16 tiles as long)."""
+UNEVEN = 1.5
+"""How many times its share the longest window may be before windows are cut."""
+DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
+"""What dots of float32 take."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The sides of a walk's tiles, and how its loop runs.
+
+    Attributes:
+        height: rows of a window; 1 for a row by its entries.
+        width: columns of a tile.
+        warps: of a program.
+        stages: tiles that are on their way at once.
+    """
+
+    height: int
+    width: int
+    warps: int
+    stages: int
+
+
+def sides_of(sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int) -> Sides | None:
+    """Return the sides for tables of these row sizes; None where a program would not fit in registers.
+
+    Args:
+        sizes: of the tables' rows.
+        dtype: of the tables.
+        backward: whether gradients are computed.
+        width: columns of a tile at most; 1 if a window is to be one row, whose columns are gathered.
+    """
+    size = padded(max(sizes), dots=width > 1)
+    if width == 1:
+        return ROW_FORMS.get(size)
+    sides = FORMS[dtype.itemsize, backward].get(max(size, SMALLEST))
+    return sides and replace(sides, width=min(sides.width, width))
+
+
+FORMS = {
+    (2, False): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
+    (2, True): {64: Sides(64, 64, 4, 2), 128: Sides(64, 64, 8, 2), 256: Sides(32, 32, 4, 1)},
+    (4, False): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1)},
+    (4, True): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1)},
+}
+"""By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
+spilled on sm_90, as its assembler reports."""
+ROW_FORMS = {1 << n: Sides(1, 32 if n <= 6 else 16, 1 if n <= 6 else 2, 1) for n in range(9)}
+"""By row size: sides of windows of one row."""
+SMALLEST = 64
+"""Row size that smaller ones are taken for."""
+
+
+def most_tiles(tiles: RowTiles, heads: int) -> int:
+    """Return how many tiles an item may have where the longest window is far above it; else 0.
+
+    That is a fair share of all tiles, for windows of more than one row.
+    """
+    share = FEWEST_TILES
+    if tiles.height >= LEAST_DOT:
+        share = max(share, -(-tiles.tiles * heads // (MULTIPROCESSORS * RESIDENT)))
+    return share if tiles.longest > UNEVEN * share else 0
+
+
+class WalkKernel:
+    """A walk over row tiles, generated and bound to what does not change between calls.
+
+    Attributes:
+        source: the generated text and its arguments.
+        path: of the text's copy for readers.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        tiles: RowTiles,
+        tensors: Mapping[str, torch.Tensor],
+        sides: Sides,
+        precision: str,
+        cache_dir: Path | None,
+        name: str,
+    ) -> None:
+        """Generate and bind.
+
+        Args:
+            walk: what is computed.
+            tiles: that it goes along, of these sides.
+            tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results; of the
+                sizes and strides of every call. Rows of tables are contiguous, and results whole.
+            sides: of the tiles, and options of the launch.
+            precision: ``highest``, ``high`` or ``medium``, of float32.
+            cache_dir: folder of generated sources.
+            name: what the file is named after.
+        """
+        self.walk, self.sides, self.name = walk, sides, name
+        first = next(iter(tensors.values()))
+        self.device, self.heads = first.device, max(t.shape[0] for t in tensors.values())
+        self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.heads))
+        self.layout = Layout(
+            height=tiles.height,
+            width=tiles.width,
+            gathered=tiles.gathered,
+            even=tiles.even,
+            full=tiles.full_col.numel() > 0,
+            part=tiles.part_col.numel() > 0,
+            numbered=tiles.part_base is not None,
+            ordered=tiles.order is not None,
+            cut=self.slots > 0,
+            wide=any(t.shape[1] * t.stride(1) >= ADDRESS64 for t in tensors.values() if t.ndim == 3),
+            sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
+            precision=DOT_PRECISIONS[precision],
+            stages=sides.stages,
+        )
+        self.source = self.source_for(machine_of(self.device))
+        module, self.path = cache.load(self.source.text, cache_dir, name)
+        arrays = ("full_col", "part_col", "bits", "full_base", "part_base", "order")
+        self.fixed: dict[str, Any] = {array: getattr(tiles, array) for array in arrays}
+        self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
+        for table, tensor in tensors.items():
+            self.fixed[f"{table}_head"] = tensor.stride(0)
+            if tensor.ndim == 3:
+                self.fixed[f"{table}_row"] = tensor.stride(1)
+        self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
+        if self.slots:
+            cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
+            self.combine = self._bound(module.combine, self.source.combine, cut)
+
+    def source_for(self, machine: str) -> Printed:
+        """Return the text for a machine."""
+        settings = {"precision": portable(self.layout.precision, machine), "popcount": machine == "cuda"}
+        return printed(self.walk, Layout(**{**vars(self.layout), **settings}), self.name)
+
+    def options_for(self, machine: str) -> dict[str, int]:
+        """Return what Triton is told of a launch; its compiler for AMD fails at the maximum of one row by one warp."""
+        warps = max(self.sides.warps, 2) if machine == "hip" else self.sides.warps
+        return {"num_warps": warps, "num_stages": self.sides.stages, **FUSED}
+
+    def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
+        """Return a launch that takes the tensors that are not fixed, by name."""
+        arguments, places = (
+            [fixed.get(name) for name in names],
+            [n for n, name in enumerate(names) if name not in fixed],
+        )
+        given = [names[n] for n in places]
+        options = self.options_for(machine_of(self.device))
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.heads, places, options)
+
+        def run(tensors: Mapping[str, torch.Tensor]) -> None:
+            filled = [*arguments]
+            for place, name in zip(places, given, strict=True):
+                filled[place] = tensors[name]
+            launch(*filled)
+
+        return run
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Launch, with inputs and results by name."""
+        if not len(self.items):
+            return
+        elsewhere = self.device.type == "cuda" and self.device.index != torch.cuda.current_device()
+        with torch.cuda.device(self.device) if elsewhere else nullcontext():  # Triton launches on the current device
+            if not self.slots:
+                self.launch(tensors)
+                return
+            partial = self._slots()
+            self.launch({**tensors, **partial})
+            self.combine({**tensors, **partial})
+
+    def _slots(self) -> dict[str, torch.Tensor]:
+        """Return memory for the partial sums of windows that are cut."""
+        rows, sizes = self.slots * self.heads * self.sides.height, dict(self.layout.sizes)
+        shapes = {
+            name: (padded(sizes[t], self.sides.height >= LEAST_DOT),) if t else ()
+            for _, t, name in self.walk.accumulated
+        }
+        shapes |= {"top": (), "sum": ()} if self.walk.online else {}
+        return {
+            f"{n}_slots": torch.empty((rows, *s), dtype=torch.float32, device=self.device) for n, s in shapes.items()
+        }
+
+    def assembly(self, target: str, dtypes: Mapping[str, torch.dtype], table: torch.dtype) -> Any:
+        """Return what Triton compiles of ``walk`` for a named target; needs no GPU.
+
+        Args:
+            target: a name of `device.profile.TARGETS`.
+            dtypes: of what is neither fixed nor of the tables' type.
+            table: the type of tables.
+        """
+        machine = gpu(target)[0]
+        source = self.source_for(machine)
+        module, _ = cache.load(source.text, self.path.parent, self.name)
+        types, divisible = [], []
+        for place, name in enumerate(source.arguments):
+            value = self.fixed.get(name)
+            if isinstance(value, int):
+                types.append("i32")
+                divisible += [place] if value % 16 == 0 else []
+            else:
+                dtype = torch.float32 if name.endswith("_slots") else dtypes.get(name, table)
+                types.append(f"*{triton_type(dtype if value is None else value.dtype)}")
+        return assembled(module.walk, types, target, self.options_for(machine), divisible)

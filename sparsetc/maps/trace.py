@@ -1,0 +1,150 @@
+"""Functions of torch operations -> `Elementwise`.
+
+In: a function of named tensors that gives named tensors, all of one shape. Out: its operations, or `Untraced`, which
+says what kernels do not have. The function is traced with stand-ins that hold no numbers, so it cannot branch on them.
+What is not in the table is taken apart by torch's own decompositions: gelu, leaky_relu, softplus and so on, and the
+derivatives that `torch.func.vjp` in the function makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise
+from sparsetc.tensor.pattern import lasting
+
+SAME = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
+PASSED = frozenset({"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "_to_copy"})
+FILLED = {"full": 1, "full_like": 1, "scalar_tensor": 0}
+"""Operations that give a constant, and the argument that it is."""
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_permuted"})
+KNOWN = frozenset(
+    {*TEXT, *SAME, *PASSED, *FILLED, *UNWRITTEN, "neg", "clamp", "copy", "ones_like", "remainder", "zeros_like"}
+)
+SIZE = 7
+"""Elements of a stand-in; what has another shape is not elementwise."""
+
+
+class Untraced(Exception):
+    """A function holds something that kernels do not have; the text says what."""
+
+
+def trace(function: Callable[..., Mapping[str, torch.Tensor]], inputs: Sequence[str]) -> Elementwise:
+    """Return the operations of ``function(**inputs)``, by the names of what it returns.
+
+    Raises:
+        Untraced: the function cannot be traced, or has an operation that is not elementwise or not in the table.
+    """
+    names: list[str] = []
+
+    def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = function(**dict(zip(inputs, tensors, strict=True)))
+        names[:] = results
+        return tuple(results.values())
+
+    with lasting():
+        graph = _graph(flat, [torch.full((SIZE,), 0.5) for _ in inputs])
+    reader = _Reader(graph, inputs)
+    return Elementwise(tuple(reader.builder.operations), dict(zip(names, reader.outputs, strict=True)))
+
+
+def _graph(function: Callable[..., Any], stand_ins: list[torch.Tensor]) -> torch.fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
+
+    try:
+        graph = make_fx(torch.func.functionalize(function), tracing_mode="fake")(*stand_ins)
+        if any(node.op == "call_function" and _name(node) not in KNOWN for node in graph.graph.nodes):
+            graph = make_fx(graph, decomposition_table=_decompositions(), tracing_mode="fake")(*stand_ins)
+    except Exception as error:  # of any kind: the function is a user's
+        reason = str(error).strip().partition("\n")[0]
+        raise Untraced(f"it cannot be traced ({type(error).__name__}: {reason:.160})") from error
+    return graph
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """Return torch's decompositions of what the table lacks."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    with_schema = {op: made for op, made in decomposition_table.items() if hasattr(op, "_schema")}
+    return core_aten_decompositions() | {op: made for op, made in with_schema.items() if _base(op) not in KNOWN}
+
+
+def _base(operator: Any) -> str:
+    """Return an operator's name without namespace, overload and the mark of writing in place."""
+    return str(operator._schema.name.split("::")[1].rstrip("_"))
+
+
+def _name(node: torch.fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return str(node.target) if schema is None else _base(node.target)
+
+
+class _Reader:
+    """Reads a traced graph, node by node."""
+
+    def __init__(self, graph: torch.fx.GraphModule, inputs: Sequence[str]) -> None:
+        self.builder, self.values = Builder(), dict[torch.fx.Node, Argument]()
+        names = iter(inputs)
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self.builder.add(INPUT, next(names))
+            elif node.op == "get_attr":
+                self.values[node] = _scalar(getattr(graph, str(node.target)))
+            elif node.op == "call_function":
+                self.values[node] = self._result(node)
+            else:
+                self.outputs = [self._argument(a) for a in node.args[0]]
+
+    def _argument(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, torch.fx.Node) else argument
+
+    def _result(self, node: torch.fx.Node) -> Argument:
+        """Return what one operation gives."""
+        name, build = SAME.get(_name(node), _name(node)), self.builder.add
+        arguments: list[Any] = [self._argument(a) for a in node.args]
+        if tuple(node.meta["val"].shape) not in ((SIZE,), ()):
+            raise Untraced(f"{name} is not elementwise")
+        if name in FILLED:
+            return float(arguments[FILLED[name]])
+        if name in ("zeros_like", "ones_like"):
+            return float(name == "ones_like")
+        if name in UNWRITTEN:  # to be copied into
+            return math.nan
+        if name == "copy":
+            return arguments[1]  # type: ignore[no-any-return]
+        if name in PASSED:
+            return self._converted(node, arguments[0])
+        if name == "clamp":
+            low, high = [*arguments[1:], None][:2]
+            result = arguments[0] if low is None else build("maximum", arguments[0], low)
+            return result if high is None else build("minimum", result, high)
+        if name == "remainder":
+            whole = build("floor", build("div", *arguments))
+            return build("sub", arguments[0], build("mul", whole, arguments[1]))
+        if name not in TEXT and name != "neg":
+            raise Untraced(f"kernels have no {name}")
+        if node.kwargs.get("alpha", 1) != 1:
+            arguments[1] = build("mul", arguments[1], node.kwargs["alpha"])
+        return build(name, *arguments)
+
+    def _converted(self, node: torch.fx.Node, value: Argument) -> Argument:
+        """Return a value in the type of the node: all floats are float32, and bool becomes 0 or 1."""
+        source: Any = node.args[0]
+        before, after = source.meta["val"].dtype, node.meta["val"].dtype
+        if before == after or (before.is_floating_point and after.is_floating_point):
+            return value
+        if before == torch.bool and after.is_floating_point:
+            return self.builder.add("where", value, 1.0, 0.0)
+        raise Untraced(f"it converts {before} to {after}")
+
+
+def _scalar(constant: torch.Tensor) -> float:
+    if constant.numel() != 1:
+        raise Untraced("it reads a tensor that is not among its arguments")
+    return float(constant)

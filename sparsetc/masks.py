@@ -1,0 +1,374 @@
+"""Masks of attention, combined by ``&``, ``|`` and ``~``: which queries meet which keys, without a tensor of all pairs.
+
+In: positions. Out: a `Mask`, which `attention` takes for any number of queries and keys. A mask knows of a rectangle of
+pairs whether some or all of them meet, so a kernel's tiles are found by halving squares that are mixed. The time that
+this takes grows with the border of a mask, and not with its pairs.
+
+    causal() & sliding_window(256) | global_tokens(64)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sparsetc.errors import FormatError, ShapeError
+from sparsetc.support.entry import entry_point
+from sparsetc.support.lru import Lru
+from sparsetc.tensor.pattern import Pattern, lasting
+
+__all__ = ["Mask", "block_mask", "causal", "dilated", "documents", "global_tokens", "prefix", "sliding_window"]
+
+FAR = 1 << 62
+"""Farther than any two positions are apart."""
+SQUARES = 1 << 16
+"""Squares of tiles that a search begins with: as many at once take a GPU no longer than a few."""
+AT_ONCE = 2048
+"""Tiles whose pairs are looked at together."""
+KEPT = 256
+"""Tiles, entries and kernels that are kept. Not measured: a few masks of a model, in both orders of their modes."""
+
+Tiles = tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Rows and columns of full tiles; rows, columns and words of bits of partial ones."""
+
+
+Rectangle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which queries i meet which keys j. Masks that are made alike are equal.
+
+    Attributes:
+        made: what tells the mask from others.
+        at: whether query i meets key j, of positions that broadcast.
+        some: of rectangles, False only where no query meets a key.
+        full: of rectangles, True only where all queries meet all keys.
+
+    Examples:
+        >>> mask = stc.masks.causal() & stc.masks.sliding_window(1)
+        >>> mask.dense(4).int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [0, 1, 1, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+    """
+
+    made: tuple[Any, ...]
+    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(compare=False, repr=False)
+    some: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
+    full: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
+
+    def __and__(self, other: Mask) -> Mask:
+        return self._with("and", other, operator.and_)
+
+    def __or__(self, other: Mask) -> Mask:
+        return self._with("or", other, operator.or_)
+
+    def _with(self, name: str, other: Mask, both: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Mask:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return Mask(
+            (self, name, other),
+            lambda i, j: both(self.at(i, j), other.at(i, j)),
+            lambda r: both(self.some(r), other.some(r)),
+            lambda r: both(self.full(r), other.full(r)),
+        )
+
+    def __invert__(self) -> Mask:
+        return Mask(("not", self), lambda i, j: ~self.at(i, j), lambda r: ~self.full(r), lambda r: ~self.some(r))
+
+    @property
+    def turned(self) -> Mask:
+        """The mask with queries and keys in each other's place."""
+
+        def turn(r: Rectangle) -> Rectangle:
+            return r[2], r[3], r[0], r[1]
+
+        return Mask(
+            ("turned", self), lambda i, j: self.at(j, i), lambda r: self.some(turn(r)), lambda r: self.full(turn(r))
+        )
+
+    def dense(self, queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return the mask of all pairs, (queries, keys) bool; as many keys as queries unless they are given."""
+        i = torch.arange(queries, device=device)
+        j = i if keys is None else torch.arange(keys, device=device)
+        return self.at(i[:, None], j[None, :]).expand(len(i), len(j)).contiguous()
+
+
+# -- what users write -------------------------------------------------------------------------------------------------
+
+
+def causal(offset: int = 0) -> Mask:
+    """Return the mask of keys at ``j <= i + offset``: a query's own position and those before.
+
+    Examples:
+        >>> stc.attention(torch.zeros(2, 4), torch.zeros(2, 4), torch.eye(2), stc.masks.causal())
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
+    """
+    return _band(-offset, FAR)
+
+
+def sliding_window(before: int, after: int | None = None) -> Mask:
+    """Return the mask of keys at ``i - before <= j <= i + after``; as many after as before unless they are given.
+
+    Raises:
+        ShapeError: a negative distance.
+
+    Examples:
+        >>> stc.masks.sliding_window(1, 0).dense(3).int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [0, 1, 1]], dtype=torch.int32)
+    """
+    after = before if after is None else after
+    if before < 0 or after < 0:
+        raise ShapeError(f"a sliding window takes distances of 0 or more, found {before} and {after}")
+    return _band(-after, before)
+
+
+def _band(low: int, high: int) -> Mask:
+    """Return the mask of pairs with ``low <= i - j <= high``."""
+    return Mask(
+        ("band", low, high),
+        lambda i, j: (i - j >= low) & (i - j <= high),
+        lambda r: (r[1] - r[2] >= low) & (r[0] - r[3] <= high),
+        lambda r: (r[0] - r[3] >= low) & (r[1] - r[2] <= high),
+    )
+
+
+def prefix(length: int) -> Mask:
+    """Return the mask of the first `length` keys, which every query meets.
+
+    Examples:
+        >>> (stc.masks.prefix(2) | stc.masks.causal()).dense(3).int()
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+    """
+    return Mask(
+        ("prefix", length),
+        lambda i, j: (j < length).expand(torch.broadcast_shapes(i.shape, j.shape)),
+        lambda r: r[2] < length,
+        lambda r: r[3] < length,
+    )
+
+
+def global_tokens(count: int) -> Mask:
+    """Return the mask of the first `count` positions: they meet every key, and every query meets them.
+
+    Examples:
+        >>> stc.masks.global_tokens(1).dense(3).int()
+        tensor([[1, 1, 1],
+                [1, 0, 0],
+                [1, 0, 0]], dtype=torch.int32)
+    """
+    return prefix(count) | prefix(count).turned
+
+
+def dilated(step: int) -> Mask:
+    """Return the mask of positions that differ by a multiple of `step`.
+
+    Raises:
+        ShapeError: a step below 1.
+
+    Examples:
+        >>> stc.masks.dilated(2).dense(3).int()
+        tensor([[1, 0, 1],
+                [0, 1, 0],
+                [1, 0, 1]], dtype=torch.int32)
+    """
+    if step < 1:
+        raise ShapeError(f"a dilated mask takes a step of 1 or more, found {step}")
+
+    def full(r: Rectangle) -> torch.Tensor:
+        alone = (r[0] == r[1]) & (r[2] == r[3]) & ((r[0] - r[2]) % step == 0)
+        return alone | torch.full_like(alone, step == 1)
+
+    return Mask(
+        ("dilated", step), lambda i, j: (i - j) % step == 0, lambda r: (r[1] - r[2]) // step * step >= r[0] - r[3], full
+    )
+
+
+def documents(offsets: torch.Tensor | Sequence[int]) -> Mask:
+    """Return the mask of pairs within one document.
+
+    Args:
+        offsets: (documents + 1,) where each document begins and the last one ends, as ``cu_seqlens``. Positions from
+            there on are one more document, so padding meets padding alone.
+
+    Raises:
+        ShapeError: offsets that fall, or do not begin at 0.
+
+    Examples:
+        >>> stc.masks.documents([0, 1, 3]).dense(3).int()
+        tensor([[1, 0, 0],
+                [0, 1, 1],
+                [0, 1, 1]], dtype=torch.int32)
+    """
+    numbers = [int(n) for n in (offsets.tolist() if isinstance(offsets, torch.Tensor) else offsets)]
+    if numbers[:1] != [0] or numbers != sorted(numbers):
+        raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
+
+    def number(position: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor(numbers[1:], device=position.device)
+        return torch.searchsorted(ends, position.contiguous(), right=True)
+
+    def full(r: Rectangle) -> torch.Tensor:
+        first, *others = map(number, r)
+        return (first == others[0]) & (first == others[1]) & (first == others[2])
+
+    return Mask(
+        ("documents", *numbers),
+        lambda i, j: number(i) == number(j),
+        lambda r: (number(r[0]) <= number(r[3])) & (number(r[2]) <= number(r[1])),
+        full,
+    )
+
+
+def block_mask(mask: Any) -> Mask:
+    """Return the mask of FlexAttention's `BlockMask` of one batch and head; it equals no other.
+
+    Raises:
+        FormatError: of several batches or heads.
+
+    Examples:
+        >>> from torch.nn.attention.flex_attention import create_block_mask
+        >>> flex = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+        >>> int(stc.masks.block_mask(flex).dense(128).sum())
+        8256
+    """
+    if mask.kv_num_blocks.shape[:2].numel() != 1:
+        raise FormatError("attention: a BlockMask must be of one batch and head; take a mask a call for others")
+    (rows, columns), sides, device = mask.seq_lengths, mask.BLOCK_SIZE, mask.kv_num_blocks.device
+    grid = -(-rows // sides[0]), -(-columns // sides[1])
+    whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, grid, device)
+    marked = whole | _table(mask.kv_num_blocks, mask.kv_indices, grid, device)
+
+    def ends(r: Rectangle) -> list[torch.Tensor]:
+        blocks = r[0] // sides[0], r[1] // sides[0] + 1, r[2] // sides[1], r[3] // sides[1] + 1
+        return [end.clamp(max=grid[n // 2]) for n, end in enumerate(blocks)]
+
+    def counter(table: torch.Tensor) -> Callable[[Rectangle], torch.Tensor]:
+        before = torch.nn.functional.pad(table.long().cumsum(0).cumsum(1), (1, 0, 1, 0))
+
+        def count(r: Rectangle) -> torch.Tensor:
+            i0, i1, j0, j1 = ends(r)
+            return before[i1, j1] - before[i0, j1] - before[i1, j0] + before[i0, j0]
+
+        return count
+
+    of_marked, of_whole = counter(marked), counter(whole)
+
+    def full(r: Rectangle) -> torch.Tensor:
+        i0, i1, j0, j1 = ends(r)
+        return of_whole(r) == (i1 - i0) * (j1 - j0)
+
+    def at(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        i, j = (t.contiguous() for t in torch.broadcast_tensors(i, j))
+        row, column = i // sides[0], j // sides[1]
+        meets = marked[row, column]
+        asked = meets & ~whole[row, column]
+        if bool(asked.any()):  # vmap takes no functions of no positions that divide
+            q, k = i[asked], j[asked]
+            zero = torch.zeros_like(q)
+            meets = meets.masked_scatter(asked, torch.vmap(mask.mask_mod)(zero, zero, q, k))
+        return meets
+
+    return Mask(("block mask", object()), at, lambda r: of_marked(r) > 0, full)
+
+
+def _table(
+    counts: torch.Tensor | None, indices: torch.Tensor | None, grid: tuple[int, int], device: torch.device
+) -> torch.Tensor:
+    """Return which blocks are listed, (rows, columns) of blocks, bool."""
+    marked = torch.zeros(grid, dtype=torch.bool, device=device)
+    if counts is not None and indices is not None:
+        listed = torch.arange(indices.shape[-1], device=device) < counts[0, 0][:, None]
+        row, place = listed.nonzero().T
+        marked[row, indices[0, 0].long()[row, place]] = True
+    return marked
+
+
+# -- tiles and entries ------------------------------------------------------------------------------------------------
+
+kept: Lru[Any, Any] = Lru(KEPT)
+"""What was made of masks, and of what others made that says which pairs meet; a mask is found again by its equal."""
+
+
+def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device: torch.device) -> Tiles:
+    """Return the tiles that a mask meets, of `height` queries by `width` keys, 64 at most."""
+    size = 1
+    while -(-shape[0] // (size * height)) * -(-shape[1] // (size * width)) > SQUARES:
+        size *= 2
+    squares = [
+        torch.arange(-(-n // (size * side)), device=device) for n, side in zip(shape, (height, width), strict=True)
+    ]
+    row, column = torch.cartesian_prod(*squares).T
+    whole: list[torch.Tensor] = []
+    while True:
+        i0, j0 = row * size * height, column * size * width
+        i1, j1 = i0 + size * height - 1, j0 + size * width - 1
+        rectangle = i0, i1.clamp(max=shape[0] - 1), j0, j1.clamp(max=shape[1] - 1)
+        full = mask.full(rectangle) & (i1 < shape[0]) & (j1 < shape[1])
+        mixed = mask.some(rectangle) & ~full
+        whole.append(_divided(row[full], column[full], size))
+        row, column = row[mixed], column[mixed]
+        if size == 1:
+            break
+        size //= 2
+        row, column = _divided(row, column, 2)
+        begins = (row * size * height < shape[0]) & (column * size * width < shape[1])
+        row, column = row[begins], column[begins]
+    bits = _words(mask, row, column, shape, height, width)
+    some, all_ones = (bits != 0).any(1), (bits == (-1 if width == 64 else (1 << width) - 1)).all(1)
+    part = some & ~all_ones
+    full_row, full_column = torch.cat([*whole, torch.stack((row[all_ones], column[all_ones]))], 1)
+    return (full_row, full_column), (row[part], column[part], bits[part])
+
+
+def _divided(row: torch.Tensor, column: torch.Tensor, times: int) -> torch.Tensor:
+    """Return (2, n) rows and columns of squares cut into ``times ** 2`` each."""
+    each = torch.arange(times, device=row.device)
+    rows = (row[:, None, None] * times + each[None, :, None]).expand(-1, times, times)
+    columns = (column[:, None, None] * times + each[None, None, :]).expand(-1, times, times)
+    return torch.stack((rows.flatten(), columns.flatten()))
+
+
+def _words(
+    mask: Mask, row: torch.Tensor, column: torch.Tensor, shape: tuple[int, int], height: int, width: int
+) -> torch.Tensor:
+    """Return (tiles, height) words, whose bit c says whether the row meets the tile's column c."""
+    device = row.device
+    words = [torch.zeros((0, height), dtype=torch.int64, device=device)]
+    within, across = torch.arange(height, device=device), torch.arange(width, device=device)
+    for rows, columns in zip(row.split(AT_ONCE), column.split(AT_ONCE), strict=True):
+        i = ((rows * height)[:, None] + within)[:, :, None]
+        j = ((columns * width)[:, None] + across)[:, None, :]
+        i, j = torch.broadcast_tensors(i, j)
+        meets = mask.at(i.clamp(max=shape[0] - 1), j.clamp(max=shape[1] - 1)) & (i < shape[0]) & (j < shape[1])
+        words.append((meets.long() << across).sum(-1))
+    return torch.cat(words)
+
+
+@entry_point
+def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
+    """Return the entries of a mask, made once for a shape; they take 16 bytes each."""
+
+    def made() -> Pattern:
+        with lasting():
+            (row, column), (part_row, part_column, bits) = tiles_of(mask, shape, 64, 64, device)
+            across = torch.arange(64, device=device)
+            words = torch.cat((torch.full((len(row), 64), -1, device=device), bits))
+            tile, i, j = (((words[:, :, None] >> across) & 1) != 0).nonzero().T
+            place = torch.cat((row, part_row))[tile] * 64 + i, torch.cat((column, part_column))[tile] * 64 + j
+            keys = torch.sort(place[0] * shape[1] + place[1]).values
+            return Pattern(torch.stack((keys // shape[1], keys % shape[1])), shape, True)
+
+    return kept.once(("pattern", mask, shape, device), made)  # type: ignore[no-any-return]

@@ -1,0 +1,70 @@
+"""Attention and graph attention by one kernel on a GPU, against float64 over all pairs, with gradients."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from map_cases import PATTERNS, SMALL, dense_attention, scattered
+
+import sparsetc as stc
+from sparsetc.maps import fused
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("width", [20, 64, 128])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_attention(
+    name: str, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if "scattered" in name:
+        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    given, meets = PATTERNS[name]()
+    pattern = given if name == "mask" else given.to("cuda")
+    rows, columns = meets.shape
+    own = [drawn(2, n, width, seed=n).to(dtype).requires_grad_() for n in (rows, columns, columns)]
+    exact = [t.detach().double().requires_grad_() for t in own]
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.attention(*own, pattern, scale=0.3)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense_attention(*exact, meets.cuda(), 0.3, None)
+    upstream = drawn(2, rows, width, seed=1).to(dtype)
+    gradients = torch.autograd.grad(found, own, upstream)
+    exact_gradients = torch.autograd.grad(expected, exact, upstream.double())
+    for one, other in zip((found, *gradients), (expected, *exact_gradients), strict=True):
+        assert float((one.double() - other).norm()) <= TOLERANCE[dtype] * (1 + float(other.norm()))
+
+
+def test_the_same_bits_in_a_cuda_graph_and_in_a_compiled_function() -> None:
+    q, k, v = (drawn(2, 150, 64, seed=n).half() for n in range(3))
+    expected = stc.attention(q, k, v, SMALL)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = stc.attention(q, k, v, SMALL)
+    found.zero_()
+    graph.replay()
+    assert torch.equal(found, expected)
+    compiled = torch.compile(lambda q: stc.attention(q, k, v, SMALL) * 1.0)
+    assert torch.equal(compiled(q), expected)
+
+
+def test_graph_attention_as_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    layer, x, graph = stc.nn.GATConv(8, 6, heads=3), torch.randn(500, 8), scattered(500, 500, 0.02)
+    results = []
+    for device in ("cpu", "cuda"):
+        layer.to(device)
+        found = layer(stc.SparseTensor.from_dense(graph.float()).to(device), x.to(device))
+        gradients = torch.autograd.grad(found.square().sum(), list(layer.parameters()))
+        results.append([t.detach().cpu() for t in (found, *gradients)])
+    for here, there in zip(*results, strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,224 @@
+"""Maps between products: traced functions, row tiles, and kernels compiled ahead of time; no GPU is needed."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from map_cases import PATTERNS, SMALL, kernels, scattered
+from matrix_units import NATIVE, TARGETS
+
+import sparsetc as stc
+from sparsetc import masks
+from sparsetc.maps import fused
+from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
+from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
+from sparsetc.maps.trace import Untraced, trace
+
+# -- traced functions -------------------------------------------------------------------------------------------------
+
+EVALUATED: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "relu": torch.relu,
+    "where": torch.where,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_not": torch.logical_not,
+    "sigmoid": torch.sigmoid,
+    "pow": torch.pow,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+
+
+def evaluated(function: Elementwise, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The outputs, by torch's function of each operation's name."""
+    shape, results = next(iter(inputs.values())), list[torch.Tensor]()
+
+    def value(argument: Any) -> torch.Tensor:
+        return results[argument] if isinstance(argument, Ref) else torch.full_like(shape, argument)
+
+    for name, arguments in function.operations:
+        call = EVALUATED.get(name) or getattr(torch, name, None)
+        results.append(inputs[arguments[0]] if name == INPUT else call(*map(value, arguments)))  # type: ignore[misc]
+    return {name: value(argument) for name, argument in function.outputs.items()}
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp_min": lambda x: x.clamp(min=0.1),
+    "square": lambda x: x**2,
+    "reciprocal": lambda x: (x + 3) ** -1,
+    "constant": lambda x: torch.tensor(2.0) * x,
+    "logsigmoid": F.logsigmoid,
+    "softcap": lambda x: torch.tanh(x / 30) * 30,
+    "step": lambda x: (x > 0).float() * x,
+    "remainder": lambda x: x % 2,
+    "logaddexp": lambda x: torch.logaddexp(x, x * 2),
+    "folded": lambda x: -(2 * (x * 3 + 0) * 1 - 1) / 4,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_and_their_derivatives_are_traced(name: str) -> None:
+    function = FUNCTIONS[name]
+
+    def both(x: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
+        z, pull = torch.func.vjp(function, x)
+        return {"z": z, "d": pull(g)[0]}
+
+    x, g = torch.randn(40, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 40)
+    found = evaluated(trace(both, ["x", "g"]), x=x, g=g)
+    own = x.clone().requires_grad_()
+    expected = function(own)
+    torch.testing.assert_close(found["z"], expected.detach())
+    torch.testing.assert_close(found["d"], torch.autograd.grad(expected, own, g)[0])
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.sum() + x, "no sum|not elementwise"),
+        (lambda x: x.flip(0), "no (flip|rev)"),
+        (lambda x: x if x.sum() > 0 else -x, "cannot be traced"),
+        (lambda x: torch.lgamma(x), "no lgamma"),
+        (lambda x: x * torch.arange(7), "no (arange|iota)"),
+        (lambda x: x.int().float(), "converts"),
+        (lambda x: undefined, "cannot be traced"),  # type: ignore[name-defined]  # noqa: F821
+    ],
+)
+def test_what_kernels_do_not_have_is_named(function: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(Untraced, match=reason):
+        trace(lambda x: {"z": function(x)}, ["x"])
+
+
+def test_constants_are_folded_and_factors_are_peeled() -> None:
+    function = trace(lambda x, y: {"z": 2 * (x * y * 3.0) * 0.5, "w": x * 1.0 + 0.0}, ["x", "y"])
+    argument, factor = function.peeled("z")
+    assert factor == 3.0
+    assert function.inputs([argument]) == {"x", "y"}
+    assert function.operations[function.outputs["w"]] == (INPUT, ("x",))  # type: ignore[index]
+    builder = Builder()
+    assert builder.add("mul", 2.0, builder.add("add", 1.0, 2.0)) == 6.0
+    assert math.isinf(builder.add("div", builder.add(INPUT, "x"), 0.0)) is False
+
+
+# -- row tiles --------------------------------------------------------------------------------------------------------
+
+
+def met(tiles: RowTiles) -> torch.Tensor:
+    """Which pairs the tiles hold, bit by bit."""
+    meets = torch.zeros(tiles.rows, tiles.columns, dtype=torch.bool)
+    for kind in ("full", "part"):
+        ptr, columns = getattr(tiles, f"{kind}_ptr"), getattr(tiles, f"{kind}_col")
+        for window in range(len(ptr) - 1):
+            for tile in range(int(ptr[window]), int(ptr[window + 1])):
+                for r in range(tiles.height):
+                    word = -1 if kind == "full" else int(tiles.bits[tile, r])
+                    for c in range(tiles.width):
+                        if word >> c & 1:
+                            column = int(columns[tile, c]) if tiles.gathered else int(columns[tile]) * tiles.width + c
+                            assert not meets[window * tiles.height + r, column]
+                            meets[window * tiles.height + r, column] = True
+    return meets
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 32), (64, 64), (32, 64)])
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("name", ["entries", "scattered", "blocks-of-32", "blocks-of-128", "one-entry"])
+def test_tiles_hold_the_pattern(name: str, mode: int, height: int, width: int) -> None:
+    given, meets = PATTERNS[name]()
+    meets = meets.T if mode else meets
+    assert torch.equal(met(of_pattern(given.pattern, mode, height, width)), meets)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 16), (1, 32), (16, 32)])
+@pytest.mark.parametrize("mode", [0, 1])
+def test_gathered_tiles_hold_the_pattern(mode: int, height: int, width: int) -> None:
+    given, meets = PATTERNS["scattered"]()
+    tiles = gathered(given.pattern, mode, height, width, numbered=True)
+    assert torch.equal(met(tiles), meets.T if mode else meets)
+    assert tiles.part_base is not None
+    assert int(tiles.part_base.max()) < given.nnz
+
+
+@pytest.mark.parametrize(
+    "mask", [SMALL, masks.causal(), ~masks.prefix(70), masks.documents([0, 64, 70]), masks.dilated(2)]
+)
+@pytest.mark.parametrize("shape", [(130, 200), (64, 64), (1, 3)])
+def test_tiles_of_a_mask(mask: masks.Mask, shape: tuple[int, int]) -> None:
+    tiles = of_tiles(*masks.tiles_of(mask, shape, 32, 64, torch.device("cpu")), shape, 32, 64)
+    assert torch.equal(met(tiles), mask.dense(*shape))
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_items_share_out_the_tiles(most: int) -> None:
+    given, _ = PATTERNS["entries"]()
+    tiles = of_pattern(given.pattern, 0, 16, 32)
+    items, cut, slots = tiles.items(most)
+    taken = [0] * tiles.tiles
+    full = int(tiles.full_ptr[-1])
+    for _, full_from, full_to, part_from, part_to, _ in items.tolist():
+        assert not most or full_to - full_from + part_to - part_from <= most
+        for tile in [*range(full_from, full_to), *(full + t for t in range(part_from, part_to))]:
+            taken[tile] += 1
+    assert taken == [1] * tiles.tiles
+    assert sorted(slot for *_, slot in items.tolist() if slot >= 0) == list(range(slots))
+    assert slots == sum(end - first for _, first, end in cut.tolist())
+    assert (slots > 0) == (most > 0)
+
+
+def test_far_entries_are_gathered_and_near_ones_are_not() -> None:
+    far = stc.SparseTensor.from_dense(scattered(2000, 2000, 0.002).float())
+    near = stc.SparseTensor.from_dense(SMALL.dense(300).float())
+    narrow = torch.eye(20)[(torch.arange(20) * 7) % 20].repeat_interleave(32, 0).repeat_interleave(32, 1)
+    small = stc.SparseTensor.from_dense(narrow, blocksize=(32, 32))
+    for tensor, expected in ((far, 1), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
+        assert fused.Pairs(tensor.pattern, tensor.shape, tensor.device).width == expected
+
+
+# -- ahead of time ----------------------------------------------------------------------------------------------------
+
+compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+TYPES = {"lse": torch.float32, "delta": torch.float32, "lse_out": torch.float32}
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_attention_compiles_for(target: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    for kernel in kernels(SMALL, (512, 512), dtype, 64, 64):
+        assembly = kernel.assembly(target, TYPES, dtype).asm
+        text = str(assembly["ptx"] if "ptx" in assembly else assembly["amdgcn"])
+        assert re.search(NATIVE[target], text)
+        assert not re.search(r"\.local\b", text)
+
+
+@compiles
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(("name", "bias"), [("entries", True), ("scattered", False), ("scattered", True)])
+def test_biases_and_rows_compile_for(name: str, bias: bool, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    if name == "scattered":
+        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    given, meets = PATTERNS[name]()
+    for kernel in kernels(given, (meets.shape[0], meets.shape[1]), torch.float16, 64, 32, bias):
+        assert kernel.assembly(target, TYPES, torch.float16).asm
