@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 314_500, size.COMPILER: 210_100, size.FILES: 206, size.CLASSES: 267, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 314_600, size.COMPILER: 210_100, size.FILES: 206, size.CLASSES: 267, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
