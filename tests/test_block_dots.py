@@ -19,6 +19,7 @@ from test_ir_runners import interpreted
 import sparsetc as stc
 from sparsetc.contraction.rewritten import Rewritten
 from sparsetc.ir.program.tile import Add
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.testing import reference
 
 compiling = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -193,3 +194,17 @@ def test_a_tensor_without_blocks_has_a_plan(equation: str) -> None:
     x = stc.SparseTensor.from_blocks(torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, 32, 32).half(), (64, 64))
     dense = [torch.ones(64, 16).half() for _ in equation.split("->")[0].split(",")[1:]]
     assert stc.compile(equation, x, *dense, plan="coo", backend="triton").source
+
+
+@pytest.mark.parametrize(("equation", "columns"), [("aIJ,Iir,Jjr->aij", 200), ("aIJ,Jjr,aij->Iir", 40)])
+def test_sums_that_have_an_order_are_of_one_program(equation: str, columns: int) -> None:
+    """Gradients of values over many columns, and blocks of long rows, were refused."""
+    coords = torch.tensor([[0, 1, 2], [0, 1, 1], [0, 2, 3]])
+    pattern = Pattern(coords, (3, 4, 4), True)
+    pattern.ones = True
+    x = stc.SparseTensor._make(pattern, torch.ones(()).expand(3))
+    sizes = {"a": 3, "I": 4, "J": 4, "i": 16, "j": 320 if columns == 40 else 16, "r": columns}
+    dense = [torch.randn([sizes[c] for c in term]) for term in equation.split("->")[0].split(",")[1:]]
+    kernel = stc.compile(equation, x, *dense, backend="triton", deterministic=True)
+    for program in kernel.programs:
+        assert {axis.letter for axis in program.split} <= {*program.output_axes}

@@ -16,6 +16,9 @@ from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
 
+MOST_WHOLE = 4096
+"""Positions of summed axes that one program takes where sums must have an order."""
+
 
 def padded_axes(problem: Problem) -> dict[str, int]:
     """Return the dense axes with their sizes, each rounded up to a power of two."""
@@ -36,6 +39,9 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
+    summed = [c for c in padded if c not in output]
+    # Programs that share a sum add to it, in no order.
+    whole = summed if problem.ordered and prod(padded[c] for c in summed) <= MOST_WHOLE else []
     products = problem.floating and not rows and len(output) > 1
     alone = products and problem.ones and not blocks  # an entry a step, of which nothing but tables is read
     products = products and (bool(problem.rest) or alone)
@@ -44,7 +50,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     if alone and (own := _entry_axes(problem)):
         return _of_entries(problem, padded, own)
     if products and dot_axes(bound):
-        block = {c: min(n, 64) for c, n in padded.items()}
+        block = {c: n if c in whole else min(n, 64) for c, n in padded.items()}
         once = {problem.letters[m] for m in shared}
         groups = _axis_groups(bound, once)
         if len(groups) < 2:
@@ -54,7 +60,8 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         for side in apart:
             widest = max(side, key=lambda c: block[c])
             block[widest] *= max(1, MIN_DOT // prod(block[c] for c in side))  # padded to what a dot needs
-        for shrink in (output, list(block)):  # an axis that is summed, and split, is added by atomics
+        # An axis that is summed, and split, is added by atomics.
+        for shrink in (output, [c for c in block if c not in whole]):
             block = fit(block, shrink, 4096, apart)
         of_dots, formed = set().union(*apart), prod(block[c] for c in apart[1])
         warps = max(1, min(8, prod(block[c] for c in of_dots) // rules["dot_tile"]))
@@ -67,8 +74,8 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
             warps = max(1, min(4, lanes * formed // rules["dot_tile"]))
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
-    block = {c: min(n, 128 if c in output else 512) for c, n in padded.items()}
-    block = fit(block, list(block), 512)
+    block = {c: n if c in whole else min(n, 128 if c in output else 512) for c, n in padded.items()}
+    block = fit(block, [c for c in block if c not in whole], 512)
     pieces = _pieces(problem, {c: block[c] for c in output})
     width = prod((block | {c: sum(own) for c, own in pieces}).values())
     unroll = 8 if width == 1 else 4 if width <= 64 else 2

@@ -20,12 +20,14 @@ def test_results(case: BlockDot, dtype: torch.dtype, precision: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("plan", "deterministic"), [("coo", False), ("auto", True)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10]], ids=str)
-def test_gradients(case: BlockDot, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10], *CASES[-4:-1]], ids=str)
+def test_gradients(case: BlockDot, dtype: torch.dtype, plan: str, deterministic: bool) -> None:
     x, dense = case.operands(dtype, share=0.3)  # each element of a block is a program's turn
     leaves = [leaf.clone().requires_grad_() for leaf in (x.values, *dense)]
-    result = stc.einsum(case.equation, x.with_values(leaves[0]), *leaves[1:], plan="coo")
+    options = {"plan": plan, "deterministic": deterministic, "output": "dense"}
+    result = stc.einsum(case.equation, x.with_values(leaves[0]), *leaves[1:], **options)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     whole = torch.einsum(case.equation, x.with_values(exact[0]).to_dense(), *exact[1:])
     weights = torch.randn(whole.shape, generator=torch.Generator().manual_seed(1))
