@@ -279,7 +279,7 @@ def test_products_of_dense_operands_alone_are_transformed_too() -> None:
 def test_a_kernel_in_a_graph_packs_its_values_once() -> None:
     """As outside of a graph; again once torch counts a change of them."""
     x, b, c = operands()
-    kernel = stc.compile(MTTKRP, x, b, c)
+    kernel = stc.compile(MTTKRP, x, b, c, plan="fiber")  # which stores values in another order
     other = kernel.with_values(torch.ones_like(x.values))
     with mock.patch.object(Step, "packed_values", autospec=True, side_effect=Step.packed_values) as packing:
         graph = whole(lambda *dense: kernel(*dense), "aot_eager")
