@@ -80,6 +80,9 @@ class Mask:
             lambda r: both(self.full(r), other.full(r)),
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, self.made
+
     def __invert__(self) -> Mask:
         return Mask(("not", self), lambda i, j: ~self.at(i, j), lambda r: ~self.full(r), lambda r: ~self.some(r))
 
@@ -294,6 +297,23 @@ def _table(
         row, place = listed.nonzero().T
         marked[row, indices[0, 0].long()[row, place]] = True
     return marked
+
+
+def _again(*made: Any) -> Mask:
+    """Return a mask made as `Mask.made` says, for pickles."""
+    first, second, *others = made
+    if first == "not":
+        return ~second  # type: ignore[no-any-return]
+    if first == "turned":
+        return second.turned  # type: ignore[no-any-return]
+    if isinstance(first, Mask):
+        return first & others[0] if second == "and" else first | others[0]
+    if first == "block mask":
+        raise FormatError("the mask of a BlockMask cannot be pickled or copied; keep what the BlockMask was made of")
+    if first == "documents":
+        return documents([second, *others])
+    makers: dict[Any, Callable[..., Mask]] = {"band": _band, "prefix": prefix, "dilated": dilated}
+    return makers[first](second, *others)
 
 
 # -- tiles and entries ------------------------------------------------------------------------------------------------

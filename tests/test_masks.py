@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +80,14 @@ def test_masks_that_are_made_alike_are_equal() -> None:
     before = masks.pattern_of(first, (5, 5), CPU)
     stc.clear_cache()
     assert masks.pattern_of(first, (5, 5), CPU) is not before
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_masks_are_pickled_and_copied(name: str) -> None:
+    mask = WRITTEN[name][0].turned
+    for again in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
+        assert again == mask
+        assert torch.equal(again.dense(9, 7), mask.dense(9, 7))
 
 
 def test_what_masks_refuse() -> None:
