@@ -20,8 +20,10 @@ def test_results(case: BlockDot, dtype: torch.dtype, precision: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("plan", "deterministic"), [("coo", False), ("auto", True)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+WAYS = [(torch.float16, "coo", False), (torch.float32, "coo", False), (torch.float16, "auto", True)]
+
+
+@pytest.mark.parametrize(("dtype", "plan", "deterministic"), WAYS)
 @pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10], *CASES[-4:-1]], ids=str)
 def test_gradients(case: BlockDot, dtype: torch.dtype, plan: str, deterministic: bool) -> None:
     x, dense = case.operands(dtype, share=0.3)  # each element of a block is a program's turn
