@@ -110,7 +110,7 @@ def measured_loops() -> dict[str, dict[str, float]]:
 
 
 def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:
-    """What each kernel does, and the seconds that it takes."""
+    """Yield the counts of what each kernel does, and the seconds that it takes."""
     generator = np.random.default_rng(0)
     for shape in TENSORS:
         coords = np.unique(np.stack([generator.integers(0, n, NONZEROS) for n in shape]), axis=1)

@@ -219,7 +219,7 @@ class NumbaPrinter(Writer, Lines):
 
     @property
     def decodes(self) -> dict[str, ir.Decode]:
-        """By letter, the statement that reads the coordinate which addresses rows."""
+        """The statement that reads the coordinate which addresses rows, by letter."""
         return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
 
     def held(self, tile: ir.Tile) -> Factor:

@@ -26,6 +26,7 @@ from sparsetc.options import Options
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import inputs
+from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
@@ -88,7 +89,7 @@ def _entries(x: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, Uses]:
 
 
 def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
-    """Whether the pattern with these uses was used a few times only, and so were several in turn before it."""
+    """Return True if the pattern with these uses was used a few times only, and so were several in turn before it."""
     turn = turns.get((text, kind))
     if turn is None or turn.uses is not uses:
         passed = turn.passed + 1 if turn and turn.uses.count <= FEW else 0
@@ -224,7 +225,4 @@ class _Multiplied(torch.autograd.Function):
 
 def _numbers(letters: str, sizes: dict[str, int], at: dict[str, torch.Tensor]) -> torch.Tensor | None:
     """(entries,) the row-major number of each entry's position in these letters; None where there are no letters."""
-    number = None
-    for c in letters:
-        number = at[c] if number is None else at[c] + number * sizes[c]
-    return number
+    return linear_key([at[c] for c in letters], [sizes[c] for c in letters])[0] if letters else None

@@ -28,12 +28,12 @@ from sparsetc.maps.trace import trace
 LOG2E = 1.4426950408889634
 Side = Literal["rows", "columns", "entries"]
 SIDES: tuple[Side, Side] = ("rows", "columns")
-"""Which mode the numbers 0 and 1 are."""
+"""The modes by their numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """What is computed of each pair of a pattern (rows, columns). Names hold no underscore.
+    """A function of each pair of a pattern (rows, columns), and its sum over a row. Names hold no underscore.
 
     Attributes:
         products: of each score, its table of rows and its table of columns.

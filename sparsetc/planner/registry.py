@@ -197,15 +197,10 @@ PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, s
 
 def _holders(name: str) -> list[object]:
     """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
+    if name in ("auto", ONE_PASS.name, STEPS.name, *PAIRED_PLANS):
+        return [FORMATS.get(name), requested]
     held = PLANS.get(name)
-    plan = (
-        requested
-        if name in ("auto", ONE_PASS.name, STEPS.name, *PAIRED_PLANS)
-        else None
-        if held is None or held.make
-        else held
-    )
-    return [FORMATS.get(name), plan]
+    return [FORMATS.get(name), None if held is None or held.make else held]
 
 
 def plan_preferring(name: str) -> Plan:

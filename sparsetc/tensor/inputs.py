@@ -315,14 +315,11 @@ def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
 
 def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
     """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
-    if crd.is_sorted_unique(crd.sort_keys(coords, shape[: coords.shape[0]])):
+    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
+    if crd.is_sorted_unique(keys):
         return coords, None
-    return merged(coords, shape)
-
-
-def merged(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge]:
-    """Coordinates sorted and unique, which they are not yet, and how values follow."""
-    order, fresh = crd.sorted_runs(crd.sort_keys(coords, shape[: coords.shape[0]]))
+    order, fresh = crd.sorted_runs(keys)
+    del keys
     kept = torch.nonzero(fresh).squeeze(1)
     if kept.shape[0] == order.shape[0]:
         return coords.index_select(1, order), Merge(order, None, order.shape[0])
@@ -370,11 +367,7 @@ class Reading:
     def unsorted(self) -> bool:
         """Whether the pattern is still to be made, and may take a sort: a GPU is not asked, which would be a wait."""
         plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
-        return plain and (self.coords.is_cuda or not self._in_order)
-
-    @cached_property
-    def _in_order(self) -> bool:
-        return crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes))
+        return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
 
     @property
     def pattern(self) -> Pattern:
@@ -389,7 +382,7 @@ class Reading:
     @cached_property
     def _sorted(self) -> tuple[Pattern, Merge | None]:
         with lasting():
-            coords, merge = (self.coords, None) if self._in_order else merged(self.coords, self.sizes)
+            coords, merge = coalesced(self.coords, self.sizes)
             number = self.number
             if number is not None:
                 order = number if merge is None else number.index_select(0, merge.order)
