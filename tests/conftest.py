@@ -1,11 +1,15 @@
-"""What every test shares: source is generated into a folder of this run, hypothesis has time, tests are no garbage."""
+"""What every test shares: a folder of generated source, time for hypothesis, and no collection of tests as garbage.
+
+The folder is kept from run to run, as Triton's own is, so that numba's machine code is compiled once. A user's own is
+not touched: what it holds must not decide whether tests pass.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
-import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +20,9 @@ settings.register_profile(
 )
 settings.load_profile("sparsetc")
 
-_folder = tempfile.TemporaryDirectory(prefix="sparsetc-tests-", ignore_cleanup_errors=True)
-os.environ["SPARSETC_CACHE_DIR"] = _folder.name
+_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsetc-tests"
+_folder.mkdir(0o700, parents=True, exist_ok=True)
+os.environ["SPARSETC_CACHE_DIR"] = str(_folder)
 
 from sparsetc.contraction import passing  # noqa: E402
 

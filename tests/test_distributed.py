@@ -18,7 +18,7 @@ def became(folder: Path) -> list[dict[str, str]]:
     """What became of each check, of each rank; rank 1 dies before it can say so."""
     size = max(cases.SIZES)
     paths = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(folder / "cache")}
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     script = ROOT / "tests" / "distributed_cases.py"
     ranks = [processes.Script([script, rank, size, folder], env=env) for rank in range(size)]
     try:
@@ -42,7 +42,7 @@ def test_groups_of_one_to_four_ranks(tmp_path: Path) -> None:
 
 
 def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(tmp_path)}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = processes.run([*run, ROOT / "examples" / "distributed_cp.py"], env=env, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr

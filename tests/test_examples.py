@@ -14,7 +14,7 @@ UBER = str(files("sparsetc") / "data" / "uber.tns.gz")
 def run(tmp_path, *arguments, **environment):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # One thread: where other tests keep the cores busy, threads that wait for each other are slower than none.
-    env |= {"SPARSETC_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", **environment}
+    env |= {"OMP_NUM_THREADS": "1", **environment}
     return processes.run(arguments, env=env, cwd=tmp_path)
 
 
