@@ -191,6 +191,8 @@ class Search:
         # The result is made, brought to its order and put in its place; a row of it has an index.
         base = law["path_sparse_call"] + self._fresh(nbytes)
         base += runs * (law["path_row"] + 4 * self.itemsize * width * law["path_byte"])
+        if after is None and not self.sparse_result:  # rows without nonzeros are zeros
+            base += nbytes * law["path_byte"]
         seconds = self._level(nnz, runs, s.dense, own)
         for leaf in s.sparse:  # fibers: one mode is summed first, with the terms that have it
             last = [t for t, whole in zip(own, terms, strict=True) if leaf not in whole]
@@ -200,8 +202,13 @@ class Search:
             rows = self._count(tuple([c for c in s.sparse if c != leaf]))
             summed = s.dense.union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
-        outer = after is None and width > max(self._size(t) for t in [*own, s.dense])
-        return base + seconds * (law["path_fused"] if outer else 1.0)
+        return base + seconds * (law["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
+
+    def _outer(self, terms: Iterable[Term], values: frozenset[str] = frozenset()) -> bool:
+        """Return True if a row of the result has more elements than a row of any operand: it is an outer product."""
+        width = self._size({*self.bound.einsum.output}.difference(self.modes))
+        own = [frozenset(t.letters).difference(self.modes) for t in terms]
+        return width > max(map(self._size, [values, *own]))
 
     def _level(self, rows: int, runs: int, values: frozenset[str], tables: Sequence[frozenset[str]]) -> float:
         """Seconds of rows of values times rows of tables, summed over runs."""
@@ -268,7 +275,12 @@ class Search:
             asked: True if steps are asked for, whatever they take.
             seconds: of the best plan of one contraction; None where it is priced as steps are.
         """
-        one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
+        if seconds is None:
+            one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf)
+        else:  # which is too low where a row of the result is a product of several rows
+            written = self.itemsize * self._size(self.bound.einsum.output) * self.laws["path_byte"]
+            beside = max(0.0, seconds - written)
+            one = seconds - beside + beside * (self.laws["path_one_pass"] if self._outer(self.root.terms) else 1.0)
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
         found = self.best(inf if asked else one / self.laws["path_apart"], skip)
         return None if found is None else (f"{1e3 * found[0]:.3g} ms expected, {1e3 * one:.3g} in one pass", found[1])
