@@ -53,6 +53,7 @@ def dense(order: int, precision: str, **blocks: int) -> stc.Plan:
 
 
 F32, F16 = torch.float32, torch.float16
+POSITIONS = stc.Plan("dense", (stc.Part("positions", stc.Storage(leaf=(0, 1)), stc.Schedule(precision="tf32")),))
 CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "mttkrp_coo": ("ijk,jr,kr->ir", SIZES, F32, COO, "triton"),
     "mttkrp_fiber": ("ijk,jr,kr->ir", SIZES, F32, FIBER, "triton"),
@@ -74,6 +75,7 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
     "ttmc_tiles": ("ijk,jr,ks->irs", SIZES, F32, tiles(r=32, s=16), "triton"),
     "spmm_dense": ("ij,jr->ir", SIZES, F32, dense(2, "bf16", r=32), "triton"),
     "mttkrp_dense": ("ijk,jr,kr->ir", SMALL, F32, dense(3, "tf32", r=32), "triton"),
+    "sampled_dense": ("ij,ir,jr->ij", SMALL, F16, POSITIONS, "triton"),
     "ttmc_torch_dense": ("ijk,jr,ks->irs", SMALL, F32, dense(3, "ieee", r=32, s=16), "torch"),
     "mttkrp_torch_tiles": ("ijk,jr,kr->ir", SIZES, F32, tiles(r=32), "torch"),
     "mttkrp_torch_coo": ("ijk,jr,kr->ir", SIZES, F32, ONE_LANE, "torch"),

@@ -40,6 +40,37 @@ def half_full(rows: int, columns: int, share: float = 0.5) -> stc.SparseTensor:
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
+SAMPLED = ("ij,ir,jr->ij", "ij,jr,ir->ij", "ij,ri,rj->ij", "ijk,ijr,kr->ijk", "ijk,kr,rij->ijk", "ij,irs,jsr->ij")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["random", "dense", "one", "empty"])
+@pytest.mark.parametrize("equation", SAMPLED)
+def test_a_sampled_product_is_read_of_a_whole_one(equation: str, name: str, backend: str) -> None:
+    for dtype in (F32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int32):
+        if dtype == torch.int32 and backend == "triton":
+            continue
+        operands = Problem(equation, SIZES, name, dtype).operands()
+        with poisoned():
+            kernel = made(equation, *operands, backend=backend, output="sparse")
+            found = kernel(*operands[1:])
+        assert [p.format for p in kernel.plan.parts] == ["positions"]
+        assert found.pattern is operands[0].pattern
+        assert_matches(found, equation, operands)
+
+
+def test_gradients_of_values_are_sampled_products() -> None:
+    """A pruned layer's values learn by products of torch; where kernels may read none, every value being 1, none is."""
+    x, b, g = half_full(64, 48), torch.randn(48, 40), torch.randn(64, 40)
+    values = x.values.clone().requires_grad_()
+    made("ij,jr->ir", x, b)(b, values=values).backward(g)
+    torch.testing.assert_close(values.grad, (g @ b.T)[x.coords[0], x.coords[1]])
+    kernel = made("ij,ir,jr->ij", x, g, b, backend="triton", output="sparse")
+    of_ones = stc.SparseTensor._make(x.pattern.of_ones, x.values)
+    kernel_of_ones = made("ij,ir,jr->ij", of_ones, g, b, backend="triton", output="sparse")
+    assert ["mul_(values)" in k.source for k in (kernel, kernel_of_ones)] == [True, False]
+    torch.testing.assert_close(kernel_of_ones(g, b).values, values.grad)
+
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["random", "dense", "one", "empty"])
@@ -253,8 +284,11 @@ def test_explain_says_what_runs() -> None:
 
 def test_what_cannot_be_dense_is_refused_by_name() -> None:
     x, b = half_full(6, 5), torch.rand(5, 8)
-    with pytest.raises(stc.PlanError, match=r'plan "dense" does not apply to "ij,ir,jr->ij": its result is sparse'):
-        stc.einsum("ij,ir,jr->ij", x, torch.rand(6, 8), b, plan="dense")
+    for equation in ("ij,ir,jr->ji", "ij,ir->ij"):
+        terms = equation.partition("->")[0].split(",")[1:]
+        dense = [torch.rand([{"i": 6, "j": 5, "r": 8}[c] for c in term]) for term in terms]
+        with pytest.raises(stc.PlanError, match=f'plan "dense" does not apply to "{equation}": its result is sparse'):
+            stc.einsum(equation, x, *dense, plan="dense", output="sparse")
     twice = random_sparse((6, 5), "random", F32, coalesce=False)
     with pytest.raises(stc.PlanError, match=r"the operand has duplicates; take its coalesce\(\)"):
         stc.einsum("ij,jr->ir", twice, b, plan="dense")

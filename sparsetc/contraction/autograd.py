@@ -31,6 +31,7 @@ from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.kept_values import gradient_taken
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import captured
 
 if TYPE_CHECKING:
     from sparsetc.contraction.step import Step
@@ -249,10 +250,10 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        if wanted[0] and not self.ones:
-            gradient_taken()
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
         rows = iter(run_all([job for job in jobs if job is not None]))
+        if wanted[0] and not self.ones:  # values that are packed here are still those of the call before
+            gradient_taken(tensors[0])
         return [
             None if job is None else job[0].output.shaped(next(rows)) if n or self.ones else self._of_all(next(rows))
             for n, job in enumerate(jobs)
@@ -271,6 +272,8 @@ class StepFunction(Multilinear):
         others = [s for s in sources if s not in e.sparse]
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
         pattern = step.slotted if sparse else self.pattern
+        if values is None and step.problem.backend == "triton":
+            pattern = pattern.of_ones
         return self._step_of(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
@@ -315,7 +318,7 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     """
     together = [step.alone and not followed([values, *dense]) for step, _, values, dense in jobs]
     if sum(together) < 2:
-        return [step(pattern, values, dense) for step, pattern, values, dense in jobs]
+        return [_alone(*job) for job in jobs]
     joint = [job for job, t in zip(jobs, together, strict=True) if t]
     packed, outputs, rows = iter(_packed(joint)), iter(_zeros(joint)), []
     for (step, pattern, values, dense), t in zip(jobs, together, strict=True):
@@ -324,8 +327,15 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
             out = next(outputs)
             rows.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
         else:
-            rows.append(step(pattern, values, dense))
+            rows.append(_alone(step, pattern, values, dense))
     return rows
+
+
+def _alone(step: Step, pattern: Pattern, values: torch.Tensor | None, dense: list[torch.Tensor]) -> torch.Tensor:
+    """The rows of one job; values that a call before has packed are not packed again, unless a CUDA graph has to."""
+    if values is None or captured(values) or followed([values, *dense]):
+        return step(pattern, values, dense)
+    return step(pattern, values, dense, step.packed([values]))
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
@@ -347,7 +357,8 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     _, pattern, values = with_values[0] if with_values else (None, None, None)
     together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
     if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
-        return [step.packed_values(job_values) for step, _, job_values, _ in jobs]
+        again = values is None or captured(values)
+        return [step.packed_values(own) if own is None or again else step.kept_values(own) for step, _, own, _ in jobs]
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)

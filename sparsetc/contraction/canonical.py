@@ -318,7 +318,7 @@ def canonicalise(bound: Bound, operands: Operands, repeated: bool = False, cut: 
     dropped = broadcast_dims(bound, operands, repeated)
     narrowed = without(bound, dropped)
     least = 0 if x.device.type == "cpu" else STEP
-    reduction = dense_subexpressions(narrowed, 0 if cut else x.nnz, least)
+    reduction = dense_subexpressions(narrowed, 0 if cut else max(1, x.nnz), least)
     einsums = bound, narrowed, tuple(dropped.values()), reduction, reduction.bound
     return Canonical(*einsums, x.coords, x.dtype, x.device)
 

@@ -12,12 +12,11 @@ have no nonzero there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice, permutations
 from math import prod
+from typing import ClassVar
 
 import torch
 
@@ -27,17 +26,14 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Computed, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
-from sparsetc.ir.plan import DOTS, F16X3, ROUNDED, Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import ROUNDING, describe, seconds_of
-from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import Method, add_plans, register_format
+from sparsetc.planner.pricing import ROUNDING
+from sparsetc.planner.registry import register_format
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
@@ -118,9 +114,9 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
     """Return the products in the order in which they are made, the result's last.
 
     The stored tensor is multiplied by one operand after another. Or the last is a product of two matrices: the stored
-    tensor, (kept, summed), and a right side, (summed, free), that the dense operands make; that is possible where the
-    kept modes are stored first, no dense operand has one of them, and the dense operands have all others. What needs
-    the fewest multiplications is taken.
+    tensor, (kept, summed) or its transpose, and a right side, (summed, free), that the dense operands make; that is
+    possible where the kept modes are stored before or behind the others, no dense operand has one of them, and the
+    dense operands have all others. What needs the fewest multiplications is taken.
 
     Args:
         bound: the einsum.
@@ -132,8 +128,9 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
     kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
     x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
     choices = [_in_turn([x, *order], (*kept, *free)) for order in islice(permutations(dense), MOST_ORDERS)]
-    right, read = (*stored[len(kept) :], *free), {c for t in dense for c in t.axes}
-    if matrices and dense and stored[: len(kept)] == kept and not read & {*kept} and read >= {*right}:
+    summed, read = tuple([c for c in stored if c not in kept]), {c for t in dense for c in t.axes}
+    right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
+    if matrices and dense and matrix and not read & {*kept} and read >= {*right}:
         made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
         choices.insert(0, (*made, Product(total, (x,), (made[-1].out if made else dense[0],))))
@@ -167,6 +164,7 @@ class ProductCost(Cost):
         formed: elements of intermediates.
         summed: positions that a product of matrices sums, one after another.
         lengths: elements of the rows of the matrices that are multiplied.
+        result: rows and columns of the last product.
     """
 
     def __init__(self, program: TileProgram) -> None:
@@ -183,7 +181,7 @@ class ProductCost(Cost):
         self.gathers, self.rounded, self.split, self.halves, self.arranged = [], (), (), (), ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
-        self.calls, self.matrices = len(products), bool(last.right)
+        self.calls, self.matrices, self.result = len(products), bool(last.right), (program.rows, program.width)
         summing = [program.elements(s.summed) for s in of_values if s.summed]
         self.summed = sum(summing) if program.dots else 0
         self.lengths = [*summing, *([program.width] if summing else [])]
@@ -233,7 +231,7 @@ class ProductCost(Cost):
             share = law["product_unaligned"]
         side = by_precision(profile.rules["product_side"], unit)
         processors = max(1, profile.warps // profile.rules["issued"])
-        blocks = max(1, prod(-(-n // side) for n in (self.p.rows, self.p.width)))
+        blocks = max(1, prod(-(-n // side) for n in self.result))
         busy = blocks / (processors * -(-blocks // processors))  # the last round leaves some without a block
         return max(usual, share * profile.matrix(unit)) * busy
 
@@ -244,10 +242,16 @@ SETTINGS = {"tf32": "high", "bf16": "high"}
 matrices is of operands that were rounded before, and any other einsum takes tf32."""
 
 
+def setting_of(schedule: Schedule) -> str:
+    """Return torch's setting for products of float32."""
+    return SETTINGS.get(schedule.precision, "highest")
+
+
 class DenseProduct(TileProgram):
     """A program of calls of torch in place of generated loops; its body is products of whole tensors, for the price."""
 
-    covers, priced_by = True, ProductCost
+    covers: ClassVar[bool] = True
+    priced_by: ClassVar[type[ProductCost]] = ProductCost
 
     @cached_property
     def is_product(self) -> bool:
@@ -267,8 +271,11 @@ class DenseProduct(TileProgram):
         """
         out, einsum = self.output, "integer_einsum" if integers else "torch.einsum"
         names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), out])
-        setting = SETTINGS.get(self.schedule.precision, "highest")
-        text = [f'@matmul_precision("{setting}")', f"def part_{self.number}({names}):", "    for _ in chunks:"]
+        text = [
+            f'@matmul_precision("{setting_of(self.schedule)}")',
+            f"def part_{self.number}({names}):",
+            "    for _ in chunks:",
+        ]
         *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
         views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
         views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
@@ -279,7 +286,9 @@ class DenseProduct(TileProgram):
         rows, summed, columns, (other,) = self.rows, self.elements(last.summed), self.width, last.right
         wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
         narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
-        left, right = f"values.view({rows}, {summed}){wide}", f"{other.name}.reshape({summed}, {columns}){narrow}"
+        behind = last.summed[:1] == last.left[0].axes[:1]
+        left = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
+        right = f"{other.name}.reshape({summed}, {columns}){narrow}"
         return [*text, f"        multiply({left}, {right}, {out}.view({rows}, {columns}))"]
 
     def _shape(self, axes: Letters) -> str:
@@ -295,70 +304,3 @@ def _einsum(called: str, s: Product) -> str:
         return f"({' * '.join(t.name.lower() for t in s.inputs)}).sum(({dims},))"
     equation = f"{','.join(''.join(t.axes) for t in s.inputs)}->{''.join(s.out.axes)}"
     return f'{called}("{equation}", {", ".join(t.name.lower() for t in s.inputs)})'
-
-
-# -- the plan ---------------------------------------------------------------------------------------------------------
-PACKING = 2 * 8
-"""Bytes for each position while values are packed: two int64 arrays."""
-
-
-def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
-    """Yield the dense tensor wherever it fits, unless all plans of so few positions take the time of a call."""
-    profile, positions = problem.profile, prod(problem.shape)
-    least = profile.launch + problem.itemsize * positions / profile.memory
-    if problem.rules["fewest"] <= positions and best.allows("dense", least):
-        with suppress(PlanError):
-            yield dense(problem, counts)
-
-
-def dense(problem: Problem, counts: Counts) -> Candidate:
-    """The dense tensor in one part, for torch to multiply, with its price; `PlanError` says why there can be none."""
-    if fault := _fault(problem):
-        raise _refusal(problem, fault)
-    # Torch multiplies float32 as exactly as tf32x3 does only without tf32.
-    plan, cost = _of_precision(problem, "ieee" if problem.precision == DOTS["highest"] else problem.precision)
-    if problem.precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
-        plan, cost = _of_precision(problem, DOTS["high"])
-    nbytes = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
-    if nbytes > problem.memory:
-        on_the_way = " and what is made on the way" if cost.formed else ""
-        fault = f"the dense tensor, with what packs it{on_the_way}, takes {nbytes:,} bytes, the limit is"
-        raise _refusal(problem, f"{fault} {problem.memory:,}")
-    expected = (Statistics(1, 1, max(1, prod(problem.shape)), counts.nnz, problem.itemsize),)
-    seconds = seconds_of(plan, [cost], expected, problem.backend, problem.profile)
-    return Candidate(plan, expected, describe(plan, problem), seconds)
-
-
-def _refusal(problem: Problem, fault: str) -> PlanError:
-    return PlanError(f'plan "dense" does not apply to "{problem.equation}": {fault}')
-
-
-def _fault(problem: Problem) -> str:
-    """Why the operand is not multiplied as a dense tensor, whatever it takes; empty where it may be."""
-    if problem.sparse_output:
-        return "its result is sparse, and torch's product has every position"
-    if not problem.coalesced:
-        return "a dense tensor holds one value a position, and the operand has duplicates; take its coalesce()"
-    if problem.adding:
-        return "a stream does not store its chunks as whole tensors"
-    if problem.backend == "triton" and not problem.products:
-        return "torch has no matrix product of integers on a GPU"
-    return ""
-
-
-def _of_precision(problem: Problem, precision: str) -> tuple[Plan, ProductCost]:
-    """Return the plan and its cost; positions of modes that the result keeps, in its order, are before the others."""
-    output, order = problem.bound.einsum.output, tuple(range(problem.order))
-    kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
-    storage = Storage(leaf=order, sequence=(*kept, *problem.rest))
-    part = Part("dense", storage, Schedule(dot=problem.products, precision=precision), problem.counts.nnz)
-    return Plan("dense", (part,)), _cost(problem.bound, replace(part, nnz=0), problem.rows)
-
-
-@lru_cache(maxsize=256)
-def _cost(bound: Bound, part: Part, rows: int) -> ProductCost:
-    """Return the cost of a part, which is the same for every tensor of these sizes."""
-    return ProductCost(Dense().lower(bound, part, Target(rows=rows, whole=True), 0))
-
-
-add_plans(Method("dense", _considered, dense))

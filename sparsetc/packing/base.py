@@ -21,6 +21,9 @@ from sparsetc.support.lru import Lru, cached_property, given_to
 from sparsetc.support.notices import log_since
 from sparsetc.tensor.coords import INT32_MAX
 
+SPARSE = 2
+"""Stored values for each nonzero from which values are put among zeros, and not each place filled from one of them."""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -81,12 +84,31 @@ class Packed:
         """
         if self.in_order:
             return values.contiguous()
+        if self.scattered is not None:
+            places, numbers = self.scattered
+            own = values if numbers is None else values.index_select(0, numbers)
+            return values.new_zeros(self.stored).scatter_(0, places, own)
         return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
 
     @property
     def in_order(self) -> bool:
         """Whether all values of the whole tensor are stored, in its own order."""
         return self.positions is None and self.source is None
+
+    @cached_property
+    def scattered(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Where nonzeros stand, and their numbers in the whole tensor, None for all in its order, if most is padding.
+
+        None where it is not.
+        """
+        if self.positions is None or SPARSE * self.nnz > self.stored:
+            return None
+        places = torch.nonzero(self.positions >= 0).flatten()
+        numbers = self.in_whole(self.positions[places])
+        assert numbers is not None
+        every = self.source is None and numbers.numel() == self.nnz
+        in_order = every and bool((numbers[1:] > numbers[:-1]).all())
+        return places, None if in_order else numbers
 
     @cached_property
     def gathered(self) -> torch.Tensor:

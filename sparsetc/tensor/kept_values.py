@@ -34,7 +34,7 @@ class _Seen:
 
     Attributes:
         storage: their memory on a GPU; assigning ``.data`` gives a tensor another one.
-        changes: on a GPU, torch's count of changes of the tensor, and `gradients` of values that learn.
+        changes: on a GPU, torch's count of changes of the tensor, and how many gradients were taken of it.
         copy: their bits on a CPU.
     """
 
@@ -58,7 +58,10 @@ class _Seen:
 _seen = WeakTensorKeyDictionary()
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
-_gradients = 0
+_gradients = WeakTensorKeyDictionary()
+"""How many gradients were taken of a leaf."""
+_others = 0
+"""Gradients of tensors that are views of leaves, or computed from some."""
 
 
 def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
@@ -86,14 +89,17 @@ def counted(values: torch.Tensor) -> bool:
     return values.is_cuda
 
 
-def gradient_taken() -> None:
+def gradient_taken(values: torch.Tensor) -> None:
     """Take values that learn for changed from here on: an optimiser may write to them without torch's count."""
-    global _gradients
-    _gradients += 1
+    global _others
+    if values.is_leaf:
+        _gradients[values] = _gradients.get(values, 0) + 1
+    else:  # of a view of the values, or of what becomes them
+        _others += 1
 
 
 def _changes(values: torch.Tensor) -> tuple[int, int]:
-    return values._version, _gradients if values.requires_grad else 0
+    return values._version, _others + _gradients.get(values, 0) if values.requires_grad else 0
 
 
 def _bits(values: torch.Tensor) -> np.ndarray:

@@ -296,6 +296,17 @@ class Pattern:
         self._derived.put(key, weakref.ref(made), needs=others)
         return made
 
+    @property
+    def of_ones(self) -> Pattern:
+        """The pattern for einsums in which every value is 1, made once; kernels read none."""
+
+        def made() -> Pattern:
+            pattern = self.bare()
+            pattern.ones, pattern.counts = True, self.counts
+            return pattern
+
+        return self if self.ones else self._once("ones", made)
+
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
         pattern = self.like(self._coords, self._coalesced)

@@ -163,6 +163,8 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
     sizes = [b.elements(e.inputs[p]) for p in pair]
     # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
     spanned = [i for i in result if i in e.sparse_indices]
+    if nonzeros and len(e.dense) == 2 and e.output == e.sparse_indices and len(spanned) == len(result) > 1:
+        return False  # a product that is sampled, or read where it is sampled: plan "dense" does that
     if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
         return False  # each nonzero would read a row of its own, and most rows nobody
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)

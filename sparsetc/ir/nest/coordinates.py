@@ -292,7 +292,7 @@ FORMULA = re.compile(r"(?:\{(?:m[0-9]+|p|lane)\}|0x[0-9a-fA-F]+|[0-9]+|//|<<|>>|
 SIGNS = {node: sign for sign, (*_, node) in OPERATORS.items()}
 
 
-def parsed(formula: str, position: Position) -> Expression:
+def parsed(formula: str, position: Expression) -> Expression:
     """The expression of a formula in ``{m0}, {m1}, …`` (coordinates read before it), ``{p}`` (`position`) and
     ``{lane}``.
 
@@ -311,7 +311,7 @@ def parsed(formula: str, position: Position) -> Expression:
     )
 
 
-def _expression(node: ast.expr, position: Position) -> Expression:
+def _expression(node: ast.expr, position: Expression) -> Expression:
     match node:
         case ast.Constant(int(value)):
             return Constant(value)

@@ -1,0 +1,177 @@
+"""``positions``: nonzeros in the operand's order, each with its position in the dense tensor.
+
+        item_ptr   [ 0  nnz ]               one work item of all nonzeros
+        word       [ p  p  p  … ]           i * J + j of each, ascending
+        values     [ v  v  v  … ]           as they are given
+
+A sampled product of two matrices, ``"ir,jr->ij"`` at the nonzeros, is made whole by torch where that takes less time
+than a dot for each nonzero, and its entries are read at these positions. So are the gradients of a pruned layer's
+values. What stands at other positions is not read: an infinity or NaN there is lost.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import ClassVar
+
+import torch
+
+from sparsetc.device.profile import DeviceProfile
+from sparsetc.errors import FormatError, PlanError
+from sparsetc.formats.dense import MOST, DenseProduct, ProductCost, setting_of
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.lower import Target
+from sparsetc.ir.nest.coordinates import Computed, Lookup, Position, parsed
+from sparsetc.ir.nest.nest import ITEM, Nest, runs
+from sparsetc.ir.plan import Part, Storage
+from sparsetc.ir.program.cost import SECTOR, Statistics
+from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
+from sparsetc.ir.program.tile import Product, Tile
+from sparsetc.packing.base import Packed, index_dtype
+from sparsetc.planner.registry import register_format
+from sparsetc.tensor.coords import linear_key
+
+
+@register_format
+class Positions:
+    """The nonzeros by their positions in the dense tensor."""
+
+    name = "positions"
+
+    def parameters(self, order: int) -> tuple[str, ...]:
+        """Return no names: the sizes are the tensor's own."""
+        return ()
+
+    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+        """Return one run of all nonzeros, whose coordinates are those of their row-major positions.
+
+        Raises:
+            FormatError: the shape has more positions than any device holds.
+        """
+        if prod(shape) > MOST:
+            raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
+        position = Lookup("word", Position("nonzero"))
+        strides = [prod([max(1, n) for n in shape[mode + 1 :]]) for mode in range(len(shape))]
+        texts = [f"{{p}} // {stride} % {max(1, n)}" for stride, n in zip(strides, shape, strict=True)]
+        return runs(leaf=tuple([Computed(mode, parsed(text, position)) for mode, text in enumerate(texts)]))
+
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+        """Number the positions; nothing is sorted, and values stay as they are."""
+        nnz, view = coords.shape[1], self.view(shape, storage)
+        position = linear_key(coords, shape, coords)[0].to(index_dtype(prod(shape)))
+        ends = [0, nnz] if nnz else [0]
+        arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(nnz), device=coords.device), "word": position}
+        return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items=len(ends) - 1)
+
+    def lower(self, bound: Bound, part: Part, target: Target, number: int) -> SampledProduct:
+        """Return the product that torch makes of two dense operands, read where nonzeros are."""
+        sides = sides_of(bound)
+        if sides is None or not target.sparse or not target.in_operand_order:
+            raise PlanError(f'format {self.name!r} is for sampled products of two matrices, and "{bound}" is none')
+        left, right = [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in sides]
+        letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
+        view, (output, operands) = self.view(bound.extents(letters), part.storage), named_operands(bound)
+        return SampledProduct(
+            equation=str(bound.einsum),
+            number=number,
+            format=part.format,
+            view=view.of_ones() if target.ones else view,
+            letters=letters,
+            axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in (*bound.einsum.axes, *letters)]),
+            operands=operands,
+            output=output,
+            output_axes=(),
+            body=(Product(Tile("total", letters, ITEM, len(sides[0].rows)), (left,), (right,)),),
+            schedule=part.schedule,
+            rows=target.rows,
+            whole=True,
+        )
+
+
+def sides_of(bound: Bound) -> tuple[Operand, Operand] | None:
+    """Return the dense operands with a result's first modes and with its last, if the whole result is their product."""
+    e, operands = bound.einsum, named_operands(bound)[1]
+    letters = e.sparse_indices
+    if len(operands) != 2 or e.free or len(set(letters)) < len(letters) or e.kept != letters:
+        return None
+    left, right = sorted(operands, key=lambda o: letters[:1] != o.rows[:1])
+    alike = left.axes == right.axes != ()
+    return (left, right) if alike and left.rows and right.rows and left.rows + right.rows == letters else None
+
+
+class SampledCost(ProductCost):
+    """Bytes and flops of a product that is written whole, and of its entries that are read."""
+
+    def __init__(self, program: SampledProduct) -> None:
+        """Count them."""
+        super().__init__(program)
+        left, right = program.sides
+        self.result, self.weighted = (left.nrows, right.nrows), bool(program.view.packed)
+        self.summed, self.lengths = left.width, [left.width, right.nrows]
+
+    def describe(self) -> list[str]:
+        """Lines for a reader."""
+        left, right = self.result
+        made = f"{self.flops} flops in a product of torch, {left} x {right}, of which entries are read"
+        return [f"reads {self.tables} elements of dense operands", made]
+
+    def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
+        """Seconds each resource alone would take."""
+        size, entries = statistics.itemsize, statistics.stored
+        whole = size * prod(self.result)
+        index = 4 if prod(self.result) < 2**31 else 8
+        read = min(whole, SECTOR * entries) + entries * (index + size) + self.weighted * 3 * size * entries
+        moved = size * self.tables + whole
+        rate = profile.laws["product_memory"] * profile.memory
+        return {"memory": moved / rate, "entries": read / profile.memory, "dot": self.flops / self._rate(size, profile)}
+
+    def stored(self, statistics: Statistics) -> int:
+        """Bytes of the result, all of which is stored."""
+        return statistics.itemsize * statistics.stored
+
+    def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Seconds expected: a product that reads and writes while it multiplies; then entries are read."""
+        taken = self.seconds(statistics, profile)
+        entries = taken.pop("entries")
+        multiplied = max(taken.values()) + profile.laws["product_summed"] * self.summed
+        wide = 0.0 if statistics.itemsize == 2 else profile.laws["product_wide"]
+        return wide + multiplied + (1 + self.weighted) * profile.launch + entries
+
+    def _narrow(self, itemsize: int) -> bool:
+        return itemsize == 2
+
+
+class SampledProduct(DenseProduct):
+    """A product of two matrices, of which entries are read."""
+
+    priced_by: ClassVar[type[ProductCost]] = SampledCost
+
+    @property
+    def sides(self) -> tuple[Operand, Operand]:
+        """The operands with the result's first modes and with its last."""
+        left, right = sorted(self.operands, key=lambda o: self.letters[:1] != o.rows[:1])
+        return left, right
+
+    @property
+    def is_product(self) -> bool:
+        """True if sums are rounded once: those that are multiplied by values first are kept wide."""
+        return not self.view.packed
+
+    @property
+    def half(self) -> bool:
+        """False: values are as they are given."""
+        return False
+
+    def lines(self, integers: bool) -> list[str]:
+        """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros."""
+        (left, right), out, summed = self.sides, self.output, self.operands[0].width
+        matrices = f"{left.name}.reshape({left.nrows}, {summed}), {right.name}.reshape({right.nrows}, {summed}).t()"
+        text = [
+            f'@matmul_precision("{setting_of(self.schedule)}")',
+            f"def part_{self.number}({', '.join(['chunks', *self.arrays, *(o.name for o in self.operands), out])}):",
+            "    for _ in chunks:",
+            f"        made = {out}.new_empty({left.nrows}, {right.nrows})",
+            f"        multiply({matrices}, made)",
+            f"        torch.index_select(made.view(-1), 0, word, out={out}.view(-1))",
+        ]
+        return [*text, *(f"        {out}.view(-1).mul_({name})" for name in self.view.packed)]
