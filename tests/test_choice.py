@@ -16,7 +16,7 @@ import sparsetc as stc
 from sparsetc.formats import window
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.program.tile import Add, TileProgram, walk
-from sparsetc.planner.bounds import HEIGHTS, Best, similar_order, tiles_of, windows_of
+from sparsetc.planner.bounds import HEIGHTS, STRIPS, Best, similar_order, tiles_of, windows_of
 from sparsetc.planner.candidate import ranked
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS as METHODS
@@ -280,7 +280,7 @@ def test_a_sample_of_everything_is_exact(similar: bool) -> None:
     order = sorted(rows)
     if similar:
         row, lengths = torch.searchsorted(torch.tensor(order), x.coords[0]), len(order)
-        order = [order[n] for n in similar_order(row, x.coords[1], lengths).tolist()]
+        order = [order[n] for n in similar_order(row, x.coords[1] >> STRIPS[0], lengths).tolist()]
     windows = windows_of(counts, (0,), (1,), similar)
     for height in HEIGHTS:
         sample = windows.at([height])

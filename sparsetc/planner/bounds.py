@@ -32,9 +32,12 @@ SLABS = 48
 """Slabs of tiles that are drawn."""
 HEIGHTS = (16, 32, 64, 128)
 """Rows of the windows that are sampled. Rows of the highest are drawn together."""
-STRIP = 3
-"""Bits of a column's number that are left out of hashes. Hashes of strips of 8 columns found most groups of 1-SA, in
-blocks and among rows that share columns anywhere; those of 64 columns lost the latter."""
+STRIPS = (3, 6)
+"""Bits of a column's number that are left out of hashes; the order counts whose windows have fewer columns. Strips of 8
+columns find most groups of 1-SA in small blocks and among rows that share columns anywhere, which those of 64 lose; of
+blocks of 64 that are filled to a tenth, where rows share few strips of 8, those of 64 find twice as few columns."""
+SHARED = 1.5
+"""Nonzeros for each column of the tallest windows from which the second order is tried: random rows have fewer."""
 ERROR = 1.25
 """Factor by which tiles may take less than a sample says, and hold more of the nonzeros."""
 MOST_COLUMNS = 1 << 48
@@ -166,18 +169,26 @@ def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], sim
 
     Rows are fibers of the modes that are kept, columns those of the rest.
     """
-    return counts.once(("sample", kept, rest, similar), lambda: _windows(counts, kept, rest, similar))
+
+    def sampled() -> Windows:
+        best = _windows(counts, kept, rest, STRIPS[0] if similar else None)
+        if similar and SHARED * best.columns[-1].sum() < best.nonzeros[-1].sum():
+            other = _windows(counts, kept, rest, STRIPS[1])
+            best = min(best, other, key=lambda own: float((own.weight * own.columns).sum()))
+        return best
+
+    return counts.once(("sample", kept, rest, similar), sampled)
 
 
-def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> Windows:
+def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], strip: int | None) -> Windows:
     lengths, most = counts.lengths(kept), HEIGHTS[-1]
     count, device = lengths.numel(), lengths.device
     sorted_by_row = kept == tuple(range(len(kept)))
     if not sorted_by_row:
         row = crd.narrow_ranks((counts.row(m) for m in kept), [counts.shape[m] for m in kept], counts.row(0))[0]
-    elif similar:
+    elif strip is not None:
         row = torch.repeat_interleave(lengths, output_size=counts.nnz)
-    order = similar_order(row, counts.row(rest[-1]), count) if similar else None
+    order = None if strip is None else similar_order(row, counts.row(rest[-1]) >> strip, count)
     # Blocks of rows in that order, and the rows of each; places are on the host, so that few answers are waited for.
     ends = torch.cumsum(lengths if order is None else lengths.index_select(0, order), 0)
     last = torch.arange(most - 1, count + most - 1, most, device=device).clamp_(max=count - 1)
@@ -236,9 +247,9 @@ def different(group: torch.Tensor, key: torch.Tensor, spread: int, groups: int) 
     return torch.bincount(keys[crd.starts_of_runs([keys])] // spread, minlength=groups)
 
 
-def similar_order(row: torch.Tensor, column: torch.Tensor, count: int) -> torch.Tensor:
+def similar_order(row: torch.Tensor, strip: torch.Tensor, count: int) -> torch.Tensor:
     """(count,) rows in the order of two min-hashes of the strips of columns that they touch: like rows are together."""
-    hashed = (column >> STRIP).mul_(SPREAD).bitwise_right_shift_(33).bitwise_and_(0x3FFFFFFF).int()
+    hashed = (strip * SPREAD).bitwise_right_shift_(33).bitwise_and_(0x3FFFFFFF).int()
     low = hashed.new_full((count,), 1 << 30).scatter_reduce_(0, row.long(), hashed, "amin")
     high = hashed.new_zeros(count).scatter_reduce_(0, row.long(), hashed, "amax")
     return torch.argsort(low.long() << 30 | high, stable=True)
