@@ -100,7 +100,8 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
         limit=settings.memory_on(x.device),
         sparse_result=is_sparse(form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
     )
-    picked = search.picked(asked, sum(choice.seconds) if choice else None)
+    exact = settings.effective_precision() == "highest"
+    picked = search.picked(asked, sum(choice.seconds) if choice else None, exact)
     if picked is not None:
         reason, order = picked
         return Path(bound, operands, settings, form, False, order, reason)

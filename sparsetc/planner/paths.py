@@ -268,19 +268,21 @@ class Search:
         return self._rests[s]
 
     # -- the search -------------------------------------------------------------------------------------------------
-    def picked(self, asked: bool, seconds: float | None = None) -> tuple[str, Order] | None:
+    def picked(self, asked: bool, seconds: float | None = None, exact: bool = True) -> tuple[str, Order] | None:
         """Return why an einsum is contracted in steps, and their order; None where one contraction is about as fast.
 
         Args:
             asked: True if steps are asked for, whatever they take.
             seconds: of the best plan of one contraction; None where it is priced as steps are.
+            exact: True if dots of float32 are as exact as float32, in which chains in one pass were found slower.
         """
         if seconds is None:
             one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf)
-        else:  # which is too low where a row of the result is a product of several rows
+        elif exact and self._outer(self.root.terms):  # where a row of the result is a product of several rows
             written = self.itemsize * self._size(self.bound.einsum.output) * self.laws["path_byte"]
-            beside = max(0.0, seconds - written)
-            one = seconds - beside + beside * (self.laws["path_one_pass"] if self._outer(self.root.terms) else 1.0)
+            one = min(seconds, written) + self.laws["path_one_pass"] * max(0.0, seconds - written)
+        else:
+            one = seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
         found = self.best(inf if asked else one / self.laws["path_apart"], skip)
         return None if found is None else (f"{1e3 * found[0]:.3g} ms expected, {1e3 * one:.3g} in one pass", found[1])

@@ -173,7 +173,9 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     if problem.native == "price":
         best = natively(replace(best, plan=plan), problem)
         plan = best.plan
-    apart = 0.0 if any(cost.p.view.values.sides for cost in best.costs) else problem.rules["apart"]
+    tiled = any(cost.p.view.values.sides for cost in best.costs)
+    cut = any(sizes.split_fibers for sizes in best.expected)  # long rows among short ones, of which lanes wait
+    apart = 0.0 if tiled or cut else problem.rules["apart"]
     return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
 
