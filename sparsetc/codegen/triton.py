@@ -98,7 +98,10 @@ def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
 def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
     o, level, axes = s.operand, s.out.level, s.out.axes
-    strides = [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
+    strides = o.strides[: len(o.rows)] or [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
+    columns = o.strides[len(o.rows) :] or [
+        prod([printer.p.axis(d).size for d in o.axes[n:]]) for n in range(1, len(o.axes) + 1)
+    ]
     widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
     if s.out.name in printer.bf16:  # what only dots take stays rounded
         widen = ""
@@ -108,8 +111,9 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
             printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
 
     if s.out.folded:
-        within = {c: prod([printer.p.axis(d).size for d in o.axes[n + 1 :]]) for n, c in enumerate(o.axes)}
-        terms, mask = values.place(printer, s.out, within, list(map(values.flat, sides_of(s.out))))
+        terms, mask = values.place(
+            printer, s.out, dict(zip(o.axes, columns, strict=True)), list(map(values.flat, sides_of(s.out)))
+        )
         rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
         read(" + ".join([*rows, *terms]), mask)
         return
@@ -118,7 +122,7 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
         mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
-        read(printer.address(rows, o.axes, axes), mask)
+        read(printer.address(rows, o.axes, axes, columns), mask)
 
 
 def product(printer: TritonPrinter, s: ir.Product) -> None:
@@ -205,11 +209,12 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
     p, key, elements = printer.p, s.key, s.copies * printer.p.rows * printer.p.width  # of all copies of the output
     cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""
     keyed = printer.own(key.letters, s.source.axes, key.level)
+    row_stride, *columns = p.strides or (p.width,)
     for _ in printer.copied(s.source.axes, key.level):
         value, axes = printer.summed(s.source, (*keyed, *s.axes))
         conditions = [placed(printer.guard(key.level), (ir.LANES,), axes)]
         if key.kind == "row":
-            each = ((c, n * p.width) for c, n in zip(key.letters, key.strides, strict=True))
+            each = ((c, n * row_stride) for c, n in zip(key.letters, key.strides, strict=True))
             terms = printer.rows(each, axes, key.level, elements)
             conditions += [printer.inside(c, axes) for c in key.letters]
         elif key.letters:
@@ -221,7 +226,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
             terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
         if s.copies > 1:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
-        address = printer.address(terms, s.axes, axes)
+        address = printer.address(terms, s.axes, axes, columns)
         mask = all_of([*conditions, *(placed(printer.within(c), (c,), axes) for c in s.axes)])
         arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')

@@ -229,10 +229,13 @@ class TritonPrinter(Writer):
             laid_out.append(placed(text, depends_on, axes, before))
         return laid_out
 
-    def address(self, terms: Iterable[str], columns: Sequence[str], axes: Sequence[str]) -> str:
+    def address(
+        self, terms: Iterable[str], columns: Sequence[str], axes: Sequence[str], strides: Sequence[int] = ()
+    ) -> str:
         """An address laid out over `axes`: terms of its row, and the place in the row over its `columns`."""
         sizes = [self.p.axis(letter).size for letter in columns]
-        within = [placed(self.at(c), (c,), axes, prod(sizes[n + 1 :])) for n, c in enumerate(columns)]
+        strides = strides or [prod(sizes[n + 1 :]) for n in range(len(columns))]
+        within = [placed(self.at(c), (c,), axes, stride) for c, stride in zip(columns, strides, strict=True)]
         return " + ".join(filter(None, (*terms, *within))) or "0"
 
     # -- coordinates ------------------------------------------------------------------------------------------------

@@ -323,7 +323,7 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     packed, outputs, rows = iter(_packed(joint)), iter(_zeros(joint)), []
     for (step, pattern, values, dense), t in zip(jobs, together, strict=True):
         if t:
-            tables = step.canonical.arrange(dense, step.settings)
+            tables = step.canonical.arrange(dense, step.settings, read=step.programs[0].operands)
             out = next(outputs)
             rows.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
         else:
@@ -341,10 +341,7 @@ def _alone(step: Step, pattern: Pattern, values: torch.Tensor | None, dense: lis
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
     runs = [(step.executable, step.device) for step, *_ in jobs]
-    outputs = [
-        torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
-        for run, device in runs
-    ]
+    outputs = [run.empty(device) if run.zeroes and not run.stores else None for run, device in runs]
     if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
         torch._foreach_zero_(added)
     return outputs

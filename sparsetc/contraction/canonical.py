@@ -19,6 +19,7 @@ from sparsetc.codegen import transpose
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import Reduction, dense_subexpressions
+from sparsetc.ir.program import operands
 from sparsetc.options import Options, current
 from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support import memory
@@ -289,16 +290,30 @@ class Canonical:
         left = self.reduction.apply(whole, contract)  # type: ignore[arg-type]
         return [left[p] for p in self.bound.einsum.dense]  # type: ignore[misc]
 
-    def arrange(self, dense: Tensors, settings: Options | None = None, contiguous: bool = True) -> list[torch.Tensor]:
+    def arrange(
+        self,
+        dense: Tensors,
+        settings: Options | None = None,
+        contiguous: bool = True,
+        read: Sequence[operands.Operand] = (),
+    ) -> list[torch.Tensor]:
         """Dense operands of the reduced einsum -> tables, contiguous as kernels read them, or views for torch.
+
+        Args:
+            dense: the operands.
+            settings: the memory limit.
+            contiguous: False for views.
+            read: the operands of a program, where it may read some in the order that they are given in.
 
         Raises:
             OutOfMemoryError: the table of a broadcast operand would pass the memory limit.
         """
-        settings = settings or current()
+        settings, orders = settings or current(), list(self.arrangement)
+        for n in (n for n, o in enumerate(read) if o.strides):
+            orders[n] = None
         return [
             table(operand, shape, permutation, settings, contiguous)
-            for operand, shape, permutation in zip(dense, self.bound.dense_shapes, self.arrangement, strict=True)
+            for operand, shape, permutation in zip(dense, self.bound.dense_shapes, orders, strict=True)
         ]
 
 

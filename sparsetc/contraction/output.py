@@ -64,14 +64,22 @@ class Output:
         """Elements of a row."""
         return prod(self.width_shape)
 
-    @cached_property
+    @property
     def strides(self) -> tuple[int, ...] | None:
         """Strides of (rows, *dense sizes) by which a dense result lies in the output's order; None if none do."""
+        return self._strides(joined=False)
+
+    @property
+    def joined_strides(self) -> tuple[int, ...] | None:
+        """The same, by which the dense sizes are one dimension too."""
+        return self._strides(joined=True)
+
+    def _strides(self, joined: bool) -> tuple[int, ...] | None:
         sizes = (*self.kept_shape, *self.width_shape)
         order = self.permutation or tuple(range(len(sizes)))
         strides = {dim: prod(sizes[n] for n in order[at + 1 :]) for at, dim in enumerate(order)}
         count = len(self.kept_shape)
-        for dims in (range(count), range(count, len(sizes))):
+        for dims in (range(count), range(count, len(sizes)))[: 1 + joined]:
             if any(strides[n] != strides[n + 1] * sizes[n + 1] for n in dims[:-1]):
                 return None
         return (strides[count - 1] if count else 1, *(strides[n] for n in range(count, len(sizes))))

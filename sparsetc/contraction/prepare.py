@@ -20,6 +20,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
+from sparsetc.ir.program.operands import in_runs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype
@@ -159,8 +160,17 @@ class Preparation:
         c = self.canonical
         packed = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
+        self._strides = self._output_strides() if len(filled) == 1 else None
         alone = not self.problem.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
         return filled, [self.bound_part(plan.parts[n], packed[n], number, alone) for number, n in enumerate(filled)]
+
+    def _output_strides(self) -> tuple[int, ...] | None:
+        """The strides by which kernels write a dense result in the output's order; None where they write rows."""
+        e, problem = self.canonical.bound.einsum, self.problem
+        rows, sizes = (*e.kept, *e.free), self.canonical.bound.by_index
+        if problem.backend != "triton" or problem.ordered or problem.adding or self.output.sparse:
+            return None
+        return self.output.strides if in_runs(e.output, rows, sizes) else None
 
     def bound_part(
         self, part: Part, packed: Packed, number: int, alone: bool, partial: range | None = None, partials: int = 0
@@ -187,6 +197,7 @@ class Preparation:
             index64=packed.index64,
             whole=problem.backend == "torch",
             ones=problem.ones,
+            strides=() if partial is not None or self._strides is None else self._strides,
         )
         lower_part, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
         if lower_part is None:
@@ -235,7 +246,7 @@ class Preparation:
         narrow = once and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
-        strides = self.output.strides if covered[0] and not self.output.sparse else None
+        strides = self.output.joined_strides if covered[0] and not self.output.sparse else self._strides
         return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:

@@ -301,7 +301,8 @@ class Step(Contraction, Preparation):
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
-        tables = self.canonical.arrange(dense, self.settings, contiguous=not self.programs[0].covers)
+        program = self.programs[0]
+        tables = self.canonical.arrange(dense, self.settings, not program.covers, program.operands)
         if self.problem.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:

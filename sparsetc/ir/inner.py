@@ -34,6 +34,7 @@ class Target:
         index64: whether positions of the stored nonzeros need 64 bits.
         whole: whether torch is to run it, which takes all rows of a level at once, and whole axes.
         ones: whether every value is 1, at every call, so that none is read.
+        strides: of the rows of a dense output, and of its dense axes, where it does not lie as (rows, axes).
     """
 
     sparse: bool = False
@@ -43,6 +44,7 @@ class Target:
     index64: bool = False
     whole: bool = False
     ones: bool = False
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,7 @@ class Inner:
         letters, sizes = e.inputs[sparse], printed_sizes(bound)
         if len(letters) != view.order or len(set(letters)) != view.order:
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
-        output, operands = named_operands(bound)
+        output, operands = named_operands(bound, as_given=not target.whole)
         return cls(
             equation=str(e),
             view=view,

@@ -139,7 +139,7 @@ class Executable:
             width: sizes of the dense axes of a row.
             dtype: the result's.
             covered: whether the items together reach every row.
-            strides: of the result where no zeros are made first; contiguous where there are none.
+            strides: of the result; contiguous where there are none.
         """
         self.strides = strides
         self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
@@ -182,17 +182,22 @@ class Executable:
             return torch.sum(every, 0, out=out)
         zeroes = zeroed is None and self.zeroes
         if out is None:
-            if zeroes:
+            out = self.empty(device) if self.strides or not zeroes else None
+            if out is None:
                 out = torch.zeros(self.shape, dtype=self.dtype, device=device)
-            elif self.strides is None:
-                out = torch.empty(self.shape, dtype=self.dtype, device=device)
-            else:
-                out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+            elif zeroes:
+                out.zero_()
         elif zeroes and not accumulate:
             out.zero_()
         _zero(out, zeroed)
         call(values, dense, out)
         return out
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """A result that is not written yet, in the order in which programs write it."""
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def _ordered(
         self, write: Callable[[torch.Tensor], None], second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool

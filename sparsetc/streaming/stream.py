@@ -188,7 +188,8 @@ class Stream:
         operands = dense_of_call(c.written, moved, self.compiler.dtype, device)
         whole = [d.expand(s) for d, s in zip(operands, c.narrow.dense_shapes, strict=True)]
         with without_autocast(device):
-            tables = [t.detach() for t in c.arrange(c.reduced(whole, settings), settings)]
+            read = next((p.programs[0].operands for p in self._engine.programs), ())
+            tables = [t.detach() for t in c.arrange(c.reduced(whole, settings), settings, read=read)]
             if self.compiler.backend == "torch":
                 tables = [t.to(accumulator(self.compiler.dtype)) for t in tables]
         return tables, whole

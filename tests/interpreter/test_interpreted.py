@@ -142,3 +142,16 @@ def test_a_kernel_whose_file_is_gone(tmp_path: Path) -> None:
     kernel = stc.compile(problem.equation, *operands, plan="coo", cache_dir=tmp_path / "cache")
     shutil.rmtree(tmp_path / "cache")
     assert_matches(kernel(*operands[1:]), problem.equation, operands)
+
+
+@pytest.mark.parametrize("plan", ["coo", "rows", "fiber", "hls", "window"])
+@pytest.mark.parametrize("equation", ["ij,bjr->bir", "ijk,bjr,kr->bir"])
+def test_operands_and_results_lie_in_their_own_order(equation: str, plan: str) -> None:
+    """No table is copied whose rows are only further apart, and a result is contiguous, unless sums have an order."""
+    problem = Problem(equation, {"i": 9, "j": 7, "k": 5, "b": 3, "r": 16})
+    (program,) = run(problem, plan=plan, output="dense").programs
+    assert program.operands[0].strides
+    assert program.strides
+    kernel = run(problem, output="dense", deterministic=True)
+    assert not kernel.programs[0].strides
+    assert stc.einsum(equation, *problem.operands(), plan=plan, output="dense").is_contiguous()

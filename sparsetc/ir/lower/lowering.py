@@ -99,6 +99,7 @@ class Lowering:
             index64=inner.target.index64,
             whole=inner.target.whole,
             terms=tuple(inner.stored.values()) if len(inner.stored) > 1 else (),
+            strides=inner.target.strides,
         )
 
     def _dense(self, letter: str) -> ir.DenseAxis:

@@ -212,6 +212,7 @@ class TileProgram:
         index64: whether the part stores so many nonzeros that their positions need 64 bits.
         whole: whether torch runs it: no axis is split, and a product sums what nothing after it reads.
         terms: letters of each operand of a task list, by mode; empty without one.
+        strides: of the rows of the output, and of its axes, where it does not lie as (rows, axes).
     """
 
     covers: ClassVar[bool] = False
@@ -232,6 +233,7 @@ class TileProgram:
     index64: bool = False
     whole: bool = False
     terms: tuple[tuple[str, ...], ...] = ()
+    strides: tuple[int, ...] = ()
 
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""
