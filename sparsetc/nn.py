@@ -8,7 +8,7 @@ each element of a block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -21,15 +21,13 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
-from sparsetc.maps.computed import computed
 from sparsetc.maps.fused import Pairs
 from sparsetc.options import Settings, current
+from sparsetc.pairwise import computed
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
-from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
@@ -277,9 +275,8 @@ class GATConv(nn.Module):
         by_source = (of_sources * self.of_source).sum(-1).T
         by_target = (of_targets * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        steps = partial(_gat_in_steps, pattern, self.slope, self.settings)
         pairs = Pairs(pattern, (rows, columns), of_sources.device)
-        sums = computed(_gat(self.slope), pairs, tensors, steps, self.settings, "GATConv").transpose(0, 1)
+        sums = computed(_gat(self.slope), pairs, tensors, self.settings, "GATConv").transpose(0, 1)
         return sums.flatten(1).to(self.bias.dtype) + self.bias
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
@@ -292,25 +289,7 @@ class GATConv(nn.Module):
 def _gat(slope: float) -> Body:
     """Return graph attention as a body; kernels are kept by it."""
     sides: dict[str, Side] = {"target": "rows", "source": "columns"}
-    return Body(
-        {}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, ("sums", "mixed")
-    )
-
-
-def _gat_in_steps(
-    pattern: Pattern,
-    slope: float,
-    settings: Settings,
-    mixed: torch.Tensor,
-    by_target: torch.Tensor,
-    by_source: torch.Tensor,
-) -> torch.Tensor:
-    """Return the (heads, targets, width) sums of (heads, sources, width) rows, of (heads, nodes) parts of scores."""
-    target, source = pattern.coords
-    scores = gathered(by_source.T, source) + gathered(by_target.T, target)
-    weights = softmax(SparseTensor._make(pattern, functional.leaky_relu(scores, slope)), 1)
-    sums: torch.Tensor = einsum("ijh,hjr->hir", weights, mixed, output="dense", **settings)
-    return sums
+    return Body({}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, "mixed")
 
 
 def _adjacency(given: Any, name: str) -> SparseTensor:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 import sparsetc as stc
 from sparsetc import masks
-from sparsetc.maps.fused import Pairs, Task
+from sparsetc.maps import fused, kernel
+from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
-from sparsetc.sparse_attention import _body, meeting_of, pattern_of
+from sparsetc.meeting import pairs_of
+from sparsetc.pairwise import entries_of
+from sparsetc.sparse_attention import _body
 
 SMALL = masks.causal() & masks.sliding_window(40) | masks.global_tokens(3)
 CPU = torch.device("cpu")
@@ -37,12 +42,21 @@ PATTERNS: dict[str, Callable[[], tuple[Any, torch.Tensor]]] = {
     "mask": lambda: (SMALL, SMALL.dense(150)),
     "entries": lambda: _of_entries(SMALL.dense(100)),
     "scattered": lambda: _of_entries(scattered(60, 70, 0.02)),
+    "by-row": lambda: _of_entries(scattered(60, 70, 0.02, seed=1)),
     "scattered-one-row": lambda: _of_entries(torch.arange(200)[None, :] % 3 == 0),
     "blocks-of-32": lambda: _of_blocks(in_blocks(90, 110, 32, PLACES), 32),
     "blocks-of-128": lambda: _of_blocks(in_blocks(300, 330, 128, PLACES), 128),
     "one-entry": lambda: _of_entries(torch.arange(35)[:, None] * torch.arange(4) == 3 * 2),
 }
 """What `attention` is given, and which pairs meet."""
+
+
+def as_if_large(name: str, patch: pytest.MonkeyPatch) -> None:
+    """Gather the columns of patterns whose name says so, which are too small for it, and maybe row by row."""
+    if "scattered" in name or "by-row" in name:
+        patch.setitem(fused.PRICES, fused.APART, 0.0)
+    if "by-row" in name:
+        patch.setattr(kernel, "GATHERED", {key: {} for key in kernel.GATHERED})
 
 
 def _of_entries(meets: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -67,17 +81,19 @@ def kernels(
     given: Any, shape: tuple[int, int], dtype: torch.dtype, depth: int, width: int, bias: bool = False, heads: int = 2
 ) -> list[WalkKernel]:
     """Return the kernels of attention over a pattern: of the result, and of gradients by rows and by columns."""
-    meeting = meeting_of(given, shape, CPU)
-    pattern = pattern_of(meeting, shape, CPU) if bias else meeting
-    task = Task(_body(0.3, bias), Pairs(pattern, shape, CPU), "highest", None, "attention")
+    pairs = pairs_of(given, (heads,), shape, CPU, causal=False)
+    if bias:
+        pairs = replace(pairs, given=entries_of(pairs))
+    body = _body(0.3, bias)
+    task = Task(body, pairs, "highest", None, "attention")
     rows, columns = shape
     sizes: dict[str, tuple[int, ...]] = {"q": (rows, depth), "k": (columns, depth), "v": (columns, width)}
     if bias:
-        assert isinstance(pattern, stc.Pattern)
-        sizes["bias"] = (pattern.nnz,)
+        assert isinstance(pairs.given, stc.Pattern)
+        sizes["bias"] = (pairs.given.nnz,)
     named = {name: torch.empty(heads, *size, dtype=dtype) for name, size in sizes.items()}
     found = task.kernels(tuple(named.values()))
     assert not found.refusal
     result, sums = torch.empty(heads, rows, width, dtype=dtype), torch.empty(heads, rows)
     given_too = {"o": result, "g_o": result, "lse": sums, "delta": sums}
-    return [found.result, *found.of_gradients({**named, **given_too}, task.inputs)]
+    return [found.result, *found.of_gradients({**named, **given_too}, body.inputs)]

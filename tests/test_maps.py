@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from map_cases import PATTERNS, SMALL, kernels, scattered
+from map_cases import PATTERNS, SMALL, as_if_large, kernels, scattered
 from matrix_units import NATIVE, TARGETS
 
 import sparsetc as stc
@@ -190,7 +190,7 @@ def test_far_entries_are_gathered_and_near_ones_are_not() -> None:
     near = stc.SparseTensor.from_dense(SMALL.dense(300).float())
     narrow = torch.eye(20)[(torch.arange(20) * 7) % 20].repeat_interleave(32, 0).repeat_interleave(32, 1)
     small = stc.SparseTensor.from_dense(narrow, blocksize=(32, 32))
-    for tensor, expected in ((far, 1), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
+    for tensor, expected in ((far, fused.APART), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
         assert fused.Pairs(tensor.pattern, tensor.shape, tensor.device).width == expected
 
 
@@ -214,11 +214,12 @@ def test_attention_compiles_for(target: str, dtype: torch.dtype) -> None:
 
 @compiles
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize(("name", "bias"), [("entries", True), ("scattered", False), ("scattered", True)])
+@pytest.mark.parametrize(
+    ("name", "bias"), [("entries", True), ("scattered", False), ("scattered", True), ("by-row", True)]
+)
 def test_biases_and_rows_compile_for(name: str, bias: bool, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    if name == "scattered":
-        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    as_if_large(name, monkeypatch)
     given, meets = PATTERNS[name]()
     for kernel in kernels(given, (meets.shape[0], meets.shape[1]), torch.float16, 64, 32, bias):
         assert kernel.assembly(target, TYPES, torch.float16).asm

@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
 from sparsetc.errors import PlanError
-from sparsetc.maps.body import SIDES, Walk
+from sparsetc.maps.body import KEEP, SIDES, Walk
 from sparsetc.maps.elementwise import Argument, number_text
 
 LOWEST = "-1e30"
 """Where the maximum of a row begins: finite, so that the difference from a score of minus infinity is no NaN."""
 LEAST_DOT = 16
 """Rows from which tiles are multiplied by dots; a side of a dot has so many positions at least."""
+MIXED = '''
+@triton.jit
+def mixed(x):
+    """A hash of 32 bits (lowbias32, Wellons 2018)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+'''
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Layout:
         sizes: of each table's rows.
         precision: of dots of float32.
         stages: tiles that are on their way at once.
+        group: heads of rows that share a head of columns.
+        stacked: whether heads have patterns of their own, whose windows follow one another.
         popcount: whether the target counts bits by an instruction of PTX.
     """
 
@@ -57,6 +67,8 @@ class Layout:
     sizes: tuple[tuple[str, int], ...]
     precision: str
     stages: int
+    group: int = 1
+    stacked: bool = False
     popcount: bool = False
 
 
@@ -101,13 +113,19 @@ class _Printer:
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
         self.inner = {name: tables for name, tables in walk.inner.items() if name in read}
-        tables = [own for own, _ in self.products.values()] + [t for pair in self.inner.values() for t in pair]
+        self.less = {name: less for name, (_, _, less) in self.inner.items() if less}
+        tables = [own for own, _ in self.products.values()] + [t for of in self.inner.values() for t in of[:2]]
         self.own = list(dict.fromkeys(tables))
         summed = [table for _, table, _ in walk.accumulated if table is not None]
         self.other = list(dict.fromkeys([*(other for _, other in self.products.values()), *summed]))
         self.results: dict[str, int] = {}  # a destination and the size of its rows, 0 of a vector
         for _, table, destination in walk.accumulated:
             self.results[destination] = 0 if table is None else self.sizes[table]
+        self.far_head = "head"
+        if layout.group > 1:
+            self.far_head = "reader" if walk.mode else "shared"
+        self.row_head = self.far_head if walk.mode else "head"
+        self.entry_head = "part" if layout.stacked else self.row_head
         self.by_entry = [name for name, side in self.vectors.items() if side == "entries"]
         self.by_entry += [destination for _, destination in walk.stored]
         if self.by_entry and not layout.numbered:
@@ -145,8 +163,15 @@ class _Printer:
         """The arguments that are numbers."""
         tables = dict.fromkeys([*self.own, *self.other])
         named = ["item_count", "rows", "columns"]
+        named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
         named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
-        return named + [f"{name}_head" for name in self.vectors] + [f"{name}_head" for name in self.targets()]
+        return named + [f"{name}_head" for name in (*self.vectors, *self.less.values(), *self.targets())]
+
+    def pointers(self) -> list[str]:
+        """The arguments that are tensors, but for index arrays; the last one is written."""
+        seed = ["seed"] if self.walk.dropout else []
+        tables = dict.fromkeys([*self.own, *self.other])
+        return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.targets()]
 
     def targets(self) -> list[str]:
         """What is written, in order."""
@@ -168,9 +193,10 @@ class _Printer:
     def start(self) -> None:
         """Where a program is, and what belongs to its window."""
         height = self.layout.height
-        self.put("program = tl.program_id(0)", "head = (program // item_count).to(tl.int64)")
-        self.put("item = items + program % item_count * 6", "window = tl.load(item)")
-        self.window(height)
+        self.put("program = tl.program_id(0)", "item = items + program % item_count * 6", "window = tl.load(item)")
+        self.place(height)
+        if self.far_head == "shared":
+            self.put(f"shared = head // {self.layout.group}")
         self.put(f"lane_col = tl.arange(0, {self.layout.width})")
         for size in sorted({padded(self.sizes[t], self.dots) for t in (*self.own, *self.other)}):
             self.put(f"lane_{size} = tl.arange(0, {size})")
@@ -185,12 +211,46 @@ class _Printer:
             if side == "own":
                 loaded = self.load(f"{name} + head * {name}_head + row", ["row_ok"])
                 self.put(f"{name}_own = {loaded}[:, None].to(tl.float32)")
-        for name, (left, right) in self.inner.items():
+        for name, (left, right, less) in self.inner.items():
             self.put(f"{name}_own = tl.sum({left}_own.to(tl.float32) * {right}_own.to(tl.float32), 1)[:, None]")
+            if less:
+                loaded = self.load(f"{less} + head * {less}_head + row", ["row_ok"])
+                self.put(f"{name}_own -= {loaded}[:, None].to(tl.float32)")
             self.put(f"tl.store({name} + head * {name}_head + row[:, None], {name}_own, mask=row_ok[:, None])")
 
-    def window(self, height: int) -> None:
+        if self.walk.dropout and self.walk.mode == 0:
+            self.salt()
+            self.put("near = mixed(salt + row.to(tl.uint32))[:, None]")
+        elif self.walk.dropout:
+            self.put("near = mixed(row.to(tl.uint32))[:, None]")
+
+    def salt(self) -> None:
+        """What tells the random numbers of one head from others."""
+        self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
+
+    def place(self, height: int) -> None:
+        """The head and the rows of a program."""
+        if self.layout.stacked:
+            self.put("part = program // item_count", "which = window // windows", "window = window % windows")
+            self.put("head = (which * pattern_head + part * part_head).to(tl.int64)")
+        else:
+            self.put("head = (program // item_count).to(tl.int64)")
         self.put(f"lane_row = tl.arange(0, {height})", f"row = window * {height} + lane_row", "row_ok = row < rows")
+
+    def loops(self) -> None:
+        """The window's tiles; of columns, for each head of rows that shares their head."""
+        grouped = self.far_head == "reader"
+        if grouped:
+            self.put(f"for member in range(0, {self.layout.group}):")
+            self.indent += 1
+            self.put(f"reader = head * {self.layout.group} + member")
+        if self.walk.dropout and self.walk.mode == 1:
+            self.salt()
+        if self.layout.full:
+            self.loop("full")
+        if self.layout.part:
+            self.loop("part")
+        self.indent -= grouped
 
     def sums(self) -> None:
         """Begin the sums of a window."""
@@ -221,7 +281,13 @@ class _Printer:
         if part:
             self.put(f"word = tl.load(bits + tile * {layout.height} + lane_row)")
             self.put("met = ((word[:, None] >> lane_col[None, :]) & 1) != 0")
-        names = self.scores() | self.loaded_vectors(part)
+        names = self.scores() | self.loaded_vectors(part) | {KEEP: KEEP}
+        if self.walk.dropout:
+            far = "salt + col.to(tl.uint32)" if self.walk.mode else "col.to(tl.uint32)"
+            share = self.walk.dropout
+            kept = 1 / (1 - share) if share < 1 else 0.0
+            least = min(int(share * 2**32), 2**32 - 1)
+            self.put(f"keep = tl.where(mixed(near ^ mixed({far})[None, :]) < {least}, 0.0, {number_text(kept)})")
         statements, texts = self.walk.function.statements(self.weights.values(), names)
         self.put(*statements)
         self.gather_sums(dict(zip(self.weights, texts, strict=True)), part)
@@ -235,7 +301,7 @@ class _Printer:
             if self.short(self.sizes[table]):
                 inside.append(f"({lane} < {self.sizes[table]})[None, :]")
             at = "col.to(tl.int64)" if self.layout.wide else "col"
-            address = f"{table} + head * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
+            address = f"{table} + {self.far_head} * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
             self.put(f"{table}_tile = {self.load(address, inside)}")
         return f"{table}_tile"
 
@@ -265,10 +331,10 @@ class _Printer:
                 self.put(f"entry = tl.load(order + entry{masked})")
         for name, side in self.vectors.items():
             if side == "other":
-                loaded = self.load(f"{name} + head * {name}_head + col", ["col_ok"] if self.bounded else [])
+                loaded = self.load(f"{name} + {self.far_head} * {name}_head + col", ["col_ok"] if self.bounded else [])
                 self.put(f"{name}_tile = {loaded}[None, :].to(tl.float32)")
             elif side == "entries":
-                loaded = self.load(f"{name} + head * {name}_head + entry", ["met"] if part else [])
+                loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
                 self.put(f"{name}_tile = {loaded}.to(tl.float32)")
         own = [*self.inner, *(name for name, side in self.vectors.items() if side == "own")]
         return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.inner, *self.vectors)}
@@ -284,6 +350,8 @@ class _Printer:
             self.put("shrink = tl.exp2(top - most)", "total = total * shrink + tl.sum(p, 1)", "top = most")
             for name, size in self.results.items():
                 self.put(f"{name}_sum = {name}_sum * shrink{'[:, None]' if size else ''}")
+            if self.walk.dropout:
+                self.put("p = p * keep")
             weights["p"] = "p"
         else:
             for output, text in texts.items():
@@ -304,7 +372,7 @@ class _Printer:
         for output, name in self.walk.stored:
             masked = ", mask=met" if part else ""
             value = f"{weights[output]}.to({name}.dtype.element_ty)"
-            self.put(f"tl.store({name} + head * {name}_head + entry, {value}{masked})")
+            self.put(f"tl.store({name} + {self.entry_head} * {name}_head + entry, {value}{masked})")
 
     def finish(self) -> None:
         """Write the sums of a window."""
@@ -335,7 +403,8 @@ class _Printer:
 
     def keep(self) -> None:
         """Write the partial sums of an item to its slot."""
-        self.put("at = slot * (tl.num_programs(0) // item_count) + head")
+        part = "part" if self.layout.stacked else "head"
+        self.put(f"at = slot * (tl.num_programs(0) // item_count) + {part}")
         if self.walk.online:
             self.put(f"tl.store({self.slot_address('top_slots', 0, 'at')}, top)")
             self.put(f"tl.store({self.slot_address('sum_slots', 0, 'at')}, total)")
@@ -344,14 +413,14 @@ class _Printer:
 
     def combined(self) -> None:
         """Add up the slots of a window."""
-        self.put("program = tl.program_id(0)", "head = (program // item_count).to(tl.int64)")
-        self.put("heads = tl.num_programs(0) // item_count", "cut = items + program % item_count * 3")
-        self.put("window = tl.load(cut)")
-        self.window(self.layout.height)
+        part = "part" if self.layout.stacked else "head"
+        self.put("program = tl.program_id(0)", "cut = items + program % item_count * 3", "window = tl.load(cut)")
+        self.place(self.layout.height)
+        self.put("parts = tl.num_programs(0) // item_count")
         self.sums()
         self.put("for slot in range(tl.load(cut + 1), tl.load(cut + 2)):")
         self.indent += 1
-        self.put("at = slot * heads + head")
+        self.put(f"at = slot * parts + {part}")
         if self.walk.online:
             self.put(f"part_top = tl.load({self.slot_address('top_slots', 0, 'at')})")
             self.put(f"part_total = tl.load({self.slot_address('sum_slots', 0, 'at')})")
@@ -379,10 +448,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     printer = _Printer(walk, layout)
     printer.start()
     printer.sums()
-    if layout.full:
-        printer.loop("full")
-    if layout.part:
-        printer.loop("part")
+    printer.loops()
     if layout.cut:
         printer.put("slot = tl.load(item + 5)", "if slot < 0:")
         printer.indent += 1
@@ -394,20 +460,22 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         printer.indent -= 1
     else:
         printer.finish()
-    tables = dict.fromkeys([*printer.own, *printer.other])
-    pointers = [*printer.arrays(), *printer.slots(), *tables, *printer.vectors, *printer.targets()]
-    arguments = (*printer.numbers(), *pointers)
+    arguments = (*printer.numbers(), *printer.arrays(), *printer.pointers())
     body, printer.lines = printer.lines, []
     lines = [f'"""{_header(printer, name)}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and printer.by_entry:
         lines += [*(POPC if layout.popcount else COUNT).splitlines(), "", ""]
+    if walk.dropout:
+        lines += [*MIXED.strip().splitlines(), "", ""]
     lines += ["@triton.jit", *signature("def walk", [*arguments], ":"), *body]
     combine: tuple[str, ...] = ()
     if layout.cut:
         printer.combined()
         online = ["lse_out"] if walk.online else []
         targets = [*online, *printer.results]
-        combine = ("item_count", "rows", *(f"{t}_head" for t in targets), "items", *printer.slots(), *targets)
+        stacked = ["windows", "pattern_head", "part_head"] if layout.stacked else []
+        numbers = ["item_count", "rows", *stacked, *(f"{t}_head" for t in targets)]
+        combine = (*numbers, "items", *printer.slots(), *targets)
         lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.lines]
     return Printed("\n".join(lines) + "\n", arguments, combine)
 
@@ -426,12 +494,17 @@ def _header(printer: _Printer, name: str) -> str:
     ]
     for product, (own, other) in printer.products.items():
         lines.append(f"    {product}[{i}, {j}] = sum over d of {own}[{i}, d] {other}[{j}, d]")
-    for inner, (left, right) in printer.inner.items():
-        lines.append(f"    {inner}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]")
+    for inner, (left, right, less) in printer.inner.items():
+        minus = f" - {less}[{i}]" if less else ""
+        lines.append(f"    {inner}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]{minus}")
     at = {"own": i, "other": j, "entries": f"{i}, {j}"}
     inputs = [*printer.products, *printer.inner]
     inputs += [f"{vector}[{at[side]}]" for vector, side in printer.vectors.items()]
     lines.append(f"    {', '.join(printer.weights)} = map of {', '.join(inputs)}")
+    if walk.dropout:
+        lines.append(
+            f"    keep[{i}, {j}] = 0 for a share of {walk.dropout}, drawn by hashes of seed, head, {i} and {j}"
+        )
     if walk.online:
         lines.append(f"    p[{i}, {j}] = 2 ** (p[{i}, {j}] - lse_out[{i}]), lse_out the logarithm of the sum for i")
     for output, table, result in walk.accumulated:
@@ -454,6 +527,6 @@ def _header(printer: _Printer, name: str) -> str:
 
 def sizes_of(walk: Walk, tables: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Return the sizes of rows of the tables that a walk may read."""
-    pairs = [*walk.products.values(), *walk.inner.values()]
+    pairs = [*walk.products.values(), *(of[:2] for of in walk.inner.values())]
     names = dict.fromkeys([t for pair in pairs for t in pair] + [t for _, t, _ in walk.accumulated if t])
     return tuple((name, tables[name]) for name in names)

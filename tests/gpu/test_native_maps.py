@@ -6,14 +6,13 @@ import logging
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, dense_attention, scattered
+from map_cases import PATTERNS, SMALL, as_if_large, dense_attention, scattered
 
 import sparsetc as stc
-from sparsetc.maps import fused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -26,12 +25,12 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 def test_attention(
     name: str, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if "scattered" in name:
-        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    as_if_large(name, monkeypatch)
     given, meets = PATTERNS[name]()
     pattern = given if name == "mask" else given.to("cuda")
     rows, columns = meets.shape
-    own = [drawn(2, n, width, seed=n).to(dtype).requires_grad_() for n in (rows, columns, columns)]
+    sizes = enumerate((rows, columns, columns), 2)  # drawn apart: of equal ones a query meets itself alone
+    own = [drawn(2, n, width, seed=seed).to(dtype).requires_grad_() for seed, n in sizes]
     exact = [t.detach().double().requires_grad_() for t in own]
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = stc.attention(*own, pattern, scale=0.3)

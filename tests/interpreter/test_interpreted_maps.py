@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, dense_attention, scattered
+from map_cases import PATTERNS, SMALL, as_if_large, dense_attention, scattered
 
 import sparsetc as stc
 from sparsetc import sparse_attention
-from sparsetc.maps import fused, kernel
+from sparsetc.maps import kernel
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
 
@@ -18,8 +19,7 @@ TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
 @pytest.fixture(autouse=True)
 def _scattered_entries_go_row_by_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns here are too small for it."""
-    if "scattered" in request.node.name:
-        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    as_if_large(request.node.name, monkeypatch)
 
 
 def operands(shape: tuple[int, ...], rows: int, columns: int, depth: int, width: int) -> list[torch.Tensor]:
@@ -74,13 +74,13 @@ def test_attention(name: str, dtype: torch.dtype, poisoned: None, caplog: pytest
 
 
 @pytest.mark.parametrize(("depth", "width"), [(20, 5), (1, 130), (64, 64), (128, 32)])
-@pytest.mark.parametrize("name", ["mask", "scattered"])
+@pytest.mark.parametrize("name", ["mask", "scattered", "by-row"])
 def test_row_sizes(name: str, depth: int, width: int, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     check(name, torch.float16 if width > 128 else torch.float32, (), depth, width, "", caplog)
 
 
 @pytest.mark.parametrize("bias", ["one", "a head"])
-@pytest.mark.parametrize("name", ["mask", "entries", "scattered", "blocks-of-32"])
+@pytest.mark.parametrize("name", ["mask", "entries", "scattered", "by-row", "blocks-of-32"])
 def test_a_bias(name: str, bias: str, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     check(name, torch.float32, (2, 2), 16, 20, bias, caplog)
 
@@ -153,7 +153,7 @@ def test_a_compiled_function_runs_the_kernel_between_two_graphs(caplog: pytest.L
     q, k, v = (t.requires_grad_() for t in operands((), 30, 30, 16, 16))
 
     def function(q: torch.Tensor) -> torch.Tensor:
-        return sparse_attention._opaque(2 * q, k, v, SMALL, 0.25, None, {}).sin()
+        return sparse_attention._opaque(2 * q, k, v, SMALL, (0.25, 0.0), None, False, False, {}).sin()
 
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = torch.compile(function, backend="eager")(q)
@@ -190,3 +190,62 @@ def test_graph_attention(scattered_entries: str, caplog: pytest.LogCaptureFixtur
     both = (torch.autograd.grad(y, parameters, upstream) for y in (found, expected))
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+# -- forms of attention: beside its own steps, which tests/test_attention.py compares with all pairs -----------------
+
+
+def mask_of(*sizes: int, seed: int = 5) -> torch.Tensor:
+    return torch.rand(*sizes, generator=torch.Generator().manual_seed(seed)) < 0.4
+
+
+def stacked(*lead: int) -> stc.SparseTensor:
+    return stc.SparseTensor.from_dense(mask_of(*lead, 70, 90).float())
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "grouped": {"pattern": SMALL, "enable_gqa": True, "fewer": 2},
+    "grouped-by-row": {"pattern": scattered(70, 90, 0.05), "enable_gqa": True, "fewer": 1},
+    "log-sums": {"pattern": scattered(70, 90, 0.1), "return_lse": True},
+    "dropout": {"pattern": SMALL, "dropout_p": 0.3},
+    "dropout-grouped-scattered": {"pattern": scattered(70, 90, 0.1), "dropout_p": 0.6, "enable_gqa": True, "fewer": 2},
+    "by-head": {"pattern": mask_of(4, 70, 90), "return_lse": True},
+    "by-batch-dropout": {"pattern": mask_of(2, 1, 70, 90), "dropout_p": 0.2},
+    "padding": {"pattern": mask_of(2, 1, 1, 90), "is_causal": True},
+    "entries-by-head": {"pattern": stacked(4), "biased": (2,), "return_lse": True},
+    "entries-by-batch-scattered": {"pattern": stacked(2, 1), "biased": (), "enable_gqa": True, "fewer": 2},
+    "entries-by-both": {"pattern": stacked(2, 4), "dropout_p": 0.1, "is_causal": True},
+    "everything": {"pattern": None},
+}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(
+    name: str, cut: bool, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if cut:
+        monkeypatch.setattr(kernel, "most_tiles", lambda tiles, heads: 1)
+    form = dict(FORMS[name])
+    given, fewer, biased = form.pop("pattern"), form.pop("fewer", 4), form.pop("biased", None)
+    if isinstance(given, torch.Tensor) and ("scattered" in name or "by-row" in name):
+        given = stc.SparseTensor.from_dense(given.float())
+    q, k, v = operands((2, 4), 70, 90, 16, 12)
+    inputs = [t.requires_grad_() for t in (q, k[:, :fewer], v[:, :fewer])]
+    if biased is not None:
+        inputs.append(torch.randn(*biased, given.nnz, generator=torch.Generator().manual_seed(3)).requires_grad_())
+
+    def both() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        found = stc.attention(*inputs[:3], given, bias=inputs[3] if len(inputs) > 3 else None, **form)
+        results = [*found] if isinstance(found, tuple) else [found]
+        total = sum((r.where(r.isfinite(), 0.0) * torch.linspace(-1, 1, r.numel()).view_as(r)).sum() for r in results)
+        return [*results, *torch.autograd.grad(total, inputs)]
+
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = both()
+    assert "attention runs in one kernel" in caplog.text
+    with stc.options(backend="torch"):
+        expected = both()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
