@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor.pattern import Pattern, lasting
 
 __all__ = [
@@ -55,7 +55,7 @@ Rectangle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mask:
     """Which queries i meet which keys j. Masks that are made alike are equal.
 
@@ -75,9 +75,19 @@ class Mask:
     """
 
     made: tuple[Any, ...]
-    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(compare=False, repr=False)
-    some: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
-    full: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
+    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(repr=False)
+    some: Callable[[Rectangle], torch.Tensor] = field(repr=False)
+    full: Callable[[Rectangle], torch.Tensor] = field(repr=False)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.made)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Mask) and self.made == other.made)
 
     def __and__(self, other: Mask) -> Mask:
         return self._with("and", other, operator.and_)

@@ -7,7 +7,6 @@ an object is kept while the object lives, and found again by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -59,7 +58,7 @@ def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.d
         given = tuple([mask & masks.causal() for mask in given])
     if isinstance(given, tuple) and len(given) == 1:
         given = given[0]
-    return replace(Pairs(given, shape, device), **_stack(lead, heads))
+    return Pairs(given, shape, device, *_stack(lead, heads))
 
 
 def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:
@@ -72,30 +71,27 @@ def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:
     return tuple(sizes)
 
 
-def _stack(lead: Sizes, heads: Sizes) -> dict[str, Any]:
+def _stack(lead: Sizes, heads: Sizes) -> tuple[int, bool]:
     """Return how many patterns there are, and whether they change with each head, of the sizes in front of them."""
     while lead[:1] == (1,):
         lead = lead[1:]
+    if not lead:
+        return 1, False
     sizes = (1,) * (len(heads) - len(lead)) + lead
     if len(sizes) > len(heads) or any(n not in (1, size) for n, size in zip(sizes, heads, strict=True)):
-        raise ShapeError(f"attention: patterns of {lead} do not broadcast to heads {heads}")
-    patterns = prod(sizes)
-    if patterns == 1:
-        return {}
+        raise ShapeError(f"patterns of {lead} do not broadcast to heads {heads}")
     apart = [n == size for n, size in zip(sizes, heads, strict=True) if size > 1]
     same = len(apart) - sum(apart)
     if apart not in ([True] * sum(apart) + [False] * same, [False] * same + [True] * sum(apart)):
-        raise ShapeError(
-            f"attention: patterns of {lead} for heads {heads}: take one for each of the first modes, or of the last"
-        )
-    return {"patterns": patterns, "fastest": bool(apart) and not apart[0]}
+        raise ShapeError(f"patterns of {lead} for heads {heads}: take one for each of the first modes, or of the last")
+    return prod(sizes), not apart[0]
 
 
 def _check(found: Sizes, found_on: torch.device, shape: Sizes, device: torch.device) -> None:
     if found != shape:
-        raise ShapeError(f"attention: the pattern must be {shape}, a row a query, found {found}")
+        raise ShapeError(f"the pattern must be {shape}, a row a query, found {found}")
     if found_on != device:
-        raise DeviceError(f"attention: the pattern must be on {device} as q is, found {found_on}")
+        raise DeviceError(f"the pattern must be on {device}, as the operands are, found {found_on}")
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
@@ -130,7 +126,7 @@ def _of_dense(
 ) -> tuple[tuple[masks.Mask, ...], Sizes]:
     sizes = (1,) * (2 - meets.ndim) + tuple(meets.shape)
     if any(n not in (1, size) for n, size in zip(sizes[-2:], shape, strict=True)):
-        raise ShapeError(f"attention: a boolean pattern must broadcast to {(*heads, *shape)}, found {sizes}")
+        raise ShapeError(f"a boolean pattern must broadcast to {(*heads, *shape)}, found {sizes}")
     _check(shape, meets.device, shape, device)
 
     def made() -> tuple[masks.Mask, ...]:
@@ -176,9 +172,9 @@ def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern,
     elif isinstance(given, Pattern):
         found = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
     else:
-        found = as_operand(given, "attention: pattern")
+        found = as_operand(given, "pattern")
     if not isinstance(found, SparseTensor):
-        raise FormatError(f"attention: {type(given).__name__} is no pattern of queries and keys")
+        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns")
     pattern, sizes = found.coalesce().pattern, tuple(found.shape)
     _check(sizes[-2:], found.device, shape, device)
     if len(sizes) == 2:
@@ -225,9 +221,7 @@ def _of_rows(given: tuple[Any, ...], shape: Sizes) -> SparseTensor:
         try:
             rows = torch.sparse_csr_tensor(indptr, indices, ones, blocks.grid, check_invariants=True)
         except RuntimeError as error:
-            raise FormatError(
-                f"attention: (indptr, indices) are no compressed rows of {blocks.grid}: {error}"
-            ) from None
+            raise FormatError(f"(indptr, indices) are no compressed rows of {blocks.grid}: {error}") from None
         tensor = SparseTensor.from_torch(rows)
         if len(given) == 2:
             return tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ import torch
 import sparsetc as stc
 from sparsetc import masks
 from sparsetc.maps import fused, kernel
-from sparsetc.maps.fused import Task
+from sparsetc.maps.body import Body
+from sparsetc.maps.fused import Pairs, Task
 from sparsetc.maps.kernel import WalkKernel
 from sparsetc.meeting import pairs_of
 from sparsetc.pairwise import entries_of
@@ -84,16 +85,106 @@ def kernels(
     pairs = pairs_of(given, (heads,), shape, CPU, causal=False)
     if bias:
         pairs = replace(pairs, given=entries_of(pairs))
-    body = _body(0.3, bias)
-    task = Task(body, pairs, "highest", None, "attention")
     rows, columns = shape
     sizes: dict[str, tuple[int, ...]] = {"q": (rows, depth), "k": (columns, depth), "v": (columns, width)}
     if bias:
         assert isinstance(pairs.given, stc.Pattern)
         sizes["bias"] = (pairs.given.nnz,)
-    named = {name: torch.empty(heads, *size, dtype=dtype) for name, size in sizes.items()}
-    found = task.kernels(tuple(named.values()))
+    return kernels_of(_body(0.3, bias), pairs, [torch.empty(heads, *size, dtype=dtype) for size in sizes.values()])
+
+
+def kernels_of(body: Body, pairs: Pairs, tensors: list[torch.Tensor], of_lse: bool = False) -> list[WalkKernel]:
+    """Return the kernels of a body: of the result, and of gradients by rows and by columns."""
+    found = Task(body, pairs, "highest", None, "attention").kernels(tensors)
     assert not found.refusal
-    result, sums = torch.empty(heads, rows, width, dtype=dtype), torch.empty(heads, rows)
-    given_too = {"o": result, "g_o": result, "lse": sums, "delta": sums}
-    return [found.result, *found.of_gradients({**named, **given_too}, body.inputs)]
+    made = found.results(tensors)
+    sums = torch.empty(found.heads.count, pairs.shape[0])
+    saved = {"o": made["o"], "g_o": made["o"], "seed": torch.empty(1, dtype=torch.int64)}
+    saved |= {"lse": sums, "delta": sums} if body.softmax else {}
+    saved |= {"g_lse": sums} if of_lse else {}
+    named = dict(zip(body.inputs, tensors, strict=True))
+    return [found.result, *found.of_gradients({**named, **saved}, body.inputs)[0]]
+
+
+# -- functions of one's own -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Form:
+    """What `map_entries` is given beside the function, and all tensors in it."""
+
+    pattern: Any
+    named: dict[str, Any]
+    tensors: list[torch.Tensor]
+
+
+MAPPED = ("poisson", "kernel-density", "edge-network", "stored", "vectors-only", "graph-attention-heads")
+
+
+def mapped_cases(name: str, dtype: torch.dtype) -> tuple[Callable[..., Any], Form, Callable[[], torch.Tensor]]:
+    """Return a function, what else `map_entries` takes, and the same over all pairs."""
+    g = torch.Generator().manual_seed(7)
+    meets = scattered(40, 50, 0.2, seed=1)
+    pattern = stc.SparseTensor.from_dense(meets.to(dtype))
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return (torch.rand(sizes, generator=g, dtype=dtype) + 0.1).requires_grad_()
+
+    def spread(entries: torch.Tensor) -> torch.Tensor:
+        """Numbers by entry at their places among all pairs, and 1 elsewhere."""
+        return torch.ones(40, 50, dtype=dtype).index_put(tuple(meets.nonzero().T), entries)
+
+    def sums(z: torch.Tensor) -> torch.Tensor:
+        return torch.where(meets, z, 0.0).sum(-1)
+
+    if name == "poisson":
+        a, b, x = drawn(40, 6), drawn(50, 6), drawn(pattern.nnz)
+        form = {"products": {"m": (a, b)}, "entries": {"x": x}}
+        loss = lambda m, x: m - x * torch.log(m)  # noqa: E731
+        return loss, Form(pattern, form, [a, b, x]), lambda: sums(loss(a @ b.T, spread(x)))
+    if name == "kernel-density":
+        p, q = drawn(40, 3), drawn(50, 3)
+
+        def near(s: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            return torch.exp(s - (i + j) / 2)
+
+        norms = {"rows": {"i": p.square().sum(-1)}, "columns": {"j": q.square().sum(-1)}}
+        dense = lambda: sums(torch.exp(-(p[:, None] - q[None]).square().sum(-1) / 2))  # noqa: E731
+        return near, Form(pattern, {"products": {"s": (p, q)}, **norms}, [p, q]), dense
+    if name == "edge-network":
+        a, b, v, w, x = drawn(40, 5), drawn(50, 5), drawn(50, 4), drawn(50), drawn(pattern.nnz)
+        gate = lambda s, w, x: torch.nn.functional.silu(s * x - w)  # noqa: E731
+        form = {"products": {"s": (a, b)}, "columns": {"w": w}, "entries": {"x": x}, "values": v}
+        return (
+            gate,
+            Form(pattern, form, [a, b, v, w, x]),
+            lambda: torch.where(meets, gate(a @ b.T, w, spread(x)), 0.0) @ v,
+        )
+    if name == "stored":
+        a, b, r = drawn(2, 40, 5), drawn(2, 50, 5), drawn(40)
+        form = {"products": {"s": (a, b)}, "rows": {"r": r}, "output": "sparse"}
+        product = lambda s, r: torch.tanh(s) * r  # noqa: E731
+        whole = lambda: torch.where(meets, product(a @ b.mT, r[:, None]), 0.0).permute(1, 2, 0)  # noqa: E731
+        return product, Form(pattern, form, [a, b, r]), whole
+    if name == "vectors-only":
+        i, j = drawn(40), drawn(50)
+        apart = lambda i, j: (i - j) ** 2  # noqa: E731
+        return (
+            apart,
+            Form(pattern, {"rows": {"i": i}, "columns": {"j": j}}, [i, j]),
+            lambda: sums(apart(i[:, None], j[None])),
+        )
+    i, j, v = drawn(2, 3, 40), drawn(3, 50), drawn(2, 1, 50, 4)
+    score = lambda i, j: torch.nn.functional.leaky_relu(i - j, 0.2)  # noqa: E731
+    form = {"rows": {"i": i}, "columns": {"j": j}, "softmax": True, "values": v}
+    return (
+        score,
+        Form(pattern, form, [i, j, v]),
+        lambda: (
+            torch.where(meets, score(i[..., None], j[:, None]), -torch.inf)
+            .where(meets.any(-1, keepdim=True), 0.0)
+            .softmax(-1)
+            .where(meets, 0.0)
+            @ v
+        ),
+    )

@@ -443,7 +443,7 @@ def test_arguments_of_other_kinds_are_refused() -> None:
         (lambda: stc.attention(q, q, q, x, bias=1.0), stc.ShapeError),
         (lambda: stc.attention(q, q, q, (torch.tensor([0, 1]), torch.tensor([5]))), stc.FormatError),
     ):
-        with pytest.raises(kind, match="attention"):
+        with pytest.raises(kind, match=r"attention|indptr, indices"):
             call()
 
 

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 358_800, size.COMPILER: 253_100, size.FILES: 224, size.CLASSES: 305, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 360_700, size.COMPILER: 255_000, size.FILES: 225, size.CLASSES: 306, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

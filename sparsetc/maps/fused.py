@@ -158,7 +158,7 @@ class Kernels:
     def __init__(self, task: Task, tensors: Tensors) -> None:
         pairs, body = task.pairs, task.body
         self.body = body
-        self.gradients: Lru[Any, list[WalkKernel]] = Lru(KEPT)
+        self.gradients: Lru[Any, tuple[list[WalkKernel], list[str]]] = Lru(KEPT)
         named = dict(zip(body.inputs, tensors, strict=True))
         numbered = body.stored or "entries" in body.vectors.values()
         sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], tensors[0].dtype
@@ -195,8 +195,10 @@ class Kernels:
             made["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
         return made
 
-    def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> list[WalkKernel]:
-        """Return the kernels that give ``grad_`` of each wanted input.
+    def of_gradients(
+        self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]
+    ) -> tuple[list[WalkKernel], list[str]]:
+        """Return the kernels that give ``grad_`` of each wanted input, and these names.
 
         Args:
             given: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
@@ -205,18 +207,22 @@ class Kernels:
         key = wanted, "g_lse" in given, given[f"g_{RESULT}"].stride()
         return self.gradients.once(key, lambda: self._of_gradients(given, wanted))
 
-    def _of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> list[WalkKernel]:
+    def _of_gradients(
+        self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]
+    ) -> tuple[list[WalkKernel], list[str]]:
         of_lse = "g_lse" in given
         walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
         if walks[1].targets and self.body.softmax and not walks[0].targets:  # the rows' walk gives delta
             walks[0] = walk_of(self.body, 0, (self.body.inputs[0], *wanted), of_lse)
-        made = gradients_of([name for walk in walks for name in walk.targets], given)
-        return [self._kernel(n, walk, {**given, **made}) for n, walk in enumerate(walks, 1) if walk.targets]
+        targets = [name for walk in walks for name in walk.targets]
+        made = gradients_of(targets, given)
+        return [self._kernel(n, walk, {**given, **made}) for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
 def gradients_of(targets: Iterable[str], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return memory for gradients ``grad_x`` of inputs x."""
-    return {t: torch.empty_like(given[t[len("grad_") :]], memory_format=torch.contiguous_format) for t in targets}
+    like = {target: given[target[len("grad_") :]] for target in targets}
+    return {target: tensor.new_empty(tensor.shape) for target, tensor in like.items()}
 
 
 def _heads(pairs: Pairs, body: Body, named: Mapping[str, torch.Tensor]) -> Heads:
@@ -332,8 +338,9 @@ def _gradients(
     """
     inputs = kernels.body.inputs
     tables = {**dict(zip(inputs, tensors, strict=True)), **saved}
-    walks = kernels.of_gradients(tables, tuple([name for name, want in zip(inputs, wanted, strict=True) if want]))
-    made = gradients_of([target for kernel in walks for target in kernel.walk.targets], tables)
+    names = inputs if all(wanted) else tuple([name for name, want in zip(inputs, wanted, strict=True) if want])
+    walks, targets = kernels.of_gradients(tables, names)
+    made = gradients_of(targets, tables)
     tables |= made
     for kernel in walks:
         kernel(tables)

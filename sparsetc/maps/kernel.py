@@ -37,6 +37,9 @@ DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 """What dots of float32 take."""
 
 
+_HERE = nullcontext()
+
+
 @dataclass(frozen=True)
 class Heads:
     """Which heads there are, and which pattern of a stack each has.
@@ -169,6 +172,7 @@ class WalkKernel:
         self.device = tiles.full_ptr.device
         self.parts = heads.parts // (heads.group if walk.mode else 1)
         self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.parts))
+        self.idle = not len(self.items)
         self.layout = Layout(
             height=tiles.height,
             width=tiles.width,
@@ -196,6 +200,7 @@ class WalkKernel:
             self.fixed[f"{table}_head"] = tensor.stride(0)
             if tensor.ndim == 3:
                 self.fixed[f"{table}_row"] = tensor.stride(1)
+        self.foreign = {*tensors} - {*self.walk.targets, *self.walk.inner, "lse_out", "lse"}  # maybe not at 16 bytes
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
@@ -213,17 +218,15 @@ class WalkKernel:
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
         """Return a launch that takes the tensors that are not fixed, by name."""
-        arguments, places = (
-            [fixed.get(name) for name in names],
-            [n for n, name in enumerate(names) if name not in fixed],
-        )
-        given = [names[n] for n in places]
+        arguments = [fixed.get(name) for name in names]
+        places = [(n, name) for n, name in enumerate(names) if name not in fixed]
+        foreign = [n for n, name in places if name in self.foreign]
         options = self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, places, options)
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, foreign, options)
 
         def run(tensors: Mapping[str, torch.Tensor]) -> None:
             filled = [*arguments]
-            for place, name in zip(places, given, strict=True):
+            for place, name in places:
                 filled[place] = tensors[name]
             launch(*filled)
 
@@ -231,10 +234,10 @@ class WalkKernel:
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Launch, with inputs and results by name."""
-        if not len(self.items):
+        if self.idle:
             return
         elsewhere = self.device.type == "cuda" and self.device.index != torch.cuda.current_device()
-        with torch.cuda.device(self.device) if elsewhere else nullcontext():  # Triton launches on the current device
+        with torch.cuda.device(self.device) if elsewhere else _HERE:  # Triton launches on the current device
             if not self.slots:
                 self.launch(tensors)
                 return

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, as_if_large, dense_attention, scattered
+from map_cases import MAPPED, PATTERNS, SMALL, as_if_large, dense_attention, mapped_cases, scattered
 
 import sparsetc as stc
 from sparsetc import sparse_attention
@@ -249,3 +249,37 @@ def test_forms(
         expected = both()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+# -- functions of one's own -------------------------------------------------------------------------------------------
+
+
+WAYS = [
+    *((name, "near", torch.float16) for name in MAPPED),
+    *((name, "scattered", torch.float32) for name in MAPPED),
+    *((name, "by-row", torch.float32) for name in ("poisson", "edge-network")),
+]
+
+
+@pytest.mark.parametrize(("name", "way", "dtype"), WAYS)
+def test_map_entries(name: str, way: str, dtype: torch.dtype, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
+    function, form = mapped_cases(name, dtype)[:2]
+    inputs = [t for t in form.tensors if t.requires_grad]
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(function, form.pattern, **form.named)
+    assert "map_entries runs in one kernel" in caplog.text
+    found = found.values if isinstance(found, stc.SparseTensor) else found
+    with stc.options(backend="torch"):
+        expected = stc.map_entries(function, form.pattern, **form.named)
+    expected = expected.values if isinstance(expected, stc.SparseTensor) else expected
+    both = [(y, *torch.autograd.grad(y.square().sum(), inputs, retain_graph=True)) for y in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        close(one.detach(), other.detach().double(), TOLERANCE[dtype] * 3)
+
+
+def test_a_function_that_kernels_do_not_have_runs_in_steps(caplog: pytest.LogCaptureFixture) -> None:
+    a = torch.rand(3, 2)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(torch.lgamma, stc.eye(3), rows={"input": a[:, 0]})
+    assert "map_entries runs in steps: kernels have no lgamma" in caplog.text
+    torch.testing.assert_close(found, torch.lgamma(a[:, 0]))
