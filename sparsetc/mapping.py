@@ -15,11 +15,13 @@ from typing import Any, Literal, overload
 import torch
 from typing_extensions import Unpack
 
+from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
 from sparsetc.meeting import pairs_of, parts_of
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, entries_of
+from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -57,6 +59,7 @@ def map_entries(
     output: Literal["sparse"],
     **settings: Unpack[Settings],
 ) -> SparseTensor: ...
+@entry_point
 def map_entries(
     function: Callable[..., torch.Tensor],
     pattern: Any,

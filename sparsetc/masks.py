@@ -9,7 +9,9 @@ this takes grows with the border of a mask, and not with its pairs.
 
 from __future__ import annotations
 
+import itertools
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -55,6 +57,16 @@ Rectangle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
 
 
+_numbers = itertools.count()
+_all: weakref.WeakValueDictionary[int, Mask] = weakref.WeakValueDictionary()
+"""All masks by number."""
+
+
+def numbered(number: int) -> Mask | None:
+    """Return the live mask of a number."""
+    return _all.get(number)
+
+
 @dataclass(frozen=True, eq=False)
 class Mask:
     """Which queries i meet which keys j. Masks that are made alike are equal.
@@ -64,6 +76,7 @@ class Mask:
         at: whether query i meets key j, of positions that broadcast.
         some: of rectangles, False only where no query meets a key.
         full: of rectangles, True only where all queries meet all keys.
+        number: what a graph which torch traces knows the mask by.
 
     Examples:
         >>> mask = stc.masks.causal() & stc.masks.sliding_window(1)
@@ -78,6 +91,10 @@ class Mask:
     at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(repr=False)
     some: Callable[[Rectangle], torch.Tensor] = field(repr=False)
     full: Callable[[Rectangle], torch.Tensor] = field(repr=False)
+    number: int = field(default_factory=_numbers.__next__, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _all[self.number] = self
 
     @cached_property
     def _hash(self) -> int:
@@ -390,6 +407,10 @@ def _again(*made: Any) -> Mask:
     makers: dict[Any, Callable[..., Mask]]
     makers = {"band": _band, "prefix": prefix, "dilated": dilated, "documents": documents}
     return makers[first](second, *others)
+
+
+for _maker in (causal, sliding_window, everything, prefix, global_tokens, dilated):
+    vars(_maker)["_dynamo_marked_constant"] = True  # a graph that makes a mask has it as it is
 
 
 # -- tiles and entries ------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ the entries of a row, and a product; they are differentiable any number of times
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -19,10 +20,11 @@ from torch.compiler import is_dynamo_compiling
 from sparsetc import masks
 from sparsetc.api import einsum
 from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Pairs, Task, fused, rows_whole
+from sparsetc.maps.fused import Kernels, Pairs, Task, fused, rows_whole
 from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options, Settings, of_call
 from sparsetc.support.entry import traced_by_modes
+from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import added, gathered, groups_of
@@ -32,6 +34,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
 BITS = 0xFFFFFFFF
+KEPT = 256
+"""Bodies that graphs may name. Not measured."""
 
 
 def computed(
@@ -54,29 +58,67 @@ def computed(
         seed: (1,) int64, of random numbers, where the body drops weights.
         with_lse: whether the logarithms of the sums of rows are returned too, (heads, rows).
     """
-    options = None if is_dynamo_compiling() else of_call(settings)
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
-    reason = _unfit(tensors, options)
-    if options and not reason:
-        ready = [*map(rows_whole, tensors)]
+    if is_dynamo_compiling():
+        return steps(*tensors)
+    options = of_call(settings)
+    if traced_by_modes() and not transforming():
+        result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
+        return (result, lse) if with_lse else result
+    kernels, ready = kernels_of(body, pairs, tensors, options, name)
+    return steps(*tensors) if kernels is None else fused(kernels, steps, ready, seed, with_lse)
+
+
+class Traced(NamedTuple):
+    """What a node of a graph stands for: the arguments of `computed` that are no tensors."""
+
+    body: Body
+    pairs: Pairs
+    options: Options
+    name: str
+
+
+known: Lru[str, Traced] = Lru(KEPT)
+"""What nodes of graphs stand for, by their keys: see `pairwise_ops`."""
+_keys: Lru[Any, str] = Lru(KEPT)
+_numbers = itertools.count()
+
+
+def key_of(traced: Traced) -> str:
+    """Return the key by which operators know a body and its pairs, the same for equal ones."""
+    body, pairs, options, name = traced
+    told_apart = body, pairs.given, pairs.shape, pairs.device, pairs.patterns, pairs.fastest, options, name
+
+    def made() -> str:
+        key = f"{name} {next(_numbers)}"
+        known.put(key, traced)
+        return key
+
+    return _keys.once(told_apart, made)
+
+
+def kernels_of(
+    body: Body, pairs: Pairs, tensors: Sequence[torch.Tensor], options: Options, name: str
+) -> tuple[Kernels | None, Sequence[torch.Tensor]]:
+    """Return the kernels for some tensors, and the tensors as kernels read them; None where there are none."""
+    reason, kernels = _unfit(tensors, options), None
+    if not reason:
+        tensors = [*map(rows_whole, tensors)]
         try:
-            kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(ready)
+            kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(tensors)
             reason = kernels.refusal
         except Untraced as error:
             reason = str(error)
-    if not reason:
-        log.debug("%s runs in one kernel", name)
-        return fused(kernels, steps, ready, seed, with_lse)
-    if options:
+    if reason:
         log.debug("%s runs in steps: %s", name, reason)
-    return steps(*tensors)
+        return None, tensors
+    log.debug("%s runs in one kernel", name)
+    return kernels, tensors
 
 
-def _unfit(tensors: Sequence[torch.Tensor], options: Options | None) -> str:
+def _unfit(tensors: Sequence[torch.Tensor], options: Options) -> str:
     """Return why kernels cannot be used for such tensors, whatever the body; empty if they may be."""
     first = tensors[0]
-    if options is None or traced_by_modes():
-        return "a graph is traced"
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
     if options.effective_backend(first.device) != "triton" or not _has_triton():

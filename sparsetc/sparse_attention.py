@@ -6,6 +6,7 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -14,15 +15,22 @@ from typing import Any, Literal, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.nested import nested_tensor_from_jagged
+from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import Unpack
 
+from sparsetc import masks, pairwise_ops  # noqa: F401  the latter registers operators
 from sparsetc.contraction.canonical import promoted
+from sparsetc.contraction.library import _constant as constant
+from sparsetc.contraction.library import _setting as setting
+from sparsetc.contraction.library import _transforms as transforms
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body
 from sparsetc.meeting import pairs_of, parts_of, within_sequences
-from sparsetc.options import Settings
-from sparsetc.pairwise import computed, entries_of
+from sparsetc.options import Settings, latest, of_call
+from sparsetc.pairwise import Traced, computed, entries_of, key_of
 from sparsetc.support.entry import entry_point
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @overload
@@ -154,8 +162,10 @@ def attention(
         raise ShapeError(f"attention: dropout_p is a share, from 0 to 1, found {dropout_p}")
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
-    call = _opaque if is_dynamo_compiling() and q.is_cuda else _attention
-    return call(q, k, v, pattern, (float(scale), float(dropout_p)), bias, is_causal, return_lse, settings)
+    numbers = float(scale), float(dropout_p)
+    if is_dynamo_compiling():
+        return _traced(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    return _attention(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
 
 
 def _fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool) -> bool:
@@ -197,6 +207,89 @@ def _attention(
 
 
 _opaque = entry_point(_attention)
+
+
+# -- in graphs that Dynamo traces -------------------------------------------------------------------------------------
+
+
+def _traced(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any,
+    numbers: tuple[float, float],
+    bias: Any,
+    is_causal: bool,
+    return_lse: bool,
+    settings: Settings,
+) -> Any:
+    """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
+    whole = dict(latest.traced) | dict(settings)
+    known = _number(pattern)
+    if transforms(True) or known is None:
+        return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
+    heads, rows, columns = [operator.index(n) for n in q.shape[:-2]], q.shape[-2], k.shape[-2]
+    fewer = [operator.index(n) for n in k.shape[:-2]]
+    constants = tuple([(name, constant(value)) for name, value in whole.items()])
+    sizes = (*heads, operator.index(rows), operator.index(columns)), None if bias is None else bias.shape[-1]
+    key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
+    if not key:
+        return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
+    tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]
+    if bias is not None:
+        tensors.append(_bias(bias, tuple(heads), bias.shape[-1]))
+    seed = torch.randint(1 << 31, (1,), device=q.device) if numbers[1] else None
+    result, lse = torch.ops.sparsetc.mapped(key, tensors, seed)
+    result = result.reshape(*heads, rows, v.shape[-1])
+    return (result, lse.reshape(*heads, rows)) if return_lse else result
+
+
+def _number(pattern: Any) -> tuple[str, int] | None:
+    """Return what a graph knows a pattern by; None of what it does not know."""
+    if pattern is None:
+        return "all", 0
+    if isinstance(pattern, masks.Mask):
+        return "mask", operator.index(pattern.number)
+    if isinstance(pattern, SparseTensor):
+        return "pattern", operator.index(pattern._pattern.number)
+    if isinstance(pattern, Pattern):
+        return "pattern", operator.index(pattern.number)
+    return None
+
+
+def _key(
+    known: tuple[str, int],
+    sizes: tuple[tuple[int, ...], int | None],
+    own_keys: bool,
+    device: torch.device,
+    numbers: tuple[float, float],
+    is_causal: bool,
+    settings: tuple[tuple[str, Any], ...],
+    number: int,
+) -> str:
+    """Return the key of attention over a pattern; empty where a graph cannot have it as a node.
+
+    It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
+    """
+    kind, number_of_pattern = known
+    (*heads, rows, columns), nnz = sizes
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        found = {"all": None, "mask": masks.numbered, "pattern": Pattern.numbered}[kind]
+        pattern = None if found is None else found(number_of_pattern)
+        if found is not None and pattern is None:
+            return ""
+        pairs = pairs_of(pattern, tuple(heads), (rows, columns), device, is_causal)
+        if nnz is not None:
+            pairs = replace(pairs, given=entries_of(pairs))
+            if pairs.given.nnz != nnz:  # type: ignore[union-attr]
+                raise ShapeError(f"attention: bias must be of {pairs.given.nnz} entries, found {nnz}")  # type: ignore[union-attr]
+        if pairs.patterns > 1 and (nnz is not None or not own_keys):
+            return ""
+        options = of_call({name: setting(value) for name, value in settings})
+        return key_of(Traced(_body(numbers[0], nnz is not None, numbers[1]), pairs, options, "attention"))
+
+
+_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)

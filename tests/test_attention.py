@@ -345,6 +345,42 @@ def test_what_does_not_follow_the_heads_is_refused() -> None:
         stc.attention(*four(2), None)
 
 
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+WINDOW = stc.masks.causal() & stc.masks.sliding_window(3)
+BY_HEAD = stc.SparseTensor.from_dense(PAIRS[0].double())
+ONE = stc.SparseTensor.from_dense(PAIRS[0, 0].double())
+GRAPHS: dict[str, Callable[..., Any]] = {
+    "mask": lambda q, k, v: stc.attention(2 * q, k, v, WINDOW).sin(),
+    "by-head": lambda q, k, v: stc.attention(q, k, v, BY_HEAD) * 2,
+    "bias": lambda q, k, v: stc.attention(q, k, v, ONE, bias=v[0, 0, 0, 0].expand(ONE.nnz)),
+    "log-sums": lambda q, k, v: sum(t.sin().sum() for t in stc.attention(q, k, v, is_causal=True, return_lse=True)),
+    "grouped": lambda q, k, v: stc.attention(q, k[:, :2], v[:, :2], stc.masks.causal(), enable_gqa=True),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention_in_a_full_graph(name: str) -> None:
+    given, function = four(), GRAPHS[name]
+    found, expected = torch.compile(function, backend="aot_eager", fullgraph=True)(*given), function(*given)
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.sum(), given) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_attention_is_exported(strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return stc.attention(q, k, v, WINDOW) + 1
+
+    given = [one.detach() for one in four()]
+    program = torch.export.export(Layer(), tuple(given), strict=strict)
+    assert any("sparsetc.mapped" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(*given), Layer()(*given))
+
+
 MEETS = (torch.rand(64, 96, generator=torch.Generator().manual_seed(2)) < 0.3).float()
 PATTERNS: dict[str, Callable[[], Any]] = {
     "tensor": lambda: stc.SparseTensor.from_dense(MEETS),

@@ -172,15 +172,8 @@ class Kernels:
         self.tiles = [pairs.row_tiles(0, forward, numbered)]
         self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
         self.sides, self.made_by = (forward, backward), (task.precision, task.cache_dir, task.name)
-        self.shape = self._result_shape(pairs, named)
+        self.shape = result_shape(body, pairs, tensors)
         self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
-
-    def _result_shape(self, pairs: Pairs, named: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
-        if self.body.stored:
-            assert isinstance(pairs.given, Pattern)
-            return self.heads.parts, pairs.given.nnz
-        width = [] if self.body.table is None else [named[self.body.table].shape[-1]]
-        return (self.heads.count, pairs.shape[0], *width)
 
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, torch.Tensor]) -> WalkKernel:
         precision, cache_dir, name = self.made_by
@@ -223,6 +216,17 @@ def gradients_of(targets: Iterable[str], given: Mapping[str, torch.Tensor]) -> d
     """Return memory for gradients ``grad_x`` of inputs x."""
     like = {target: given[target[len("grad_") :]] for target in targets}
     return {target: tensor.new_empty(tensor.shape) for target, tensor in like.items()}
+
+
+def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> tuple[int, ...]:
+    """Return (heads, rows, size), (heads, rows), or (heads of a pattern, entries)."""
+    named = dict(zip(body.inputs, tensors, strict=True))
+    heads = _heads(pairs, body, named)
+    if body.stored:
+        assert isinstance(pairs.given, Pattern)
+        return heads.parts, pairs.given.nnz
+    width = [] if body.table is None else [named[body.table].shape[-1]]
+    return (heads.count, pairs.shape[0], *width)
 
 
 def _heads(pairs: Pairs, body: Body, named: Mapping[str, torch.Tensor]) -> Heads:
@@ -311,22 +315,20 @@ class _Fused(torch.autograd.Function):
         batched = transforming() or any(torch._C._functorch.is_legacy_batchedtensor(g) for g in known)
         with without_autocast(result.device):
             if batched or torch.is_grad_enabled():
-                gradients = _unfused_gradients(ctx.unfused, tensors, wanted, upstream)
+                gradients = gradients_of_steps(ctx.unfused, tensors, wanted, upstream)
             else:
-                of_result = torch.zeros_like(result) if upstream[0] is None else upstream[0]
-                saved = {RESULT: result, f"g_{RESULT}": rows_whole(of_result)}
-                if seed is not None:
-                    saved["seed"] = seed
-                if lse is not None:
-                    saved |= {"lse": lse, "delta": torch.empty_like(lse)}
-                if len(known) > 1 or upstream[0] is None:
-                    saved["g_lse"] = rows_whole(known[-1])
-                gradients = _gradients(ctx.kernels, tensors, wanted, saved)
+                gradients = gradients_by(ctx.kernels, tensors, wanted, seed, result, lse, upstream)
         return None, None, None, None, *gradients
 
 
-def _gradients(
-    kernels: Kernels, tensors: list[torch.Tensor], wanted: tuple[bool, ...], saved: dict[str, torch.Tensor]
+def gradients_by(
+    kernels: Kernels,
+    tensors: Tensors,
+    wanted: Sequence[bool],
+    seed: torch.Tensor | None,
+    result: torch.Tensor,
+    lse: torch.Tensor | None,
+    upstream: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
     """Return the gradients that are wanted: a walk a mode.
 
@@ -334,10 +336,21 @@ def _gradients(
         kernels: of the result.
         tensors: that it was computed of.
         wanted: of which of them.
-        saved: what a backward walk reads beside them, by name.
+        seed: as it was.
+        result: as it was.
+        lse: of a softmax, the logarithms to base 2 of rows' sums.
+        upstream: the gradient of the result, and maybe of the logarithms, not both None.
     """
     inputs = kernels.body.inputs
-    tables = {**dict(zip(inputs, tensors, strict=True)), **saved}
+    tables = {**dict(zip(inputs, tensors, strict=True)), RESULT: result}
+    of_result, *of_lse = upstream
+    tables[f"g_{RESULT}"] = torch.zeros_like(result) if of_result is None else rows_whole(of_result)
+    if seed is not None:
+        tables["seed"] = seed
+    if lse is not None:
+        tables |= {"lse": lse, "delta": torch.empty_like(lse)}
+    if of_lse and of_lse[0] is not None:
+        tables["g_lse"] = rows_whole(of_lse[0])
     names = inputs if all(wanted) else tuple([name for name, want in zip(inputs, wanted, strict=True) if want])
     walks, targets = kernels.of_gradients(tables, names)
     made = gradients_of(targets, tables)
@@ -347,11 +360,8 @@ def _gradients(
     return [made[f"grad_{name}"] if want else None for name, want in zip(inputs, wanted, strict=True)]
 
 
-def _unfused_gradients(
-    unfused: Callable[..., Any],
-    tensors: list[torch.Tensor],
-    wanted: tuple[bool, ...],
-    upstream: tuple[torch.Tensor | None, ...],
+def gradients_of_steps(
+    unfused: Callable[..., Any], tensors: Tensors, wanted: Sequence[bool], upstream: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """Return the gradients that are wanted as functions of the tensors and the upstream ones."""
     further = torch.is_grad_enabled()
@@ -359,7 +369,7 @@ def _unfused_gradients(
         own = [t.view_as(t) for t in tensors]  # apart, where two inputs are one tensor
         results = unfused(*own)
         results = results if isinstance(results, tuple) else (results,)
-        known = [(result, g) for result, g in zip(results, upstream, strict=True) if g is not None]
+        known = [(result, g) for result, g in zip(results, upstream, strict=False) if g is not None]
         inputs = [t for t, want in zip(own, wanted, strict=True) if want]
         gradients = iter(
             torch.autograd.grad([r for r, _ in known], inputs, [g for _, g in known], create_graph=further)

@@ -10,7 +10,6 @@ import torch
 from map_cases import MAPPED, PATTERNS, SMALL, as_if_large, dense_attention, mapped_cases, scattered
 
 import sparsetc as stc
-from sparsetc import sparse_attention
 from sparsetc.maps import kernel
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
@@ -148,19 +147,21 @@ def test_what_a_row_of_scattered_entries_does_not_meet_has_no_part() -> None:
     torch.testing.assert_close(found, stc.attention(q, k, v, pattern))
 
 
-def test_a_compiled_function_runs_the_kernel_between_two_graphs(caplog: pytest.LogCaptureFixture) -> None:
-    """As on a GPU, where Dynamo does not look into attention."""
+def test_a_full_graph_has_the_kernel(caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = (t.requires_grad_() for t in operands((), 30, 30, 16, 16))
 
     def function(q: torch.Tensor) -> torch.Tensor:
-        return sparse_attention._opaque(2 * q, k, v, SMALL, (0.25, 0.0), None, False, False, {}).sin()
+        found, lse = stc.attention(2 * q, k, v, SMALL, return_lse=True)
+        return found.sin() + lse[:, None]
 
     with caplog.at_level(logging.DEBUG, "sparsetc"):
-        found = torch.compile(function, backend="eager")(q)
-    assert "attention runs in one kernel" in caplog.text
-    expected = dense_attention(2 * q, k, v, SMALL.dense(30), 0.25, None).sin()
+        found = torch.compile(function, backend="aot_eager", fullgraph=True)(q)
+        assert "attention runs in one kernel" in caplog.text
+        both = [torch.autograd.grad(found.sum(), (q, k, v))]
+        assert "in steps" not in caplog.text
+    expected = function(q)
+    both.append(torch.autograd.grad(expected.sum(), (q, k, v)))
     torch.testing.assert_close(found, expected)
-    both = (torch.autograd.grad(y.sum(), (q, k, v)) for y in (found, expected))
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other)
 
