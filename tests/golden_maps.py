@@ -45,7 +45,7 @@ def by_rows() -> list[WalkKernel]:
     """The entries of one row, gathered."""
     with pytest.MonkeyPatch.context() as patch:
         as_if_large("by-row", patch)
-        return kernels(PATTERNS["by-row"]()[0], (60, 70), torch.float32, 20, 16)
+        return kernels(PATTERNS["by-row"]()[0], (15, 40), torch.float32, 20, 16)
 
 
 @cache

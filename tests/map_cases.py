@@ -43,7 +43,7 @@ PATTERNS: dict[str, Callable[[], tuple[Any, torch.Tensor]]] = {
     "mask": lambda: (SMALL, SMALL.dense(150)),
     "entries": lambda: _of_entries(SMALL.dense(100)),
     "scattered": lambda: _of_entries(scattered(60, 70, 0.02)),
-    "by-row": lambda: _of_entries(scattered(60, 70, 0.02, seed=1)),
+    "by-row": lambda: _of_entries(scattered(15, 40, 0.1, seed=1)),
     "scattered-one-row": lambda: _of_entries(torch.arange(200)[None, :] % 3 == 0),
     "blocks-of-32": lambda: _of_blocks(in_blocks(90, 110, 32, PLACES), 32),
     "blocks-of-128": lambda: _of_blocks(in_blocks(300, 330, 128, PLACES), 128),
@@ -106,6 +106,59 @@ def kernels_of(body: Body, pairs: Pairs, tensors: list[torch.Tensor], of_lse: bo
     return [found.result, *found.of_gradients({**named, **saved}, body.inputs)[0]]
 
 
+# -- forms of attention -----------------------------------------------------------------------------------------------
+
+
+def mask_of(*sizes: int, share: float = 0.4) -> torch.Tensor:
+    """Which pairs meet, drawn one by one."""
+    return torch.rand(*sizes, generator=torch.Generator().manual_seed(5)) < share
+
+
+def sparse_of(*sizes: int, share: float = 0.4) -> stc.SparseTensor:
+    """The same as a sparse tensor."""
+    return stc.SparseTensor.from_dense(mask_of(*sizes, share=share).float())
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "grouped": {"pattern": SMALL, "enable_gqa": True, "fewer": 2},
+    "grouped-by-row": {"pattern": sparse_of(40, 90, share=0.02), "enable_gqa": True, "fewer": 1},
+    "log-sums": {"pattern": sparse_of(40, 90, share=0.1), "return_lse": True},
+    "dropout": {"pattern": SMALL, "dropout_p": 0.3},
+    "dropout-grouped-scattered": {"pattern": sparse_of(40, 90, share=0.1), "dropout_p": 0.6, "fewer": 2},
+    "by-head": {"pattern": mask_of(4, 40, 90), "return_lse": True},
+    "by-batch-dropout": {"pattern": mask_of(2, 1, 40, 90), "dropout_p": 0.2},
+    "padding": {"pattern": mask_of(2, 1, 1, 90), "is_causal": True},
+    "entries-by-head": {"pattern": sparse_of(4, 40, 90), "biased": (2,), "return_lse": True},
+    "entries-by-batch-scattered": {"pattern": sparse_of(2, 1, 40, 90, share=0.1), "biased": (), "fewer": 2},
+    "entries-by-both": {"pattern": sparse_of(2, 4, 40, 90), "dropout_p": 0.1, "is_causal": True},
+    "everything": {"pattern": None},
+}
+"""Arguments of attention of 40 queries and 90 keys, 2 batches and 4 heads."""
+
+
+def form_of_attention(name: str, device: torch.device) -> Callable[[], list[torch.Tensor]]:
+    """Return a function that gives the results and all gradients of a form, of the same random numbers at each call."""
+    form = {"enable_gqa": True} | FORMS[name]
+    given, fewer, biased = form.pop("pattern"), form.pop("fewer", 4), form.pop("biased", None)
+    g = torch.Generator().manual_seed(1)
+    sizes = [(2, 4, 40, 16), (2, fewer, 90, 16), (2, fewer, 90, 12)]
+    sizes += [] if biased is None else [(*biased, given.nnz)]
+    inputs = [torch.randn(size, generator=g).to(device).requires_grad_() for size in sizes]
+    given = given.to(device) if isinstance(given, torch.Tensor | stc.SparseTensor) else given
+
+    def both() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        found = stc.attention(*inputs[:3], given, bias=inputs[3] if len(inputs) > 3 else None, **form)
+        results = [*found] if isinstance(found, tuple) else [found]
+        total = torch.zeros((), device=device)
+        for result in results:
+            weights = torch.linspace(-1, 1, result.numel(), device=device).view_as(result)
+            total = total + (result.where(result.isfinite(), 0.0) * weights).sum()
+        return [*results, *torch.autograd.grad(total, inputs)]
+
+    return both
+
+
 # -- functions of one's own -------------------------------------------------------------------------------------------
 
 
@@ -121,18 +174,20 @@ class Form:
 MAPPED = ("poisson", "kernel-density", "edge-network", "stored", "vectors-only", "graph-attention-heads")
 
 
-def mapped_cases(name: str, dtype: torch.dtype) -> tuple[Callable[..., Any], Form, Callable[[], torch.Tensor]]:
+def mapped_cases(
+    name: str, dtype: torch.dtype, device: torch.device = CPU
+) -> tuple[Callable[..., Any], Form, Callable[[], torch.Tensor]]:
     """Return a function, what else `map_entries` takes, and the same over all pairs."""
     g = torch.Generator().manual_seed(7)
-    meets = scattered(40, 50, 0.2, seed=1)
+    meets = scattered(40, 50, 0.2, seed=1).to(device)
     pattern = stc.SparseTensor.from_dense(meets.to(dtype))
 
     def drawn(*sizes: int) -> torch.Tensor:
-        return (torch.rand(sizes, generator=g, dtype=dtype) + 0.1).requires_grad_()
+        return (torch.rand(sizes, generator=g, dtype=dtype) + 0.1).to(device).requires_grad_()
 
     def spread(entries: torch.Tensor) -> torch.Tensor:
         """Numbers by entry at their places among all pairs, and 1 elsewhere."""
-        return torch.ones(40, 50, dtype=dtype).index_put(tuple(meets.nonzero().T), entries)
+        return torch.ones(40, 50, dtype=dtype, device=device).index_put(tuple(meets.nonzero().T), entries)
 
     def sums(z: torch.Tensor) -> torch.Tensor:
         return torch.where(meets, z, 0.0).sum(-1)

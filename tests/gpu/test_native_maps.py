@@ -6,7 +6,17 @@ import logging
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, as_if_large, dense_attention, scattered
+from map_cases import (
+    FORMS,
+    MAPPED,
+    PATTERNS,
+    SMALL,
+    as_if_large,
+    dense_attention,
+    form_of_attention,
+    mapped_cases,
+    scattered,
+)
 
 import sparsetc as stc
 
@@ -52,7 +62,7 @@ def test_the_same_bits_in_a_cuda_graph_and_in_a_compiled_function() -> None:
     found.zero_()
     graph.replay()
     assert torch.equal(found, expected)
-    compiled = torch.compile(lambda q: stc.attention(q, k, v, SMALL) * 1.0)
+    compiled = torch.compile(lambda q: stc.attention(q, k, v, SMALL) * 1.0, fullgraph=True)
     assert torch.equal(compiled(q), expected)
 
 
@@ -67,3 +77,33 @@ def test_graph_attention_as_on_a_cpu() -> None:
         results.append([t.detach().cpu() for t in (found, *gradients)])
     for here, there in zip(*results, strict=True):
         torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    as_if_large(name, monkeypatch)
+    both = form_of_attention(name, torch.device("cuda"))
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = both()
+    assert "attention runs in one kernel" in caplog.text
+    with stc.options(backend="torch"):
+        expected = both()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["near", "scattered", "by-row"])
+@pytest.mark.parametrize("name", MAPPED)
+def test_map_entries(name: str, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    as_if_large(way, monkeypatch)
+    function, form = mapped_cases(name, torch.float32, torch.device("cuda"))[:2]
+    inputs = [t for t in form.tensors if t.requires_grad]
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(function, form.pattern, **form.named)
+    assert "map_entries runs in one kernel" in caplog.text
+    with stc.options(backend="torch"):
+        expected = stc.map_entries(function, form.pattern, **form.named)
+    both = [y.values if isinstance(y, stc.SparseTensor) else y for y in (found, expected)]
+    results = [(y, *torch.autograd.grad(y.square().sum(), inputs, retain_graph=True)) for y in both]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 import torch
-from map_cases import MAPPED, PATTERNS, SMALL, as_if_large, dense_attention, mapped_cases, scattered
+from map_cases import (
+    CPU,
+    FORMS,
+    MAPPED,
+    PATTERNS,
+    SMALL,
+    as_if_large,
+    dense_attention,
+    form_of_attention,
+    mapped_cases,
+    scattered,
+)
 
 import sparsetc as stc
 from sparsetc.maps import kernel
@@ -195,54 +205,18 @@ def test_graph_attention(scattered_entries: str, caplog: pytest.LogCaptureFixtur
 
 # -- forms of attention: beside its own steps, which tests/test_attention.py compares with all pairs -----------------
 
-
-def mask_of(*sizes: int, seed: int = 5) -> torch.Tensor:
-    return torch.rand(*sizes, generator=torch.Generator().manual_seed(seed)) < 0.4
+CUT = ("grouped", "dropout-grouped-scattered", "by-head", "entries-by-batch-scattered")
 
 
-def stacked(*lead: int) -> stc.SparseTensor:
-    return stc.SparseTensor.from_dense(mask_of(*lead, 70, 90).float())
-
-
-FORMS: dict[str, dict[str, Any]] = {
-    "grouped": {"pattern": SMALL, "enable_gqa": True, "fewer": 2},
-    "grouped-by-row": {"pattern": scattered(70, 90, 0.05), "enable_gqa": True, "fewer": 1},
-    "log-sums": {"pattern": scattered(70, 90, 0.1), "return_lse": True},
-    "dropout": {"pattern": SMALL, "dropout_p": 0.3},
-    "dropout-grouped-scattered": {"pattern": scattered(70, 90, 0.1), "dropout_p": 0.6, "enable_gqa": True, "fewer": 2},
-    "by-head": {"pattern": mask_of(4, 70, 90), "return_lse": True},
-    "by-batch-dropout": {"pattern": mask_of(2, 1, 70, 90), "dropout_p": 0.2},
-    "padding": {"pattern": mask_of(2, 1, 1, 90), "is_causal": True},
-    "entries-by-head": {"pattern": stacked(4), "biased": (2,), "return_lse": True},
-    "entries-by-batch-scattered": {"pattern": stacked(2, 1), "biased": (), "enable_gqa": True, "fewer": 2},
-    "entries-by-both": {"pattern": stacked(2, 4), "dropout_p": 0.1, "is_causal": True},
-    "everything": {"pattern": None},
-}
-
-
-@pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "cut"), [*((name, False) for name in FORMS if "by-row" not in name), *((name, True) for name in CUT)]
+)
 def test_forms(
     name: str, cut: bool, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if cut:
         monkeypatch.setattr(kernel, "most_tiles", lambda tiles, heads: 1)
-    form = dict(FORMS[name])
-    given, fewer, biased = form.pop("pattern"), form.pop("fewer", 4), form.pop("biased", None)
-    if isinstance(given, torch.Tensor) and ("scattered" in name or "by-row" in name):
-        given = stc.SparseTensor.from_dense(given.float())
-    q, k, v = operands((2, 4), 70, 90, 16, 12)
-    inputs = [t.requires_grad_() for t in (q, k[:, :fewer], v[:, :fewer])]
-    if biased is not None:
-        inputs.append(torch.randn(*biased, given.nnz, generator=torch.Generator().manual_seed(3)).requires_grad_())
-
-    def both() -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        found = stc.attention(*inputs[:3], given, bias=inputs[3] if len(inputs) > 3 else None, **form)
-        results = [*found] if isinstance(found, tuple) else [found]
-        total = sum((r.where(r.isfinite(), 0.0) * torch.linspace(-1, 1, r.numel()).view_as(r)).sum() for r in results)
-        return [*results, *torch.autograd.grad(total, inputs)]
-
+    both = form_of_attention(name, CPU)
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = both()
     assert "attention runs in one kernel" in caplog.text
