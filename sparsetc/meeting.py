@@ -17,7 +17,7 @@ from sparsetc.contraction.canonical import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError
 from sparsetc.maps.fused import Pairs
 from sparsetc.pairwise import single
-from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -25,7 +25,6 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 Sizes = tuple[int, ...]
 
 
-@entry_point
 def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.device, causal: bool) -> Pairs:
     """Return the pairs that meet, once for all heads or a stack of them.
 

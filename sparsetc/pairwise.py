@@ -23,7 +23,7 @@ from sparsetc.maps.body import Body
 from sparsetc.maps.fused import Kernels, Pairs, Task, fused, rows_whole
 from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options, Settings, of_call
-from sparsetc.support.entry import traced_by_modes
+from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.blocks import without_blocks
@@ -58,13 +58,26 @@ def computed(
         seed: (1,) int64, of random numbers, where the body drops weights.
         with_lse: whether the logarithms of the sums of rows are returned too, (heads, rows).
     """
-    steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     if is_dynamo_compiling():
-        return steps(*tensors)
+        return in_steps(body, pairs, settings, seed, with_lse, *tensors)
+    return _computed(body, pairs, tensors, settings, name, seed, with_lse)
+
+
+@entry_point
+def _computed(
+    body: Body,
+    pairs: Pairs,
+    tensors: Sequence[torch.Tensor],
+    settings: Settings,
+    name: str,
+    seed: torch.Tensor | None,
+    with_lse: bool,
+) -> Any:
     options = of_call(settings)
     if traced_by_modes() and not transforming():
         result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
         return (result, lse) if with_lse else result
+    steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     kernels, ready = kernels_of(body, pairs, tensors, options, name)
     return steps(*tensors) if kernels is None else fused(kernels, steps, ready, seed, with_lse)
 

@@ -7,7 +7,7 @@ derivatives in batches, are those of a function that computes the same by other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +26,8 @@ from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 
 Made = TypeVar("Made")
 Tensors = Sequence[torch.Tensor]
+Gradients = tuple[list[WalkKernel], list[tuple[str, str]]]
+"""Kernels, and the names of the gradients that they give with those of the inputs."""
 
 NOTHING = -1e29
 """Logarithms of sums of rows that meet nothing are below."""
@@ -158,7 +160,7 @@ class Kernels:
     def __init__(self, task: Task, tensors: Tensors) -> None:
         pairs, body = task.pairs, task.body
         self.body = body
-        self.gradients: Lru[Any, tuple[list[WalkKernel], list[str]]] = Lru(KEPT)
+        self.gradients: Lru[Any, Gradients] = Lru(KEPT)
         named = dict(zip(body.inputs, tensors, strict=True))
         numbered = body.stored or "entries" in body.vectors.values()
         sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], tensors[0].dtype
@@ -188,10 +190,8 @@ class Kernels:
             made["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
         return made
 
-    def of_gradients(
-        self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]
-    ) -> tuple[list[WalkKernel], list[str]]:
-        """Return the kernels that give ``grad_`` of each wanted input, and these names.
+    def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
+        """Return the kernels that give ``grad_`` of each wanted input, and these names, with the inputs'.
 
         Args:
             given: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
@@ -200,22 +200,14 @@ class Kernels:
         key = wanted, "g_lse" in given, given[f"g_{RESULT}"].stride()
         return self.gradients.once(key, lambda: self._of_gradients(given, wanted))
 
-    def _of_gradients(
-        self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]
-    ) -> tuple[list[WalkKernel], list[str]]:
+    def _of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
         of_lse = "g_lse" in given
         walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
         if walks[1].targets and self.body.softmax and not walks[0].targets:  # the rows' walk gives delta
             walks[0] = walk_of(self.body, 0, (self.body.inputs[0], *wanted), of_lse)
-        targets = [name for walk in walks for name in walk.targets]
-        made = gradients_of(targets, given)
+        targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
+        made = {target: given[name].new_empty(given[name].shape) for target, name in targets}
         return [self._kernel(n, walk, {**given, **made}) for n, walk in enumerate(walks, 1) if walk.targets], targets
-
-
-def gradients_of(targets: Iterable[str], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return memory for gradients ``grad_x`` of inputs x."""
-    like = {target: given[target[len("grad_") :]] for target in targets}
-    return {target: tensor.new_empty(tensor.shape) for target, tensor in like.items()}
 
 
 def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> tuple[int, ...]:
@@ -254,7 +246,6 @@ def walk_of(body: Body, mode: int, wanted: tuple[str, ...] | None = None, of_lse
     return forward(body) if wanted is None else backward(body, mode, wanted, of_lse)
 
 
-@entry_point
 def fused(
     kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed: torch.Tensor | None, with_lse: bool
 ) -> Any:
@@ -353,11 +344,12 @@ def gradients_by(
         tables["g_lse"] = rows_whole(of_lse[0])
     names = inputs if all(wanted) else tuple([name for name, want in zip(inputs, wanted, strict=True) if want])
     walks, targets = kernels.of_gradients(tables, names)
-    made = gradients_of(targets, tables)
-    tables |= made
+    gradients = {}
+    for target, name in targets:
+        gradients[name] = tables[target] = tables[name].new_empty(tables[name].shape)
     for kernel in walks:
         kernel(tables)
-    return [made[f"grad_{name}"] if want else None for name, want in zip(inputs, wanted, strict=True)]
+    return [gradients[name] if want else None for name, want in zip(inputs, wanted, strict=True)]
 
 
 def gradients_of_steps(
