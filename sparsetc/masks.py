@@ -189,7 +189,12 @@ def _band(low: int, high: int) -> Mask:
 
 
 def everything() -> Mask:
-    """Return the mask by which every query meets every key."""
+    """Return the mask by which every query meets every key.
+
+    Examples:
+        >>> stc.masks.everything().dense(1, 3)
+        tensor([[True, True, True]])
+    """
     return _band(-FAR, FAR)
 
 
