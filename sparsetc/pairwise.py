@@ -167,6 +167,14 @@ def in_steps(
     ones = SparseTensor._make(pattern, tensors[0].new_ones(pattern.nnz, dtype=wide))
     values = {}
     for name, (left, right) in body.products.items():
+        if name in body.inner:
+            function, shared = body.inner[name]
+            rows = [
+                gathered(inputs[t].transpose(0, 1), place)
+                for t, place in zip((left, right), pattern.coords, strict=True)
+            ]
+            values[name] = function(*rows, inputs[shared]).sum(-1)
+            continue
         equation = f"{entry},{row},{column}->{entry}x"
         values[name] = einsum(equation, ones, inputs[left], inputs[right], output="sparse", **settings).values
     for name, side in body.vectors.items():

@@ -25,6 +25,7 @@ from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.meeting import pairs_of
+from sparsetc.nn import _gat2
 from sparsetc.sparse_attention import _body
 
 # -- traced functions -------------------------------------------------------------------------------------------------
@@ -246,6 +247,7 @@ def bodies() -> dict[str, list[WalkKernel]]:
         "grouped, dropout": kernels_of(_body(0.3, False, 0.2), grouped, fewer),
         "poisson": kernels_of(poisson, entries, whole),
         "stored": kernels_of(replace(poisson, stored=True), entries, whole),
+        "inner": kernels_of(_gat2(0.2), entries, [*whole[:2], torch.empty(1, 32)]),
     }
 
 

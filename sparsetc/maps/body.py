@@ -5,6 +5,7 @@ the result and one a mode for gradients.
 
     body    ::= product* map softmax? dropout? (accumulated | stored)
     product     s[i, j] = sum over d of q[i, d] k[j, d]             a dot of two tiles, or multiply-adds for one row
+                s[i, j] = sum over d of g(q[i, d], k[j, d], w[d])   for one row
     map         z[i, j] = f(products, vectors by row, by column, values by entry)
     softmax     p[i, j] = exp(z[i, j]) over its sum for the j of row i; without it p = z
     dropout     p[i, j] is 0 at random places, and divided by the share of others elsewhere
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -41,7 +42,7 @@ KEEP = "keep"
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A function of each pair of a pattern (rows, columns), and its sum over a row. Names hold no underscore.
+    """A function of each pair of a pattern (rows, columns), and its sum over a row. Names hold no underscore, and are no variables of kernels.
 
     Attributes:
         products: of each score, its table of rows and its table of columns.
@@ -51,6 +52,8 @@ class Body:
         table: the table of columns whose rows are summed, weighted; None for the sum of the weights.
         stored: whether the result is each pair's weight, and nothing is summed.
         dropout: the share of weights that are dropped.
+        inner: of products that sum no plain products: the function of two rows' elements and of one of a row for all,
+            and the name of that row, a table (heads, size).
     """
 
     products: Mapping[str, tuple[str, str]]
@@ -60,6 +63,7 @@ class Body:
     table: str | None = None
     stored: bool = False
     dropout: float = 0.0
+    inner: Mapping[str, tuple[Callable[..., torch.Tensor], str]] = field(default_factory=dict)
 
     @cached_property
     def tables(self) -> dict[str, int]:
@@ -69,12 +73,40 @@ class Body:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors, in order: tables (heads, rows, size), then vectors (heads, rows or entries)."""
-        return (*self.tables, *self.vectors)
+        """Names of the tensors: tables (heads, n, size), vectors (heads, n or entries), shared rows (heads, size)."""
+        return (*self.tables, *self.vectors, *self.shared)
+
+    @cached_property
+    def shared(self) -> tuple[str, ...]:
+        """Names of the rows that all pairs of a head have in common."""
+        return tuple(dict.fromkeys(name for _, name in self.inner.values()))
 
     def mapped(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return what the map gives of its products and vectors, found among others by name."""
         return self.map(**{name: inputs[name] for name in (*self.products, *self.vectors)})
+
+
+class Derivative(NamedTuple):
+    """In place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
+
+    product: str
+    by: Literal["own", "shared"]
+
+
+Term = str | Derivative | None
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """The inner function of a product, as a walk sees it.
+
+    Attributes:
+        shared: the row for all.
+        function: of "own", "other" and "shared"; "value" and the derivatives "d_own" and "d_shared" are outputs.
+    """
+
+    shared: str
+    function: Elementwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +120,12 @@ class Walk:
         function: of products and vectors; weights are outputs of it.
         online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; `lse` is a result then.
         accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
-            a table destination[own] = sum of output.
+            a table destination[own] = sum of output. In place of the table, the derivative of an inner function.
         stored: (output, destination): destination[entry] = output.
-        inner: name -> two own tables, and maybe an own vector: the sum of the tables' product for each own position,
+        sums: name -> two own tables, and maybe an own vector: the sum of the tables' product for each own position,
             less the vector; it is stored too.
         dropout: the share of pairs for which input ``keep`` is 0.
+        inner: the inner functions of products that have one.
     """
 
     mode: int
@@ -100,14 +133,21 @@ class Walk:
     vectors: Mapping[str, Seen]
     function: Elementwise
     online: bool
-    accumulated: tuple[tuple[str, str | None, str], ...]
+    accumulated: tuple[tuple[str, Term, str], ...]
     stored: tuple[tuple[str, str], ...] = ()
-    inner: Mapping[str, tuple[str, str, str | None]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[str, str, str | None]] = field(default_factory=dict)
     dropout: float = 0.0
+    inner: Mapping[str, Inner] = field(default_factory=dict)
+
+    def width(self, term: Term, sizes: Mapping[str, int]) -> int:
+        """Return the size of rows that are accumulated; 0 of single numbers."""
+        if isinstance(term, Derivative):
+            return sizes[self.products[term.product][0]]
+        return 0 if term is None else sizes[term]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Names of what is written beside `lse` and the sums of `inner`."""
+        """Names of what is written beside `lse` and `sums`."""
         return (*(name for _, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
 
@@ -116,11 +156,27 @@ def forward(body: Body) -> Walk:
     factor = LOG2E if body.softmax else 1.0
     names = [*body.products, *body.vectors]
     function = trace(lambda **inputs: {"p": body.mapped(inputs) * factor}, names)
-    vectors = _seen(body.vectors, 0)
+    vectors, inner = _seen(body.vectors, 0), _inner(body, 0)
     if body.stored:
-        return Walk(0, body.products, vectors, function, False, (), (("p", RESULT),))
+        return Walk(0, body.products, vectors, function, False, (), (("p", RESULT),), inner=inner)
     accumulated = (("p", body.table, RESULT),)
-    return Walk(0, body.products, vectors, function, body.softmax, accumulated, dropout=body.dropout)
+    return Walk(0, body.products, vectors, function, body.softmax, accumulated, dropout=body.dropout, inner=inner)
+
+
+def _inner(body: Body, mode: int) -> dict[str, Inner]:
+    """Return the inner functions of products as a walk of a mode sees them, with derivatives."""
+
+    def traced(function: Callable[..., torch.Tensor]) -> Elementwise:
+        def derived(own: torch.Tensor, other: torch.Tensor, shared: torch.Tensor) -> dict[str, torch.Tensor]:
+            left, right = (own, other) if mode == 0 else (other, own)
+            both: Any = torch.func.vjp(function, left, right, shared)
+            value, pull = both
+            *rows, d_shared = pull(torch.ones_like(value))
+            return {"value": value, "d_own": rows[mode], "d_shared": d_shared}
+
+        return trace(derived, ["own", "other", "shared"])
+
+    return {name: Inner(shared, traced(function)) for name, (function, shared) in body.inner.items()}
 
 
 def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = False) -> Walk:
@@ -160,18 +216,22 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
 
     function = trace(gradients, [*products, *vectors, *([KEEP] if body.dropout else [])])
     seen = {name: (tables[mode], tables[1 - mode]) for name, tables in products.items()}
-    accumulated: list[tuple[str, str | None, str]] = [
-        ("p" if name == "dp" else f"d_{name}", other, f"grad_{own}")
-        for name, (own, other) in seen.items()
-        if own in wanted
-    ]
+    accumulated: list[tuple[str, Term, str]] = []
+    for name, (own, other) in seen.items():
+        if own in wanted:
+            term = Derivative(name, "own") if name in body.inner else other
+            accumulated.append(("p" if name == "dp" else f"d_{name}", term, f"grad_{own}"))
+    for name, (_, shared) in body.inner.items():
+        if mode == 0 and shared in wanted:
+            accumulated.append((f"d_{name}", Derivative(name, "shared"), f"grad_{shared}"))
     own_vectors = [name for name, side in body.vectors.items() if side == SIDES[mode] and name in wanted]
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
     of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
     stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
-    inner = {"delta": (RESULT, upstream, "g_lse" if of_lse else None)} if body.softmax and mode == 0 else {}
-    vectors_seen = _seen({name: side for name, side in vectors.items() if name not in inner}, mode)
-    return Walk(mode, seen, vectors_seen, function, False, tuple(accumulated), stored, inner, body.dropout)
+    sums = {"delta": (RESULT, upstream, "g_lse" if of_lse else None)} if body.softmax and mode == 0 else {}
+    vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
+    inner = _inner(body, mode)
+    return Walk(mode, seen, vectors_seen, function, False, tuple(accumulated), stored, sums, body.dropout, inner)
 
 
 def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Seen]:

@@ -165,9 +165,9 @@ class Kernels:
         numbered = body.stored or "entries" in body.vectors.values()
         sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], tensors[0].dtype
         width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
-        sides = [sides_of(sizes, dtype, back, width) for back in (False, True)]
+        sides = [sides_of(sizes, dtype, back, width, bool(body.inner)) for back in (False, True)]
         self.heads = _heads(pairs, body, named)
-        self.refusal = _refusal(pairs, sides)
+        self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
             return
         forward, backward = (one for one in sides if one)
@@ -190,6 +190,12 @@ class Kernels:
             made["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
         return made
 
+    def gradient_of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory for an input's gradient; that of a row for all pairs is summed for each row of pairs first."""
+        if name in self.body.shared:
+            return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
+        return tensor.new_empty(tensor.shape)
+
     def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
         """Return the kernels that give ``grad_`` of each wanted input, and these names, with the inputs'.
 
@@ -206,7 +212,7 @@ class Kernels:
         if walks[1].targets and self.body.softmax and not walks[0].targets:  # the rows' walk gives delta
             walks[0] = walk_of(self.body, 0, (self.body.inputs[0], *wanted), of_lse)
         targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
-        made = {target: given[name].new_empty(given[name].shape) for target, name in targets}
+        made = {target: self.gradient_of(name, given[name]) for target, name in targets}
         return [self._kernel(n, walk, {**given, **made}) for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
@@ -232,10 +238,12 @@ def _heads(pairs: Pairs, body: Body, named: Mapping[str, torch.Tensor]) -> Heads
     return Heads(count, count // max(of_columns, default=count), pairs.patterns, pairs.fastest)
 
 
-def _refusal(pairs: Pairs, sides: Sequence[Sides | None]) -> str:
+def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:
     if None in sides:
         return "rows of tables are longer than a program holds"
     given = pairs.given
+    if body.inner and not (isinstance(given, Pattern) and given.blocks is None):
+        return "inner functions of products take patterns of entries"
     whole = not isinstance(given, Pattern) or all(s and whole_blocks(given, s.height, s.width) for s in sides)
     return "" if whole else "the sides of blocks neither divide those of tiles nor are divided by them"
 
@@ -346,9 +354,12 @@ def gradients_by(
     walks, targets = kernels.of_gradients(tables, names)
     gradients = {}
     for target, name in targets:
-        gradients[name] = tables[target] = tables[name].new_empty(tables[name].shape)
+        gradients[name] = tables[target] = kernels.gradient_of(name, tables[name])
     for kernel in walks:
         kernel(tables)
+    for name in kernels.body.shared:
+        if name in gradients:
+            gradients[name] = gradients[name].sum(1)
     return [gradients[name] if want else None for name, want in zip(inputs, wanted, strict=True)]
 
 

@@ -86,7 +86,9 @@ class Sides:
     gathered: bool = False
 
 
-def sides_of(sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int) -> Sides | None:
+def sides_of(
+    sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int, by_row: bool = False
+) -> Sides | None:
     """Return the sides for tables of these row sizes; None where a program would not fit in registers.
 
     Args:
@@ -94,7 +96,10 @@ def sides_of(sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: in
         dtype: of the tables.
         backward: whether gradients are computed.
         width: columns of a tile at most; 0 if columns are gathered.
+        by_row: whether a window is one row.
     """
+    if by_row:
+        return ROW_FORMS.get(padded(max(sizes), dots=False))
     size = max(padded(max(sizes), dots=True), SMALLEST)
     if width:
         sides = FORMS[dtype.itemsize, backward].get(size)
@@ -200,7 +205,7 @@ class WalkKernel:
             self.fixed[f"{table}_head"] = tensor.stride(0)
             if tensor.ndim == 3:
                 self.fixed[f"{table}_row"] = tensor.stride(1)
-        self.foreign = {*tensors} - {*self.walk.targets, *self.walk.inner, "lse_out", "lse"}  # maybe not at 16 bytes
+        self.foreign = {*tensors} - {*self.walk.targets, *self.walk.sums, "lse_out", "lse"}  # maybe not at 16 bytes
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
@@ -249,8 +254,8 @@ class WalkKernel:
         """Return memory for the partial sums of windows that are cut."""
         rows, sizes = self.slots * self.parts * self.sides.height, dict(self.layout.sizes)
         shapes = {
-            name: (padded(sizes[t], self.sides.height >= LEAST_DOT),) if t else ()
-            for _, t, name in self.walk.accumulated
+            name: (padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT),) if term else ()
+            for _, term, name in self.walk.accumulated
         }
         shapes |= {"top": (), "sum": ()} if self.walk.online else {}
         return {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
 from sparsetc.errors import PlanError
-from sparsetc.maps.body import KEEP, SIDES, Walk
+from sparsetc.maps.body import KEEP, SIDES, Derivative, Walk
 from sparsetc.maps.elementwise import Argument, number_text
 
 LOWEST = "-1e30"
@@ -100,6 +100,7 @@ class _Printer:
         self.walk, self.layout, self.sizes = walk, layout, dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
         self.lines: list[str] = []
+        self.derivatives: dict[tuple[str, str], str] = {}
         self.indent = 1
         function = walk.function
         outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
@@ -110,17 +111,19 @@ class _Printer:
             whole = function.outputs[output], 1.0
             self.weights[output], self.factors[output] = whole if output in apart else function.peeled(output)
         read = function.inputs(self.weights.values())
+        read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
-        self.inner = {name: tables for name, tables in walk.inner.items() if name in read}
-        self.less = {name: less for name, (_, _, less) in self.inner.items() if less}
-        tables = [own for own, _ in self.products.values()] + [t for of in self.inner.values() for t in of[:2]]
+        self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
+        self.less = {name: less for name, (_, _, less) in self.row_sums.items() if less}
+        tables = [own for own, _ in self.products.values()] + [t for of in self.row_sums.values() for t in of[:2]]
         self.own = list(dict.fromkeys(tables))
-        summed = [table for _, table, _ in walk.accumulated if table is not None]
+        self.shared = list(dict.fromkeys(walk.inner[name].shared for name in self.products if name in walk.inner))
+        summed = [table for _, table, _ in walk.accumulated if isinstance(table, str)]
         self.other = list(dict.fromkeys([*(other for _, other in self.products.values()), *summed]))
         self.results: dict[str, int] = {}  # a destination and the size of its rows, 0 of a vector
-        for _, table, destination in walk.accumulated:
-            self.results[destination] = 0 if table is None else self.sizes[table]
+        for _, term, destination in walk.accumulated:
+            self.results[destination] = walk.width(term, self.sizes)
         self.far_head = "head"
         if layout.group > 1:
             self.far_head = "reader" if walk.mode else "shared"
@@ -165,18 +168,19 @@ class _Printer:
         named = ["item_count", "rows", "columns"]
         named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
         named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
-        return named + [f"{name}_head" for name in (*self.vectors, *self.less.values(), *self.targets())]
+        others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
+        return named + [f"{name}_head" for name in others]
 
     def pointers(self) -> list[str]:
         """The arguments that are tensors, but for index arrays; the last one is written."""
         seed = ["seed"] if self.walk.dropout else []
         tables = dict.fromkeys([*self.own, *self.other])
-        return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.targets()]
+        return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
 
     def targets(self) -> list[str]:
         """What is written, in order."""
         online = ["lse_out"] if self.walk.online else []
-        return [*online, *self.inner, *self.walk.targets]
+        return [*online, *self.row_sums, *self.walk.targets]
 
     def slots(self) -> list[str]:
         """The arrays of partial sums of windows that are cut."""
@@ -207,11 +211,18 @@ class _Printer:
                 inside.append(f"({lane} < {self.sizes[table]})[None, :]")
             address = f"{table} + head * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
             self.put(f"{table}_own = {self.load(address, inside)}")
+        for name, inner in self.walk.inner.items():
+            if name in self.products:
+                own = self.products[name][0]
+                lane, row = self.lane(own), inner.shared
+                inside = [f"{lane} < {self.sizes[own]}"] if self.short(self.sizes[own]) else []
+                loaded = self.load(f"{row} + head * {row}_head + {lane}", inside)
+                self.put(f"{name}_shared = {loaded}[None, None, :].to(tl.float32)")
         for name, side in self.vectors.items():
             if side == "own":
                 loaded = self.load(f"{name} + head * {name}_head + row", ["row_ok"])
                 self.put(f"{name}_own = {loaded}[:, None].to(tl.float32)")
-        for name, (left, right, less) in self.inner.items():
+        for name, (left, right, less) in self.row_sums.items():
             self.put(f"{name}_own = tl.sum({left}_own.to(tl.float32) * {right}_own.to(tl.float32), 1)[:, None]")
             if less:
                 loaded = self.load(f"{less} + head * {less}_head + row", ["row_ok"])
@@ -309,12 +320,26 @@ class _Printer:
         """Products of tiles."""
         for name, (own, other) in self.products.items():
             tile = self.tile(other)
-            if self.dots:
+            if name in self.walk.inner:
+                self.inner(name, own, tile)
+            elif self.dots:
                 self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
             else:
                 left, right = f"{own}_own[:, None, :].to(tl.float32)", f"{tile}[None, :, :].to(tl.float32)"
                 self.put(f"{name} = tl.sum({left} * {right}, 2)")
         return {name: name for name in self.products}
+
+    def inner(self, name: str, own: str, tile: str) -> None:
+        """The sum of an inner function, and the derivatives that are accumulated."""
+        function = self.walk.inner[name].function
+        self.put(f"{name}_own = {own}_own[:, None, :].to(tl.float32)")
+        self.put(f"{name}_other = {tile}[None, :, :].to(tl.float32)")
+        wanted = ["value", *(f"d_{t.by}" for _, t, _ in self.walk.accumulated if isinstance(t, Derivative))]
+        inputs = {role: f"{name}_{role}" for role in ("own", "other", "shared")}
+        lines, texts = function.statements([function.outputs[output] for output in wanted], inputs, name)
+        shape = f"[{self.layout.height}, {self.layout.width}, {padded(self.sizes[own], self.dots)}]"
+        self.put(*lines, f"{name} = tl.sum({texts[0]} + tl.zeros({shape}, tl.float32), 2)")
+        self.derivatives.update({(name, output): text for output, text in zip(wanted, texts, strict=True)})
 
     def loaded_vectors(self, part: bool) -> dict[str, str]:
         """Numbers by column and by entry; the names of all vectors."""
@@ -336,8 +361,8 @@ class _Printer:
             elif side == "entries":
                 loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
                 self.put(f"{name}_tile = {loaded}.to(tl.float32)")
-        own = [*self.inner, *(name for name, side in self.vectors.items() if side == "own")]
-        return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.inner, *self.vectors)}
+        own = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
+        return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.row_sums, *self.vectors)}
 
     def gather_sums(self, texts: dict[str, str], part: bool) -> None:
         """Add a tile's weights to the sums, and store those of entries."""
@@ -362,6 +387,10 @@ class _Printer:
             weight = weights[output]
             if table is None:
                 self.put(f"{name}_sum += tl.sum({weight}, 1)")
+                continue
+            if isinstance(table, Derivative):
+                derivative = self.derivatives[table.product, f"d_{table.by}"]
+                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * ({derivative}), 1)")
                 continue
             tile = self.tile(table)
             if self.dots:
@@ -493,12 +522,15 @@ def _header(printer: _Printer, name: str) -> str:
         "",
     ]
     for product, (own, other) in printer.products.items():
-        lines.append(f"    {product}[{i}, {j}] = sum over d of {own}[{i}, d] {other}[{j}, d]")
-    for inner, (left, right, less) in printer.inner.items():
+        term = f"{own}[{i}, d] {other}[{j}, d]"
+        if product in walk.inner:
+            term = f"a function of {own}[{i}, d], {other}[{j}, d] and {walk.inner[product].shared}[d]"
+        lines.append(f"    {product}[{i}, {j}] = sum over d of {term}")
+    for name_of_sum, (left, right, less) in printer.row_sums.items():
         minus = f" - {less}[{i}]" if less else ""
-        lines.append(f"    {inner}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]{minus}")
+        lines.append(f"    {name_of_sum}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]{minus}")
     at = {"own": i, "other": j, "entries": f"{i}, {j}"}
-    inputs = [*printer.products, *printer.inner]
+    inputs = [*printer.products, *printer.row_sums]
     inputs += [f"{vector}[{at[side]}]" for vector, side in printer.vectors.items()]
     lines.append(f"    {', '.join(printer.weights)} = map of {', '.join(inputs)}")
     if walk.dropout:
@@ -510,7 +542,11 @@ def _header(printer: _Printer, name: str) -> str:
     for output, table, result in walk.accumulated:
         factor = printer.factors[output]
         times = "" if factor == 1 else f"{number_text(factor)} * "
-        summed = f"{output}[{i}, {j}]" if table is None else f"{output}[{i}, {j}] {table}[{j}, d]"
+        summed = f"{output}[{i}, {j}]"
+        if isinstance(table, Derivative):
+            summed += f" times the derivative of {table.product}'s function"
+        elif table is not None:
+            summed += f" {table}[{j}, d]"
         lines.append(f"    {result}[{i}{', d' if table else ''}] += {times}{summed}")
     lines += [f"    {result}[entry] = {output}[{i}, {j}]" for output, result in walk.stored]
     lines += ["", "items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1"]
@@ -527,6 +563,7 @@ def _header(printer: _Printer, name: str) -> str:
 
 def sizes_of(walk: Walk, tables: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Return the sizes of rows of the tables that a walk may read."""
-    pairs = [*walk.products.values(), *(of[:2] for of in walk.inner.values())]
-    names = dict.fromkeys([t for pair in pairs for t in pair] + [t for _, t, _ in walk.accumulated if t])
+    pairs = [*walk.products.values(), *(of[:2] for of in walk.sums.values())]
+    summed = [term for _, term, _ in walk.accumulated if isinstance(term, str)]
+    names = dict.fromkeys([t for pair in pairs for t in pair] + summed)
     return tuple((name, tables[name]) for name in names)
