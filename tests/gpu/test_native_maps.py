@@ -66,9 +66,10 @@ def test_the_same_bits_in_a_cuda_graph_and_in_a_compiled_function() -> None:
     assert torch.equal(compiled(q), expected)
 
 
-def test_graph_attention_as_on_a_cpu() -> None:
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+def test_graph_attention_as_on_a_cpu(kind: str) -> None:
     torch.manual_seed(0)
-    layer, x, graph = stc.nn.GATConv(8, 6, heads=3), torch.randn(500, 8), scattered(500, 500, 0.02)
+    layer, x, graph = getattr(stc.nn, kind)(8, 6, heads=3), torch.randn(500, 8), scattered(500, 500, 0.02)
     results = []
     for device in ("cpu", "cuda"):
         layer.to(device)
