@@ -15,7 +15,8 @@ import torch
 from sparsetc import masks
 from sparsetc.contraction.canonical import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError
-from sparsetc.maps.fused import Pairs
+from sparsetc.maps.fused import NARROW, SQUARE, Pairs
+from sparsetc.maps.row_tiles import whole_blocks
 from sparsetc.pairwise import single
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked
@@ -176,6 +177,9 @@ def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern,
         raise FormatError(f"{type(given).__name__} is no pattern of rows and columns")
     pattern, sizes = found.coalesce().pattern, tuple(found.shape)
     _check(sizes[-2:], found.device, shape, device)
+    if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):
+        blocks = pattern
+        pattern = blocks._once("single", lambda: single(blocks))
     if len(sizes) == 2:
         return pattern, ()
     return pattern._once("stacked", lambda: _stacked(pattern)), sizes[:-2]

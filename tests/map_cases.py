@@ -47,6 +47,7 @@ PATTERNS: dict[str, Callable[[], tuple[Any, torch.Tensor]]] = {
     "scattered-one-row": lambda: _of_entries(torch.arange(200)[None, :] % 3 == 0),
     "blocks-of-32": lambda: _of_blocks(in_blocks(90, 110, 32, PLACES), 32),
     "blocks-of-128": lambda: _of_blocks(in_blocks(300, 330, 128, PLACES), 128),
+    "blocks-of-24": lambda: _of_blocks(in_blocks(60, 70, 24, ((0, 0), (1, 2))), 24),
     "one-entry": lambda: _of_entries(torch.arange(35)[:, None] * torch.arange(4) == 3 * 2),
 }
 """What `attention` is given, and which pairs meet."""

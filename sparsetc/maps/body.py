@@ -42,7 +42,9 @@ KEEP = "keep"
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A function of each pair of a pattern (rows, columns), and its sum over a row. Names hold no underscore, and are no variables of kernels.
+    """A function of each pair of a pattern (rows, columns), and its sum over a row.
+
+    Names hold no underscore, and are none of the variables of kernels.
 
     Attributes:
         products: of each score, its table of rows and its table of columns.

@@ -19,7 +19,7 @@ from sparsetc import masks
 from sparsetc.contraction.autograd import recordable
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
-from sparsetc.maps.row_tiles import RowTiles, gathered, in_pieces, of_pattern, of_tiles, stacked_shape, whole_blocks
+from sparsetc.maps.row_tiles import RowTiles, gathered, in_pieces, of_pattern, of_tiles, stacked_shape
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
@@ -47,8 +47,9 @@ class Pairs:
     """The pairs that a body is computed of.
 
     Attributes:
-        given: a mask, or a coalesced pattern of two modes, of entries or blocks; of entries if these have numbers. Of
-            a stack of patterns: a mask each, or a pattern with one mode more in front.
+        given: a mask, or a coalesced pattern of two modes, of entries, or of blocks whose sides are powers of two or
+            multiples of 64; of entries if these have numbers. Of a stack of patterns: a mask each, or a pattern with
+            one mode more in front.
         shape: queries and keys, or rows and columns.
         device: of the tensors.
         patterns: of the stack; 1 where all heads have the same pairs.
@@ -102,8 +103,6 @@ class Pairs:
 
 def _cheapest(pattern: Pattern) -> int:
     """Return the width of tiles, or 0 for gathered ones, by which a pattern costs least."""
-    if not whole_blocks(pattern, SQUARE, NARROW):
-        return SQUARE  # which is refused
     shape = stacked_shape(pattern)[1]
     costs = {}
     for width in (SQUARE, NARROW):
@@ -244,8 +243,7 @@ def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:
     given = pairs.given
     if body.inner and not (isinstance(given, Pattern) and given.blocks is None):
         return "inner functions of products take patterns of entries"
-    whole = not isinstance(given, Pattern) or all(s and whole_blocks(given, s.height, s.width) for s in sides)
-    return "" if whole else "the sides of blocks neither divide those of tiles nor are divided by them"
+    return ""
 
 
 @lru_cache(maxsize=256)

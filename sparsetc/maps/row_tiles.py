@@ -255,9 +255,8 @@ def stacked_shape(pattern: Pattern) -> tuple[int, tuple[int, int]]:
 
 def whole_blocks(pattern: Pattern, height: int, width: int) -> bool:
     """Return True if a pattern is of entries, or of blocks that tiles of these sides divide or are divided by."""
-    *stack, tall, wide = (1, 1) if pattern.blocks is None else pattern.blocks.sides
-    fits = all(side % size == 0 or size % side == 0 for side in (tall, wide) for size in (height, width))
-    return fits and stack in ([], [1])
+    sides = () if pattern.blocks is None else pattern.blocks.sides[-2:]
+    return all(side % size == 0 or size % side == 0 for side in sides for size in (height, width))
 
 
 def in_pieces(pattern: Pattern, tile: tuple[int, int]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 
 import pytest
 import torch
@@ -30,8 +31,9 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("width", [20, 64, 128])
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(
+    ("name", "width"), [*product(PATTERNS, (20, 64, 128)), *product(("mask", "scattered"), (256,))]
+)
 def test_attention(
     name: str, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
