@@ -15,7 +15,7 @@ import torch
 from sparsetc import masks
 from sparsetc.contraction.canonical import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError
-from sparsetc.maps.fused import NARROW, SQUARE, Pairs
+from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import whole_blocks
 from sparsetc.pairwise import single
 from sparsetc.support.entry import traced_by_modes

@@ -22,7 +22,7 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
-from sparsetc.maps.fused import Pairs
+from sparsetc.maps.pairs import Pairs
 from sparsetc.options import Settings, current
 from sparsetc.pairwise import computed
 from sparsetc.support.entry import traced_by_modes

@@ -20,7 +20,8 @@ from torch.compiler import is_dynamo_compiling
 from sparsetc import masks
 from sparsetc.api import einsum
 from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Kernels, Pairs, Task, fused, rows_whole
+from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
+from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options, Settings, of_call
 from sparsetc.support.entry import entry_point, traced_by_modes

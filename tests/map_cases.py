@@ -11,10 +11,11 @@ import torch
 
 import sparsetc as stc
 from sparsetc import masks
-from sparsetc.maps import fused, kernel
+from sparsetc.maps import kernel, pairs
 from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Pairs, Task
+from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
+from sparsetc.maps.pairs import Pairs
 from sparsetc.meeting import pairs_of
 from sparsetc.pairwise import entries_of
 from sparsetc.sparse_attention import _body
@@ -56,7 +57,7 @@ PATTERNS: dict[str, Callable[[], tuple[Any, torch.Tensor]]] = {
 def as_if_large(name: str, patch: pytest.MonkeyPatch) -> None:
     """Gather the columns of patterns whose name says so, which are too small for it, and maybe row by row."""
     if "scattered" in name or "by-row" in name:
-        patch.setitem(fused.PRICES, fused.APART, 0.0)
+        patch.setitem(pairs.PRICES, pairs.APART, 0.0)
     if "by-row" in name:
         patch.setattr(kernel, "GATHERED", {key: {} for key in kernel.GATHERED})
 

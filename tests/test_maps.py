@@ -17,11 +17,10 @@ from matrix_units import NATIVE, TARGETS
 
 import sparsetc as stc
 from sparsetc import masks
-from sparsetc.maps import fused
 from sparsetc.maps.body import Body
 from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
-from sparsetc.maps.fused import Pairs
 from sparsetc.maps.kernel import WalkKernel
+from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.meeting import pairs_of
@@ -197,8 +196,8 @@ def test_far_entries_are_gathered_and_near_ones_are_not() -> None:
     near = stc.SparseTensor.from_dense(SMALL.dense(300).float())
     narrow = torch.eye(20)[(torch.arange(20) * 7) % 20].repeat_interleave(32, 0).repeat_interleave(32, 1)
     small = stc.SparseTensor.from_dense(narrow, blocksize=(32, 32))
-    for tensor, expected in ((far, fused.APART), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
-        assert fused.Pairs(tensor.pattern, tensor.shape, tensor.device).width == expected
+    for tensor, expected in ((far, APART), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
+        assert Pairs(tensor.pattern, tensor.shape, tensor.device).width == expected
 
 
 # -- ahead of time ----------------------------------------------------------------------------------------------------

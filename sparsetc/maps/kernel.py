@@ -19,8 +19,9 @@ from sparsetc.codegen.launch import FUSED, assembled, launch_of, triton_type
 from sparsetc.codegen.triton_layout import ADDRESS64
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.maps.body import Walk
-from sparsetc.maps.printer import LEAST_DOT, Layout, Printed, padded, printed, sizes_of
+from sparsetc.maps.printer import Printed, printed, sizes_of
 from sparsetc.maps.row_tiles import RowTiles
+from sparsetc.maps.text import LEAST_DOT, Layout, padded
 
 MULTIPROCESSORS = 132
 """Of an H100 and an H200: what long windows are cut for."""

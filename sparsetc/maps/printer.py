@@ -8,19 +8,16 @@ several items it writes partial sums to slots, which kernel ``combine`` adds up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
-from sparsetc.errors import PlanError
-from sparsetc.maps.body import KEEP, SIDES, Derivative, Walk
-from sparsetc.maps.elementwise import Argument, number_text
+from sparsetc.maps.body import SIDES, Derivative, Walk
+from sparsetc.maps.elementwise import number_text
+from sparsetc.maps.loop import Loop
+from sparsetc.maps.text import LOWEST, Layout, padded
 
-LOWEST = "-1e30"
-"""Where the maximum of a row begins: finite, so that the difference from a score of minus infinity is no NaN."""
-LEAST_DOT = 16
-"""Rows from which tiles are multiplied by dots; a side of a dot has so many positions at least."""
 MIXED = '''
 @triton.jit
 def mixed(x):
@@ -29,47 +26,6 @@ def mixed(x):
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 '''
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What the text depends on beside the walk.
-
-    Attributes:
-        height: rows of a window.
-        width: columns of a tile.
-        gathered: whether tiles hold any columns, and not neighbouring ones.
-        even: whether no tile reaches past the last column.
-        full: whether there are full tiles.
-        part: whether there are partial tiles.
-        numbered: whether entries have numbers.
-        ordered: whether these are brought to the pattern's order.
-        cut: whether some windows are several items.
-        wide: whether addresses in a table pass 32 bits.
-        sizes: of each table's rows.
-        precision: of dots of float32.
-        stages: tiles that are on their way at once.
-        group: heads of rows that share a head of columns.
-        stacked: whether heads have patterns of their own, whose windows follow one another.
-        popcount: whether the target counts bits by an instruction of PTX.
-    """
-
-    height: int
-    width: int
-    gathered: bool
-    even: bool
-    full: bool
-    part: bool
-    numbered: bool
-    ordered: bool
-    cut: bool
-    wide: bool
-    sizes: tuple[tuple[str, int], ...]
-    precision: str
-    stages: int
-    group: int = 1
-    stacked: bool = False
-    popcount: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,112 +43,8 @@ class Printed:
     combine: tuple[str, ...]
 
 
-def padded(size: int, dots: bool) -> int:
-    """Return how many positions a tile has along a row of a table of this size."""
-    least = 1 << max(size - 1, 0).bit_length()
-    return max(least, LEAST_DOT) if dots else least
-
-
-class _Printer:
+class Printer(Loop):
     """Prints one walk."""
-
-    def __init__(self, walk: Walk, layout: Layout) -> None:
-        self.walk, self.layout, self.sizes = walk, layout, dict(layout.sizes)
-        self.dots = layout.height >= LEAST_DOT
-        self.lines: list[str] = []
-        self.derivatives: dict[tuple[str, str], str] = {}
-        self.indent = 1
-        function = walk.function
-        outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
-        apart = self._apart()
-        self.weights: dict[str, Argument] = {}
-        self.factors: dict[str, float] = {}
-        for output in outputs:
-            whole = function.outputs[output], 1.0
-            self.weights[output], self.factors[output] = whole if output in apart else function.peeled(output)
-        read = function.inputs(self.weights.values())
-        read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
-        self.products = {name: tables for name, tables in walk.products.items() if name in read}
-        self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
-        self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
-        self.less = {name: less for name, (_, _, less) in self.row_sums.items() if less}
-        tables = [own for own, _ in self.products.values()] + [t for of in self.row_sums.values() for t in of[:2]]
-        self.own = list(dict.fromkeys(tables))
-        self.shared = list(dict.fromkeys(walk.inner[name].shared for name in self.products if name in walk.inner))
-        summed = [table for _, table, _ in walk.accumulated if isinstance(table, str)]
-        self.other = list(dict.fromkeys([*(other for _, other in self.products.values()), *summed]))
-        self.results: dict[str, int] = {}  # a destination and the size of its rows, 0 of a vector
-        for _, term, destination in walk.accumulated:
-            self.results[destination] = walk.width(term, self.sizes)
-        self.far_head = "head"
-        if layout.group > 1:
-            self.far_head = "reader" if walk.mode else "shared"
-        self.row_head = self.far_head if walk.mode else "head"
-        self.entry_head = "part" if layout.stacked else self.row_head
-        self.by_entry = [name for name, side in self.vectors.items() if side == "entries"]
-        self.by_entry += [destination for _, destination in walk.stored]
-        if self.by_entry and not layout.numbered:
-            raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
-
-    def _apart(self) -> set[str]:
-        """Return the outputs that keep their factors: stored ones, of softmax, and of sums that do not share one."""
-        walk = self.walk
-        if walk.online:
-            return {output for output, *_ in walk.accumulated}
-        factors: dict[str, set[float]] = {}
-        for output, _, destination in walk.accumulated:
-            factors.setdefault(destination, set()).add(walk.function.peeled(output)[1])
-        several = {output for output, _, destination in walk.accumulated if len(factors[destination]) > 1}
-        return several | {output for output, _ in walk.stored}
-
-    # -- text -----------------------------------------------------------------------------------------------------
-
-    def put(self, *lines: str) -> None:
-        self.lines += ["    " * self.indent + line for line in lines]
-
-    def lane(self, table: str) -> str:
-        return f"lane_{padded(self.sizes[table], self.dots)}"
-
-    def short(self, size: int) -> bool:
-        """Whether a tile has positions past the end of a table's row."""
-        return padded(size, self.dots) != size
-
-    def load(self, address: str, conditions: Sequence[str]) -> str:
-        """A load, under conditions if there are any."""
-        masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
-        return f"tl.load({address}{masked})"
-
-    def numbers(self) -> list[str]:
-        """The arguments that are numbers."""
-        tables = dict.fromkeys([*self.own, *self.other])
-        named = ["item_count", "rows", "columns"]
-        named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
-        named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
-        others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
-        return named + [f"{name}_head" for name in others]
-
-    def pointers(self) -> list[str]:
-        """The arguments that are tensors, but for index arrays; the last one is written."""
-        seed = ["seed"] if self.walk.dropout else []
-        tables = dict.fromkeys([*self.own, *self.other])
-        return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
-
-    def targets(self) -> list[str]:
-        """What is written, in order."""
-        online = ["lse_out"] if self.walk.online else []
-        return [*online, *self.row_sums, *self.walk.targets]
-
-    def slots(self) -> list[str]:
-        """The arrays of partial sums of windows that are cut."""
-        online = ["top_slots", "sum_slots"] if self.walk.online else []
-        return [*online, *(f"{name}_slots" for name in self.results)] if self.layout.cut else []
-
-    def arrays(self) -> list[str]:
-        """The index arrays that are read."""
-        layout = self.layout
-        full = ["full_col", *(["full_base"] if self.by_entry else [])] if layout.full else []
-        part = ["part_col", "bits", *(["part_base"] if self.by_entry else [])] if layout.part else []
-        return ["items", *full, *part, *(["order"] if self.by_entry and layout.ordered else [])]
 
     def start(self) -> None:
         """Where a program is, and what belongs to its window."""
@@ -235,10 +87,6 @@ class _Printer:
         elif self.walk.dropout:
             self.put("near = mixed(row.to(tl.uint32))[:, None]")
 
-    def salt(self) -> None:
-        """What tells the random numbers of one head from others."""
-        self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
-
     def place(self, height: int) -> None:
         """The head and the rows of a program."""
         if self.layout.stacked:
@@ -248,21 +96,6 @@ class _Printer:
             self.put("head = (program // item_count).to(tl.int64)")
         self.put(f"lane_row = tl.arange(0, {height})", f"row = window * {height} + lane_row", "row_ok = row < rows")
 
-    def loops(self) -> None:
-        """The window's tiles; of columns, for each head of rows that shares their head."""
-        grouped = self.far_head == "reader"
-        if grouped:
-            self.put(f"for member in range(0, {self.layout.group}):")
-            self.indent += 1
-            self.put(f"reader = head * {self.layout.group} + member")
-        if self.walk.dropout and self.walk.mode == 1:
-            self.salt()
-        if self.layout.full:
-            self.loop("full")
-        if self.layout.part:
-            self.loop("part")
-        self.indent -= grouped
-
     def sums(self) -> None:
         """Begin the sums of a window."""
         height = self.layout.height
@@ -270,138 +103,6 @@ class _Printer:
             self.put(f"top = tl.full([{height}], {LOWEST}, tl.float32)", f"total = tl.zeros([{height}], tl.float32)")
         for name, size in self.results.items():
             self.put(f"{name}_sum = tl.zeros([{self.sides(size)}], tl.float32)")
-
-    def sides(self, size: int) -> str:
-        """The sides of a sum whose rows have this size, or are single numbers."""
-        return f"{self.layout.height}, {padded(size, self.dots)}" if size else str(self.layout.height)
-
-    def loop(self, kind: str) -> None:
-        """The window's full or partial tiles."""
-        begin, end = (1, 2) if kind == "full" else (3, 4)
-        layout, part = self.layout, kind == "part"
-        stages = f", num_stages={layout.stages}"
-        self.put(f"for tile in tl.range(tl.load(item + {begin}), tl.load(item + {end}){stages}):")
-        self.indent += 1
-        if layout.gathered:
-            self.put(f"col = tl.load(part_col + tile * {layout.width} + lane_col)")
-        else:
-            self.put(f"col = tl.load({kind}_col + tile) * {layout.width} + lane_col")
-        self.bounded, self.loaded = part and not layout.even, set[str]()
-        if self.bounded:
-            self.put("col_ok = col < columns")
-        if part:
-            self.put(f"word = tl.load(bits + tile * {layout.height} + lane_row)")
-            self.put("met = ((word[:, None] >> lane_col[None, :]) & 1) != 0")
-        names = self.scores() | self.loaded_vectors(part) | {KEEP: KEEP}
-        if self.walk.dropout:
-            far = "salt + col.to(tl.uint32)" if self.walk.mode else "col.to(tl.uint32)"
-            share = self.walk.dropout
-            kept = 1 / (1 - share) if share < 1 else 0.0
-            least = min(int(share * 2**32), 2**32 - 1)
-            self.put(f"keep = tl.where(mixed(near ^ mixed({far})[None, :]) < {least}, 0.0, {number_text(kept)})")
-        statements, texts = self.walk.function.statements(self.weights.values(), names)
-        self.put(*statements)
-        self.gather_sums(dict(zip(self.weights, texts, strict=True)), part)
-        self.indent -= 1
-
-    def tile(self, table: str) -> str:
-        """The tile of a table of the other mode, which is loaded where it is needed first: registers are few."""
-        if table not in self.loaded:
-            self.loaded.add(table)
-            lane, inside = self.lane(table), ["col_ok[:, None]"] if self.bounded else []
-            if self.short(self.sizes[table]):
-                inside.append(f"({lane} < {self.sizes[table]})[None, :]")
-            at = "col.to(tl.int64)" if self.layout.wide else "col"
-            address = f"{table} + {self.far_head} * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
-            self.put(f"{table}_tile = {self.load(address, inside)}")
-        return f"{table}_tile"
-
-    def scores(self) -> dict[str, str]:
-        """Products of tiles."""
-        for name, (own, other) in self.products.items():
-            tile = self.tile(other)
-            if name in self.walk.inner:
-                self.inner(name, own, tile)
-            elif self.dots:
-                self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
-            else:
-                left, right = f"{own}_own[:, None, :].to(tl.float32)", f"{tile}[None, :, :].to(tl.float32)"
-                self.put(f"{name} = tl.sum({left} * {right}, 2)")
-        return {name: name for name in self.products}
-
-    def inner(self, name: str, own: str, tile: str) -> None:
-        """The sum of an inner function, and the derivatives that are accumulated."""
-        function = self.walk.inner[name].function
-        self.put(f"{name}_own = {own}_own[:, None, :].to(tl.float32)")
-        self.put(f"{name}_other = {tile}[None, :, :].to(tl.float32)")
-        wanted = ["value", *(f"d_{t.by}" for _, t, _ in self.walk.accumulated if isinstance(t, Derivative))]
-        inputs = {role: f"{name}_{role}" for role in ("own", "other", "shared")}
-        lines, texts = function.statements([function.outputs[output] for output in wanted], inputs, name)
-        shape = f"[{self.layout.height}, {self.layout.width}, {padded(self.sizes[own], self.dots)}]"
-        self.put(*lines, f"{name} = tl.sum({texts[0]} + tl.zeros({shape}, tl.float32), 2)")
-        self.derivatives.update({(name, output): text for output, text in zip(wanted, texts, strict=True)})
-
-    def loaded_vectors(self, part: bool) -> dict[str, str]:
-        """Numbers by column and by entry; the names of all vectors."""
-        if self.by_entry:
-            if part:
-                below = "(1 << lane_col[None, :]) - 1"
-                base = f"tl.load(part_base + tile * {self.layout.height} + lane_row)[:, None]"
-                self.put(f"entry = {base} + count(word[:, None] & ({below}))")
-            else:
-                base = f"tl.load(full_base + tile * {self.layout.height} + lane_row)[:, None]"
-                self.put(f"entry = {base} + lane_col[None, :]")
-            if self.layout.ordered:
-                masked = ", mask=met, other=0" if part else ""
-                self.put(f"entry = tl.load(order + entry{masked})")
-        for name, side in self.vectors.items():
-            if side == "other":
-                loaded = self.load(f"{name} + {self.far_head} * {name}_head + col", ["col_ok"] if self.bounded else [])
-                self.put(f"{name}_tile = {loaded}[None, :].to(tl.float32)")
-            elif side == "entries":
-                loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
-                self.put(f"{name}_tile = {loaded}.to(tl.float32)")
-        own = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
-        return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.row_sums, *self.vectors)}
-
-    def gather_sums(self, texts: dict[str, str], part: bool) -> None:
-        """Add a tile's weights to the sums, and store those of entries."""
-        shape = f"[{self.layout.height}, {self.layout.width}]"
-        weights = {}
-        if self.walk.online:
-            score = f"{texts['p']} + tl.zeros({shape}, tl.float32)"
-            self.put(f'score = tl.where(met, {score}, float("-inf"))' if part else f"score = {score}")
-            self.put("most = tl.maximum(top, tl.max(score, 1))", "p = tl.exp2(score - most[:, None])")
-            self.put("shrink = tl.exp2(top - most)", "total = total * shrink + tl.sum(p, 1)", "top = most")
-            for name, size in self.results.items():
-                self.put(f"{name}_sum = {name}_sum * shrink{'[:, None]' if size else ''}")
-            if self.walk.dropout:
-                self.put("p = p * keep")
-            weights["p"] = "p"
-        else:
-            for output, text in texts.items():
-                weights[output] = f"{output}_weight"
-                whole = f"{text} + tl.zeros({shape}, tl.float32)"
-                self.put(f"{output}_weight = tl.where(met, {text}, 0.0)" if part else f"{output}_weight = {whole}")
-        for output, table, name in self.walk.accumulated:
-            weight = weights[output]
-            if table is None:
-                self.put(f"{name}_sum += tl.sum({weight}, 1)")
-                continue
-            if isinstance(table, Derivative):
-                derivative = self.derivatives[table.product, f"d_{table.by}"]
-                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * ({derivative}), 1)")
-                continue
-            tile = self.tile(table)
-            if self.dots:
-                how = f'input_precision="{self.layout.precision}"'
-                self.put(f"{name}_sum = tl.dot({weight}.to({tile}.dtype), {tile}, {name}_sum, {how})")
-            else:
-                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * {tile}[None, :, :].to(tl.float32), 1)")
-        for output, name in self.walk.stored:
-            masked = ", mask=met" if part else ""
-            value = f"{weights[output]}.to({name}.dtype.element_ty)"
-            self.put(f"tl.store({name} + {self.entry_head} * {name}_head + entry, {value}{masked})")
 
     def finish(self) -> None:
         """Write the sums of a window."""
@@ -474,7 +175,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         layout: what else the text depends on.
         name: for a reader.
     """
-    printer = _Printer(walk, layout)
+    printer = Printer(walk, layout)
     printer.start()
     printer.sums()
     printer.loops()
@@ -509,7 +210,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     return Printed("\n".join(lines) + "\n", arguments, combine)
 
 
-def _header(printer: _Printer, name: str) -> str:
+def _header(printer: Printer, name: str) -> str:
     """Return the lines that tell a reader what a module computes, and how what it reads lies in memory."""
     walk, layout = printer.walk, printer.layout
     i, j = ("i", "j") if walk.mode == 0 else ("j", "i")
