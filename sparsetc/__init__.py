@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sparsetc.calibration import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
+    from sparsetc.mapping import map_entries
     from sparsetc.products.problem import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.sparse_attention import attention
@@ -103,6 +104,7 @@ __all__ = [
     "full",
     "kron",
     "log_softmax",
+    "map_entries",
     "masks",
     "mttkrp",
     "nn",
@@ -145,6 +147,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
     **dict.fromkeys(("cat", "eye", "full", "kron", "rand", "randn", "stack", "where", "zeros"), "tensor.creation"),
     "attention": "sparse_attention",
+    "map_entries": "mapping",
     "calibrate": "calibration",
     "plan_bcb": "products.problem",
     "DeviceProfile": "device.profile",

@@ -9,24 +9,41 @@ this takes grows with the border of a mask, and not with its pairs.
 
 from __future__ import annotations
 
+import itertools
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor.pattern import Pattern, lasting
 
-__all__ = ["Mask", "block_mask", "causal", "dilated", "documents", "global_tokens", "prefix", "sliding_window"]
+__all__ = [
+    "Mask",
+    "block_mask",
+    "causal",
+    "dense_mask",
+    "dilated",
+    "documents",
+    "everything",
+    "global_tokens",
+    "prefix",
+    "sliding_window",
+]
 
 FAR = 1 << 62
 """Farther than any two positions are apart."""
 SQUARES = 1 << 16
 """Squares of tiles that a search begins with: as many at once take a GPU no longer than a few."""
+SIDE = 32
+"""Rows and columns of the blocks that a boolean tensor is looked at in."""
 AT_ONCE = 2048
 """Tiles whose pairs are looked at together."""
 KEPT = 256
@@ -40,7 +57,17 @@ Rectangle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
 
 
-@dataclass(frozen=True)
+_numbers = itertools.count()
+_all: weakref.WeakValueDictionary[int, Mask] = weakref.WeakValueDictionary()
+"""All masks by number."""
+
+
+def numbered(number: int) -> Mask | None:
+    """Return the live mask of a number."""
+    return _all.get(number)
+
+
+@dataclass(frozen=True, eq=False)
 class Mask:
     """Which queries i meet which keys j. Masks that are made alike are equal.
 
@@ -49,6 +76,7 @@ class Mask:
         at: whether query i meets key j, of positions that broadcast.
         some: of rectangles, False only where no query meets a key.
         full: of rectangles, True only where all queries meet all keys.
+        number: what a graph which torch traces knows the mask by.
 
     Examples:
         >>> mask = stc.masks.causal() & stc.masks.sliding_window(1)
@@ -60,9 +88,23 @@ class Mask:
     """
 
     made: tuple[Any, ...]
-    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(compare=False, repr=False)
-    some: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
-    full: Callable[[Rectangle], torch.Tensor] = field(compare=False, repr=False)
+    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(repr=False)
+    some: Callable[[Rectangle], torch.Tensor] = field(repr=False)
+    full: Callable[[Rectangle], torch.Tensor] = field(repr=False)
+    number: int = field(default_factory=_numbers.__next__, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _all[self.number] = self
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.made)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Mask) and self.made == other.made)
 
     def __and__(self, other: Mask) -> Mask:
         return self._with("and", other, operator.and_)
@@ -146,6 +188,16 @@ def _band(low: int, high: int) -> Mask:
     )
 
 
+def everything() -> Mask:
+    """Return the mask by which every query meets every key.
+
+    Examples:
+        >>> stc.masks.everything().dense(1, 3)
+        tensor([[True, True, True]])
+    """
+    return _band(-FAR, FAR)
+
+
 def prefix(length: int) -> Mask:
     """Return the mask of the first `length` keys, which every query meets.
 
@@ -199,15 +251,16 @@ def dilated(step: int) -> Mask:
     )
 
 
-def documents(offsets: torch.Tensor | Sequence[int]) -> Mask:
+def documents(offsets: torch.Tensor | Sequence[int], keys: torch.Tensor | Sequence[int] | None = None) -> Mask:
     """Return the mask of pairs within one document.
 
     Args:
         offsets: (documents + 1,) where each document begins and the last one ends, as ``cu_seqlens``. Positions from
             there on are one more document, so padding meets padding alone.
+        keys: likewise of the keys, where they are others than the queries.
 
     Raises:
-        ShapeError: offsets that fall, or do not begin at 0.
+        ShapeError: offsets that fall, or do not begin at 0, or other numbers of documents.
 
     Examples:
         >>> stc.masks.documents([0, 1, 3]).dense(3).int()
@@ -215,31 +268,62 @@ def documents(offsets: torch.Tensor | Sequence[int]) -> Mask:
                 [0, 1, 1],
                 [0, 1, 1]], dtype=torch.int32)
     """
-    numbers = [int(n) for n in (offsets.tolist() if isinstance(offsets, torch.Tensor) else offsets)]
-    if numbers[:1] != [0] or numbers != sorted(numbers):
-        raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
-
-    def number(position: torch.Tensor) -> torch.Tensor:
-        ends = torch.tensor(numbers[1:], device=position.device)
-        return torch.searchsorted(ends, position.contiguous(), right=True)
+    of_queries, number = _numbering(offsets)
+    of_keys, number_of_key = (of_queries, number) if keys is None else _numbering(keys)
+    if len(of_queries) != len(of_keys):
+        raise ShapeError(f"documents: {len(of_queries) - 1} of queries and {len(of_keys) - 1} of keys")
 
     def full(r: Rectangle) -> torch.Tensor:
-        first, *others = map(number, r)
-        return (first == others[0]) & (first == others[1]) & (first == others[2])
+        first = number(r[0])
+        return (first == number(r[1])) & (first == number_of_key(r[2])) & (first == number_of_key(r[3]))
 
     return Mask(
-        ("documents", *numbers),
-        lambda i, j: number(i) == number(j),
-        lambda r: (number(r[0]) <= number(r[3])) & (number(r[2]) <= number(r[1])),
+        ("documents", of_queries, of_keys),
+        lambda i, j: number(i) == number_of_key(j),
+        lambda r: (number(r[0]) <= number_of_key(r[3])) & (number_of_key(r[2]) <= number(r[1])),
         full,
     )
 
 
-def block_mask(mask: Any) -> Mask:
-    """Return the mask of FlexAttention's `BlockMask` of one batch and head; it equals no other.
+def _numbering(offsets: torch.Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]:
+    """Return where documents begin, and the function that gives a position's document."""
+    numbers = tuple([int(n) for n in (offsets.tolist() if isinstance(offsets, torch.Tensor) else offsets)])
+    if numbers[:1] != (0,) or list(numbers) != sorted(numbers):
+        raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
 
-    Raises:
-        FormatError: of several batches or heads.
+    @lru_cache(maxsize=4)
+    def ends(device: torch.device) -> torch.Tensor:
+        return torch.tensor(numbers[1:], device=device)
+
+    return numbers, lambda position: torch.searchsorted(ends(position.device), position.contiguous(), right=True)
+
+
+def dense_mask(meets: torch.Tensor) -> Mask:
+    """Return the mask of a boolean tensor (queries, keys), either size 1 for all positions; it equals no other.
+
+    Examples:
+        >>> padding = torch.tensor([[True, True, False]])
+        >>> stc.masks.dense_mask(padding).dense(2, 3).int()
+        tensor([[1, 1, 0],
+                [1, 1, 0]], dtype=torch.int32)
+    """
+    some = full = meets
+    for mode, size in enumerate(meets.shape):
+        if size > 1:
+            past = (0, 0, 0, -size % SIDE) if mode == 0 else (0, -size % SIDE)
+            some, full = (functional.pad(t, past, value=fill) for t, fill in ((some, False), (full, True)))
+            some, full = some.unflatten(mode, (-1, SIDE)).any(mode + 1), full.unflatten(mode, (-1, SIDE)).all(mode + 1)
+
+    def at(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        i, j = (t if size > 1 else torch.zeros_like(t) for t, size in zip((i, j), meets.shape, strict=True))
+        return meets[i, j]
+
+    sides = [SIDE if size > 1 else FAR for size in meets.shape]
+    return _in_table(some, full, (sides[0], sides[1]), at)
+
+
+def block_mask(mask: Any, batch: int = 0, head: int = 0) -> Mask:
+    """Return the mask that FlexAttention's `BlockMask` has for a batch and head; it equals no other.
 
     Examples:
         >>> from torch.nn.attention.flex_attention import create_block_mask
@@ -247,31 +331,11 @@ def block_mask(mask: Any) -> Mask:
         >>> int(stc.masks.block_mask(flex).dense(128).sum())
         8256
     """
-    if mask.kv_num_blocks.shape[:2].numel() != 1:
-        raise FormatError("attention: a BlockMask must be of one batch and head; take a mask a call for others")
     (rows, columns), sides, device = mask.seq_lengths, mask.BLOCK_SIZE, mask.kv_num_blocks.device
     grid = -(-rows // sides[0]), -(-columns // sides[1])
-    whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, grid, device)
-    marked = whole | _table(mask.kv_num_blocks, mask.kv_indices, grid, device)
-
-    def ends(r: Rectangle) -> list[torch.Tensor]:
-        blocks = r[0] // sides[0], r[1] // sides[0] + 1, r[2] // sides[1], r[3] // sides[1] + 1
-        return [end.clamp(max=grid[n // 2]) for n, end in enumerate(blocks)]
-
-    def counter(table: torch.Tensor) -> Callable[[Rectangle], torch.Tensor]:
-        before = torch.nn.functional.pad(table.long().cumsum(0).cumsum(1), (1, 0, 1, 0))
-
-        def count(r: Rectangle) -> torch.Tensor:
-            i0, i1, j0, j1 = ends(r)
-            return before[i1, j1] - before[i0, j1] - before[i1, j0] + before[i0, j0]
-
-        return count
-
-    of_marked, of_whole = counter(marked), counter(whole)
-
-    def full(r: Rectangle) -> torch.Tensor:
-        i0, i1, j0, j1 = ends(r)
-        return of_whole(r) == (i1 - i0) * (j1 - j0)
+    one = batch, head
+    whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, one, grid, device)
+    marked = whole | _table(mask.kv_num_blocks, mask.kv_indices, one, grid, device)
 
     def at(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         i, j = (t.contiguous() for t in torch.broadcast_tensors(i, j))
@@ -280,22 +344,57 @@ def block_mask(mask: Any) -> Mask:
         asked = meets & ~whole[row, column]
         if bool(asked.any()):  # vmap takes no functions of no positions that divide
             q, k = i[asked], j[asked]
-            zero = torch.zeros_like(q)
-            meets = meets.masked_scatter(asked, torch.vmap(mask.mask_mod)(zero, zero, q, k))
+            b, h = torch.full_like(q, batch), torch.full_like(q, head)
+            meets = meets.masked_scatter(asked, torch.vmap(mask.mask_mod)(b, h, q, k))
         return meets
 
-    return Mask(("block mask", object()), at, lambda r: of_marked(r) > 0, full)
+    return _in_table(marked, whole, sides, at)
+
+
+def _in_table(
+    some: torch.Tensor,
+    full: torch.Tensor,
+    sides: tuple[int, int],
+    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Mask:
+    """Return a mask of blocks: tables (rows, columns) of whether some and whether all pairs of each block meet."""
+    grid = some.shape
+
+    def ends(r: Rectangle) -> list[torch.Tensor]:
+        blocks = r[0] // sides[0], r[1] // sides[0] + 1, r[2] // sides[1], r[3] // sides[1] + 1
+        return [end.clamp(max=grid[n // 2]) for n, end in enumerate(blocks)]
+
+    def counter(table: torch.Tensor) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+        before = functional.pad(table.long().cumsum(0).cumsum(1), (1, 0, 1, 0))
+
+        def count(rectangle: list[torch.Tensor]) -> torch.Tensor:
+            i0, i1, j0, j1 = rectangle
+            return before[i1, j1] - before[i0, j1] - before[i1, j0] + before[i0, j0]
+
+        return count
+
+    of_some, of_full = counter(some), counter(full)
+
+    def is_full(r: Rectangle) -> torch.Tensor:
+        i0, i1, j0, j1 = rectangle = ends(r)
+        return of_full(rectangle) == (i1 - i0) * (j1 - j0)
+
+    return Mask(("table", object()), at, lambda r: of_some(ends(r)) > 0, is_full)
 
 
 def _table(
-    counts: torch.Tensor | None, indices: torch.Tensor | None, grid: tuple[int, int], device: torch.device
+    counts: torch.Tensor | None,
+    indices: torch.Tensor | None,
+    one: tuple[int, int],
+    grid: tuple[int, int],
+    device: torch.device,
 ) -> torch.Tensor:
-    """Return which blocks are listed, (rows, columns) of blocks, bool."""
+    """Return which blocks are listed for one batch and head, (rows, columns) of blocks, bool."""
     marked = torch.zeros(grid, dtype=torch.bool, device=device)
     if counts is not None and indices is not None:
-        listed = torch.arange(indices.shape[-1], device=device) < counts[0, 0][:, None]
+        listed = torch.arange(indices.shape[-1], device=device) < counts[one][:, None]
         row, place = listed.nonzero().T
-        marked[row, indices[0, 0].long()[row, place]] = True
+        marked[row, indices[one].long()[row, place]] = True
     return marked
 
 
@@ -308,12 +407,15 @@ def _again(*made: Any) -> Mask:
         return second.turned  # type: ignore[no-any-return]
     if isinstance(first, Mask):
         return first & others[0] if second == "and" else first | others[0]
-    if first == "block mask":
-        raise FormatError("the mask of a BlockMask cannot be pickled or copied; keep what the BlockMask was made of")
-    if first == "documents":
-        return documents([second, *others])
-    makers: dict[Any, Callable[..., Mask]] = {"band": _band, "prefix": prefix, "dilated": dilated}
+    if first == "table":
+        raise FormatError("the mask of a BlockMask or tensor cannot be pickled or copied; keep what it was made of")
+    makers: dict[Any, Callable[..., Mask]]
+    makers = {"band": _band, "prefix": prefix, "dilated": dilated, "documents": documents}
     return makers[first](second, *others)
+
+
+for _maker in (causal, sliding_window, everything, prefix, global_tokens, dilated):
+    vars(_maker)["_dynamo_marked_constant"] = True  # a graph that makes a mask has it as it is
 
 
 # -- tiles and entries ------------------------------------------------------------------------------------------------

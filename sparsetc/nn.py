@@ -1,4 +1,4 @@
-"""Layers for torch.nn with sparse weights or on graphs: `SparseLinear`, `GraphConv`, `GATConv`, and `collate`.
+"""Layers for torch.nn with sparse weights or on graphs: `SparseLinear`, `GraphConv`, `GATConv`, `GATv2Conv`, `collate`.
 
 In: dense activations, and sparse tensors as weights or adjacency matrices. Out: dense activations. Coordinates are
 buffers, so they are saved in a ``state_dict`` and move with ``.to()``; weights are parameters, one for each nonzero or
@@ -8,7 +8,7 @@ each element of a block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -17,23 +17,22 @@ from torch import nn
 from torch.nn import functional
 from typing_extensions import Unpack
 
+from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
-from sparsetc.maps.computed import computed
-from sparsetc.maps.fused import Pairs
+from sparsetc.maps.pairs import Pairs
 from sparsetc.options import Settings, current
+from sparsetc.pairwise import computed
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
-from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-__all__ = ["GATConv", "GraphConv", "SparseLinear", "batch_of", "collate", "normalized"]
+__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "normalized"]
 
 EQUATION = "oi,bi->bo"
 KERNELS = 16
@@ -262,25 +261,13 @@ class GATConv(nn.Module):
         Raises:
             ShapeError: features that do not fit the adjacency.
         """
-        adjacency = _adjacency(adjacency, "GATConv")
-        sources, targets = (x, x) if isinstance(x, torch.Tensor) else x
-        width, (rows, columns) = self.linear.in_features, adjacency.shape[:2]
-        if sources.shape != (columns, width) or targets.shape != (rows, width):
-            raise ShapeError(
-                f"GATConv of an adjacency of {rows} targets and {columns} sources takes features ({columns}, {width}) "
-                f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
-                f"{tuple(sources.shape)} and {tuple(targets.shape)}"
-            )
-        pattern = _with_loops(adjacency.pattern)[0] if self.loops else adjacency.pattern
+        pattern, sources, targets = _of_graph(adjacency, x, self.linear.in_features, self.loops, "GATConv")
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
         by_source = (of_sources * self.of_source).sum(-1).T
         by_target = (of_targets * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        steps = partial(_gat_in_steps, pattern, self.slope, self.settings)
-        pairs = Pairs(pattern, (rows, columns), of_sources.device)
-        sums = computed(_gat(self.slope), pairs, tensors, steps, self.settings, "GATConv").transpose(0, 1)
-        return sums.flatten(1).to(self.bias.dtype) + self.bias
+        return _of_heads(_gat(self.slope), pattern, tensors, self.settings, "GATConv", self.bias)
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the (nodes, heads, out_features) products with the weight, of 16 bits as float32 as sums follow."""
@@ -288,29 +275,90 @@ class GATConv(nn.Module):
         return mixed.to(accumulator(mixed.dtype))
 
 
+class GATv2Conv(nn.Module):
+    """Graph attention whose scores are ``a @ leaky_relu(W1 x_i + W2 x_j)`` (Brody et al. 2022).
+
+    Gives the numbers of PyG's GATv2Conv with the same weights, where no edge is named twice.
+
+    Args:
+        in_features: of a node.
+        out_features: of a node and a head.
+        heads: each of which has weights of its own; their results stand side by side.
+        slope: of the leaky ReLU.
+        loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
+        settings: of `einsum`.
+
+    Examples:
+        >>> stc.nn.GATv2Conv(4, 2, heads=3)(stc.eye(5), torch.ones(5, 4)).shape
+        torch.Size([5, 6])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int = 1,
+        slope: float = 0.2,
+        loops: bool = True,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__()
+        self.of_source, self.of_target = (nn.Linear(in_features, heads * out_features) for _ in range(2))
+        self.score = nn.Parameter(torch.empty(heads, out_features))
+        self.bias = nn.Parameter(torch.zeros(heads * out_features))
+        self.slope, self.loops, self.settings = slope, loops, settings
+        nn.init.xavier_uniform_(self.score)
+
+    def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return (targets, heads * out_features); arguments and errors as of `GATConv.forward`."""
+        pattern, *nodes = _of_graph(adjacency, x, self.of_source.in_features, self.loops, "GATv2Conv")
+        source, target = (
+            linear(one).unflatten(1, self.score.shape).transpose(0, 1)
+            for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
+        )
+        wide = accumulator(source.dtype)
+        tensors = [target.to(wide), source.to(wide), self.score.to(wide)]
+        return _of_heads(_gat2(self.slope), pattern, tensors, self.settings, "GATv2Conv", self.bias)
+
+
+def _of_graph(
+    adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor], width: int, loops: bool, name: str
+) -> tuple[Pattern, torch.Tensor, torch.Tensor]:
+    """Return the pattern of a graph, and features of sources and of targets, whose sizes fit."""
+    adjacency = _adjacency(adjacency, name)
+    sources, targets = (x, x) if isinstance(x, torch.Tensor) else x
+    rows, columns = adjacency.shape[:2]
+    if sources.shape != (columns, width) or targets.shape != (rows, width):
+        raise ShapeError(
+            f"{name} of an adjacency of {rows} targets and {columns} sources takes features ({columns}, {width}) "
+            f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
+            f"{tuple(sources.shape)} and {tuple(targets.shape)}"
+        )
+    return _with_loops(adjacency.pattern)[0] if loops else adjacency.pattern, sources, targets
+
+
+def _of_heads(
+    body: Body, pattern: Pattern, tensors: Sequence[torch.Tensor], settings: Settings, name: str, bias: torch.Tensor
+) -> torch.Tensor:
+    """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
+    pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
+    sums: torch.Tensor = computed(body, pairs, tensors, settings, name).transpose(0, 1)
+    return sums.flatten(1).to(bias.dtype) + bias
+
+
 @lru_cache(maxsize=64)
 def _gat(slope: float) -> Body:
     """Return graph attention as a body; kernels are kept by it."""
     sides: dict[str, Side] = {"target": "rows", "source": "columns"}
-    return Body(
-        {}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, ("sums", "mixed")
-    )
+    return Body({}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, "mixed")
 
 
-def _gat_in_steps(
-    pattern: Pattern,
-    slope: float,
-    settings: Settings,
-    mixed: torch.Tensor,
-    by_target: torch.Tensor,
-    by_source: torch.Tensor,
-) -> torch.Tensor:
-    """Return the (heads, targets, width) sums of (heads, sources, width) rows, of (heads, nodes) parts of scores."""
-    target, source = pattern.coords
-    scores = gathered(by_source.T, source) + gathered(by_target.T, target)
-    weights = softmax(SparseTensor._make(pattern, functional.leaky_relu(scores, slope)), 1)
-    sums: torch.Tensor = einsum("ijh,hjr->hir", weights, mixed, output="dense", **settings)
-    return sums
+@lru_cache(maxsize=64)
+def _gat2(slope: float) -> Body:
+    def inner(target: torch.Tensor, source: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+        return functional.leaky_relu(target + source, slope) * score
+
+    return Body({"s": ("target", "source")}, {}, lambda s: s, True, "source", inner={"s": (inner, "mixing")})
 
 
 def _adjacency(given: Any, name: str) -> SparseTensor:

@@ -6,40 +6,77 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+import operator
+from dataclasses import replace
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nested import nested_tensor_from_jagged
+from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import Unpack
 
-from sparsetc import masks
-from sparsetc.api import einsum
-from sparsetc.contraction.canonical import as_operand, promoted
-from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc import masks, pairwise_ops  # noqa: F401  the latter registers operators
+from sparsetc.contraction.canonical import promoted
+from sparsetc.contraction.library import _constant as constant
+from sparsetc.contraction.library import _setting as setting
+from sparsetc.contraction.library import _transforms as transforms
+from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body
-from sparsetc.maps.computed import computed
-from sparsetc.maps.fused import Pairs
-from sparsetc.options import Settings
-from sparsetc.support.entry import entry_point, traced_by_modes
-from sparsetc.tensor.blocks import without_blocks
+from sparsetc.meeting import pairs_of, parts_of, within_sequences
+from sparsetc.options import Settings, latest, of_call
+from sparsetc.pairwise import Traced, computed, entries_of, key_of
+from sparsetc.support.entry import entry_point
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.softmax import softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 
+@overload
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Any,
+    pattern: Any = None,
     *,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    return_lse: Literal[False] = False,
     **settings: Unpack[Settings],
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any = None,
+    *,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    return_lse: Literal[True],
+    **settings: Unpack[Settings],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any = None,
+    *,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    **settings: Unpack[Settings],
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Each query's mean of the values that it meets, weighted by ``softmax(scale * q @ k.T + bias)`` over these alone.
 
     As `torch.nn.functional.scaled_dot_product_attention` with a mask that is minus infinity where the pattern has no
@@ -47,26 +84,35 @@ def attention(
     formed over all pairs. Scores, softmax and sums of 16-bit operands are in float32.
 
     On a GPU one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k and v
-    of up to 128 columns, or up to 256 over scattered entries. They go through tiles of 64 queries by 64 keys, or
-    through each query's entries where these lie far apart. Values and keys that share such a tile with a query that
-    does not meet them must be finite. On a CPU, with a `plan`, in forward mode and in transforms of `torch.func`, and
-    for gradients of gradients there are three steps: a sampled product, `softmax`, and a product of the weights with
-    the values. ``logging.getLogger("sparsetc")`` says at level DEBUG which way was taken, and why.
+    of up to 256 columns. They go through tiles of 64 queries by 64 keys, or through each query's entries where these
+    lie far apart. Values and keys that share such a tile with a query that does not meet them must be finite. On a CPU,
+    with a `plan`, in forward mode and in transforms of `torch.func`, and for gradients of gradients there are three
+    steps: a sampled product, `softmax`, and a product of the weights with the values.
+    ``logging.getLogger("sparsetc")`` says at level DEBUG which way was taken, and why.
 
     Args:
-        q: (*heads, rows, d); batches and heads, any number of modes, stand in front.
+        q: (*heads, rows, d); batches and heads, any number of modes, stand in front. Or a jagged nested tensor
+            (batch, heads, rows, d), as are k and v then: each of its sequences meets its own keys alone.
         k: (*heads, columns, d).
         v: (*heads, columns, width).
-        pattern: which queries meet which keys, of shape (rows, columns), the same for all heads: a mask of
-            `sparsetc.masks`, a `Pattern`, any sparse tensor that `einsum` takes (values are not read, so stored zeros
-            meet too; blocks are met whole), FlashInfer's and scipy's pair ``(indptr, indices)`` of rows, or a
-            `BlockMask` of FlexAttention of one batch and head.
+        pattern: which queries meet which keys, of shape (rows, columns): a mask of `sparsetc.masks`, a `Pattern`, any
+            sparse tensor that `einsum` takes (values are not read, so stored zeros meet too; blocks are met whole),
+            FlashInfer's and scipy's pair ``(indptr, indices)`` of rows, FlashInfer's ``(indptr, indices, R, C)`` of
+            blocks, a boolean tensor that broadcasts to (*heads, rows, columns), as a padding mask (batch, 1, 1,
+            columns) does, or a `BlockMask` of FlexAttention. Sparse tensors may have modes for heads or batches in
+            front too: patterns follow the first modes of heads or the last. None: all pairs.
         scale: that products are multiplied by; ``d ** -0.5`` by default.
-        bias: (nnz,) or (*heads, nnz), added to the scaled products of entries in lexicographic order.
+        bias: (nnz,), or what broadcasts to (*heads, nnz), added to the scaled products of entries in lexicographic
+            order. Of patterns by heads, entries are those of all patterns, and heads those that share one.
+        dropout_p: the share of weights that are set to 0, while others are divided by ``1 - dropout_p``.
+        is_causal: meet only keys at ``j <= i`` among those of the pattern.
+        enable_gqa: let k and v have fewer heads (their last mode of heads), each for as many neighbouring heads of q.
+        return_lse: return the logarithm of each query's sum of exponentials too, (*heads, rows) float32; minus infinity
+            where it meets nothing. It is differentiable.
         settings: of `einsum`, for both products of the three steps; the kernels take precision and cache_dir.
 
     Returns:
-        (*heads, rows, width), of the operands' dtype.
+        (*heads, rows, width), of the operands' dtype; with `return_lse` the pair of it and the logarithms.
 
     Raises:
         DtypeError: operands that are not dense, floating point and of one dtype, or a bias that is not floating point.
@@ -81,17 +127,30 @@ def attention(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
+    if isinstance(q, torch.Tensor) and q.is_nested:
+        inside, offsets = within_sequences(pattern, q, k, v, is_causal)
+        results = attention(
+            q.values(),
+            k.values(),
+            v.values(),
+            inside,
+            scale=scale,
+            bias=bias,
+            dropout_p=dropout_p,
+            enable_gqa=enable_gqa,
+            return_lse=True,
+            **settings,
+        )
+        nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in results]
+        return (nested[0], nested[1]) if return_lse else nested[0]
     for one in (q, k, v):
         if not isinstance(one, torch.Tensor) or one.layout != torch.strided:
             raise DtypeError(f"attention takes dense tensors as q, k and v, found {type(one).__name__}")
-    if (
-        min(q.ndim, k.ndim, v.ndim) < 2
-        or k.shape != (*q.shape[:-2], *k.shape[-2:-1], q.shape[-1])
-        or (v.shape[:-1] != k.shape[:-1])
-    ):
+    if not _fit(q, k, v, enable_gqa):
         raise ShapeError(
-            "attention takes q (*heads, rows, d), k (*heads, columns, d) and v (*heads, columns, width), found "
-            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            "attention takes q (*heads, rows, d), k (*heads, columns, d) and v (*heads, columns, width), with "
+            f"enable_gqa a divisor of the last mode of heads for k and v; found {tuple(q.shape)}, {tuple(k.shape)} and "
+            f"{tuple(v.shape)}"
         )
     q, k, v = promoted((q, k, v))
     dtype = q.dtype
@@ -99,127 +158,158 @@ def attention(
         raise DtypeError(
             f"attention takes q, k and v of one floating point dtype, found {dtype}, {k.dtype} and {v.dtype}"
         )
-    call = _opaque if is_dynamo_compiling() and q.is_cuda else _attention
-    return call(q, k, v, pattern, max(q.shape[-1], 1) ** -0.5 if scale is None else scale, bias, settings)
+    if not 0 <= dropout_p <= 1:
+        raise ShapeError(f"attention: dropout_p is a share, from 0 to 1, found {dropout_p}")
+    if scale is None:
+        scale = max(q.shape[-1], 1) ** -0.5
+    numbers = float(scale), float(dropout_p)
+    if is_dynamo_compiling():
+        return _traced(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    return _attention(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+
+
+def _fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool) -> bool:
+    """Return True if sizes of operands fit together."""
+    if q.ndim < 2 or k.ndim != q.ndim or k.shape[-1] != q.shape[-1] or v.shape[:-1] != k.shape[:-1]:
+        return False
+    heads, fewer = q.shape[:-2], k.shape[:-2]
+    if not enable_gqa or heads == fewer:
+        return heads == fewer
+    return heads[:-1] == fewer[:-1] and fewer[-1] > 0 and heads[-1] % fewer[-1] == 0
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Any, scale: float, bias: Any, settings: Settings
-) -> torch.Tensor:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any,
+    numbers: tuple[float, float],
+    bias: Any,
+    is_causal: bool,
+    return_lse: bool,
+    settings: Settings,
+) -> Any:
     (*heads, rows, _), columns = q.shape, k.shape[-2]
-    meeting = meeting_of(pattern, (rows, columns), q.device)
-    tensors = [one.reshape(prod(heads), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
+    pairs = pairs_of(pattern, tuple(heads), (rows, columns), q.device, is_causal)
+    if pairs.patterns > 1 and k.shape[-3] < heads[-1]:  # heads that share keys may have patterns of their own
+        k, v = (one.repeat_interleave(heads[-1] // one.shape[-3], -3) for one in (k, v))
+    tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
     if bias is not None:
-        meeting = pattern_of(meeting, (rows, columns), q.device)
-        tensors.append(_bias(bias, heads, meeting.nnz).expand(prod(heads), meeting.nnz))
-    steps = partial(_in_steps, meeting, (rows, columns), scale, settings)
-    pairs = Pairs(meeting, (rows, columns), q.device)
-    result = computed(_body(float(scale), bias is not None), pairs, tensors, steps, settings, "attention")
-    return result.reshape(*heads, rows, v.shape[-1])
+        pairs = replace(pairs, given=entries_of(pairs))
+        tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
+    scale, dropout = numbers
+    seed = torch.randint(1 << 31, (1,), device=q.device) if dropout else None
+    body = _body(scale, bias is not None, dropout)
+    result = computed(body, pairs, tensors, settings, "attention", seed, return_lse)
+    if not return_lse:
+        return result.reshape(*heads, rows, v.shape[-1])
+    return result[0].reshape(*heads, rows, v.shape[-1]), result[1].reshape(*heads, rows)
 
 
 _opaque = entry_point(_attention)
 
 
-@lru_cache(maxsize=64)
-def _body(scale: float, with_bias: bool) -> Body:
-    """Return attention as a body; kernels are kept by it."""
-    if with_bias:
-        return Body({"s": ("q", "k")}, {"bias": "entries"}, lambda s, bias: s * scale + bias, True, ("o", "v"))
-    return Body({"s": ("q", "k")}, {}, lambda s: s * scale, True, ("o", "v"))
+# -- in graphs that Dynamo traces -------------------------------------------------------------------------------------
 
 
-def _in_steps(
-    meeting: Pattern | masks.Mask,
-    shape: tuple[int, int],
-    scale: float,
-    settings: Settings,
+def _traced(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return attention of (heads, rows, d) operands, and a bias (heads, nnz), by a product, softmax and a product."""
-    dtype, wide, pattern = q.dtype, accumulator(q.dtype), pattern_of(meeting, shape, q.device)
-    ones = SparseTensor._make(pattern, q.new_ones(pattern.nnz, dtype=wide))
-    q, k, v = (one.to(wide) for one in (q, k, v))
-    products = einsum("ij,hid,hjd->ijh", ones, q, k, output="sparse", **settings)
-    scores = products.values * scale
+    pattern: Any,
+    numbers: tuple[float, float],
+    bias: Any,
+    is_causal: bool,
+    return_lse: bool,
+    settings: Settings,
+) -> Any:
+    """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
+    whole = dict(latest.traced) | dict(settings)
+    known = _number(pattern)
+    if transforms(True) or known is None:
+        return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
+    heads, rows, columns = [operator.index(n) for n in q.shape[:-2]], q.shape[-2], k.shape[-2]
+    fewer = [operator.index(n) for n in k.shape[:-2]]
+    constants = tuple([(name, constant(value)) for name, value in whole.items()])
+    sizes = (*heads, operator.index(rows), operator.index(columns)), None if bias is None else bias.shape[-1]
+    key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
+    if not key:
+        return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
+    tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]
     if bias is not None:
-        scores = scores + bias.T.to(wide)
-    weights = softmax(SparseTensor._make(pattern, scores), 1)
-    means: torch.Tensor = einsum("ijh,hjd->hid", weights, v, output="dense", **settings)
-    return means.to(dtype)
+        tensors.append(_bias(bias, tuple(heads), bias.shape[-1]))
+    seed = torch.randint(1 << 31, (1,), device=q.device) if numbers[1] else None
+    result, lse = torch.ops.sparsetc.mapped(key, tensors, seed)
+    result = result.reshape(*heads, rows, v.shape[-1])
+    return (result, lse.reshape(*heads, rows)) if return_lse else result
 
 
-def _bias(bias: torch.Tensor, heads: list[int], nnz: int) -> torch.Tensor:
-    """Return (heads or 1, nnz) of a bias."""
-    if not isinstance(bias, torch.Tensor) or bias.shape not in ((nnz,), (*heads, nnz)):
-        raise ShapeError(f"attention: bias must be {(nnz,)} or {(*heads, nnz)}, found {bias!r:.80}")
+def _number(pattern: Any) -> tuple[str, int] | None:
+    """Return what a graph knows a pattern by; None of what it does not know."""
+    if pattern is None:
+        return "all", 0
+    if isinstance(pattern, masks.Mask):
+        return "mask", operator.index(pattern.number)
+    if isinstance(pattern, SparseTensor):
+        return "pattern", operator.index(pattern._pattern.number)
+    if isinstance(pattern, Pattern):
+        return "pattern", operator.index(pattern.number)
+    return None
+
+
+def _key(
+    known: tuple[str, int],
+    sizes: tuple[tuple[int, ...], int | None],
+    own_keys: bool,
+    device: torch.device,
+    numbers: tuple[float, float],
+    is_causal: bool,
+    settings: tuple[tuple[str, Any], ...],
+    number: int,
+) -> str:
+    """Return the key of attention over a pattern; empty where a graph cannot have it as a node.
+
+    It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
+    """
+    kind, number_of_pattern = known
+    (*heads, rows, columns), nnz = sizes
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        found = {"all": None, "mask": masks.numbered, "pattern": Pattern.numbered}[kind]
+        pattern = None if found is None else found(number_of_pattern)
+        if found is not None and pattern is None:
+            return ""
+        pairs = pairs_of(pattern, tuple(heads), (rows, columns), device, is_causal)
+        if nnz is not None:
+            pairs = replace(pairs, given=entries_of(pairs))
+            if pairs.given.nnz != nnz:  # type: ignore[union-attr]
+                raise ShapeError(f"attention: bias must be of {pairs.given.nnz} entries, found {nnz}")  # type: ignore[union-attr]
+        if pairs.patterns > 1 and (nnz is not None or not own_keys):
+            return ""
+        options = of_call({name: setting(value) for name, value in settings})
+        return key_of(Traced(_body(numbers[0], nnz is not None, numbers[1]), pairs, options, "attention"))
+
+
+_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _body(scale: float, with_bias: bool, dropout: float = 0.0) -> Body:
+    """Return attention as a body; kernels are kept by it."""
+    products = {"s": ("q", "k")}
+    if with_bias:
+        return Body(products, {"bias": "entries"}, lambda s, bias: s * scale + bias, True, "v", dropout=dropout)
+    return Body(products, {}, lambda s: s * scale, True, "v", dropout=dropout)
+
+
+def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> torch.Tensor:
+    """Return (heads, nnz) of a bias."""
+    shape = (*heads, nnz)
+    sizes = tuple(bias.shape) if isinstance(bias, torch.Tensor) else ()
+    fits = len(sizes) <= len(shape) and sizes[-1:] == (nnz,)
+    if not fits or any(a not in (1, b) for a, b in zip(reversed(sizes), reversed(shape), strict=False)):
+        raise ShapeError(f"attention: bias must be {(nnz,)} or broadcast to {shape}, found {bias!r:.80}")
     if not bias.is_floating_point():
         raise DtypeError(f"attention: bias is added to scores, and must be floating point, found {bias.dtype}")
-    return bias.reshape(prod(bias.shape[:-1]), nnz)
-
-
-# -- which pairs meet -------------------------------------------------------------------------------------------------
-
-
-@entry_point
-def meeting_of(given: Any, shape: tuple[int, int], device: torch.device) -> Pattern | masks.Mask:
-    """Return the coalesced pattern, of entries or blocks, or the mask that stands for what says which pairs meet.
-
-    Raises:
-        FormatError: what is no pattern.
-        ShapeError: of another shape.
-        DeviceError: on another device.
-    """
-    if isinstance(given, masks.Mask):
-        return given
-    if type(given).__name__ == "BlockMask":
-        _check(tuple(given.seq_lengths), given.kv_num_blocks.device, shape, device)
-        key = "block mask", id(given)
-        mask: masks.Mask = masks.kept.get(key) or masks.kept.put(key, masks.block_mask(given), needs=[given])
-        return mask
-    if isinstance(given, tuple) and len(given) == 2:
-        found: Any = _of_rows(torch.as_tensor(given[0]), torch.as_tensor(given[1]), shape)
-    elif isinstance(given, Pattern):
-        found = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
-    else:
-        found = as_operand(given, "attention: pattern")
-    if not isinstance(found, SparseTensor):
-        raise FormatError(f"attention: {type(given).__name__} is no pattern of queries and keys")
-    _check(tuple(found.shape), found.device, shape, device)
-    return found.coalesce().pattern  # type: ignore[no-any-return]
-
-
-def pattern_of(meeting: Pattern | masks.Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """Return the pattern of single entries."""
-    if isinstance(meeting, masks.Mask):
-        return masks.pattern_of(meeting, shape, device)
-    if meeting.blocks is None:
-        return meeting
-    whole = SparseTensor._make(meeting, torch.ones((), device=meeting.device).expand(meeting.values_shape(())))
-    return without_blocks(whole).pattern  # type: ignore[no-any-return]
-
-
-def _check(found: tuple[int, ...], found_on: torch.device, shape: tuple[int, int], device: torch.device) -> None:
-    if found != shape:
-        raise ShapeError(f"attention: the pattern must be {shape}, a row a query, found {found}")
-    if found_on != device:
-        raise DeviceError(f"attention: the pattern must be on {device} as q is, found {found_on}")
-
-
-def _of_rows(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> SparseTensor:
-    """Of rows, compressed: those of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` are row i's columns."""
-    lasts = not (indptr.is_inference() or indices.is_inference() or traced_by_modes())
-    key = "rows", id(indptr), lasts and indptr._version, id(indices), lasts and indices._version, shape
-    kept: SparseTensor | None = masks.kept.get(key) if lasts else None
-    if kept is not None:
-        return kept
-    ones = torch.ones(indices.shape, device=indices.device)
-    try:
-        rows = torch.sparse_csr_tensor(indptr, indices, ones, shape, check_invariants=True)
-    except RuntimeError as error:
-        raise FormatError(f"attention: (indptr, indices) are no compressed rows of {shape}: {error}") from None
-    tensor = SparseTensor.from_torch(rows)
-    return masks.kept.put(key, tensor, needs=[indptr, indices]) if lasts else tensor  # type: ignore[no-any-return]
+    if len(sizes) == 1:
+        return bias.expand(prod(heads), nnz)  # type: ignore[no-any-return]
+    return bias.expand(shape).reshape(prod(heads), nnz)  # type: ignore[no-any-return]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, kernels
+from map_cases import PATTERNS, SMALL, as_if_large, kernels
 
 from sparsetc import masks
-from sparsetc.maps import fused, kernel
+from sparsetc.maps import kernel
 from sparsetc.maps.kernel import WalkKernel
 
 FOLDER = Path(__file__).parent / "golden" / "maps"
@@ -33,11 +33,19 @@ def biased() -> list[WalkKernel]:
 
 
 @cache
+def gathered() -> list[WalkKernel]:
+    """Columns that some rows gather."""
+    with pytest.MonkeyPatch.context() as patch:
+        as_if_large("scattered", patch)
+        return kernels(PATTERNS["scattered"]()[0], (60, 70), torch.float16, 64, 64)
+
+
+@cache
 def by_rows() -> list[WalkKernel]:
     """The entries of one row, gathered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(fused.PRICES, 1, 0.0)
-        return kernels(PATTERNS["scattered"]()[0], (60, 70), torch.float32, 20, 16)
+        as_if_large("by-row", patch)
+        return kernels(PATTERNS["by-row"]()[0], (15, 40), torch.float32, 20, 16)
 
 
 @cache
@@ -51,6 +59,7 @@ def cut() -> list[WalkKernel]:
 CASES: dict[str, tuple[Callable[[], list[WalkKernel]], int]] = {
     **{f"attention_{kind}": (attention, n) for n, kind in enumerate(KINDS)},
     **{f"biased_{kind}": (biased, n) for n, kind in enumerate(KINDS)},
+    "gathered_result": (gathered, 0),
     "by_rows_result": (by_rows, 0),
     "by_rows_gradients_columns": (by_rows, 2),
     "cut_result": (cut, 0),

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
-from sparsetc import sparse_attention
+from sparsetc import pairwise
 
 F64 = torch.float64
 
@@ -218,6 +218,169 @@ def test_forward_mode_of_attention() -> None:
     torch.testing.assert_close(found, torch.func.jvp(dense, tuple(given), tuple(moved))[1])
 
 
+# -- forms of torch's attention -------------------------------------------------------------------------------------
+
+
+def four(fewer: int = 4) -> list[torch.Tensor]:
+    """Queries of two batches and four heads; keys and values maybe of fewer heads."""
+    q, k, v = operands((2, 4))
+    return [q, *(one[:, :fewer].detach().requires_grad_() for one in (k, v))]
+
+
+def check_attention(given: list[torch.Tensor], pattern: Any, meets: torch.Tensor, **form: Any) -> None:
+    """Beside torch, with gradients; a query that meets nothing gets zeros."""
+    q, k, v = given
+    group = q.shape[-3] // k.shape[-3]
+    meets = meets.expand(*q.shape[:-1], k.shape[-2])
+    scores = q @ k.repeat_interleave(group, -3).mT / q.shape[-1] ** 0.5
+    scores = torch.where(meets, scores, -torch.inf).where(meets.any(-1, keepdim=True), 0.0)
+    weights = torch.where(meets, scores.softmax(-1), 0.0)
+    expected = weights @ v.repeat_interleave(group, -3)
+    found = stc.attention(q, k, v, pattern, **form)
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), given) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+PAIRS = torch.rand(2, 4, 10, 12, generator=torch.Generator().manual_seed(3)) < 0.5
+STACKS: dict[str, tuple[Any, torch.Tensor]] = {
+    "everything": (None, torch.ones((), dtype=torch.bool)),
+    "dense": (PAIRS[0, 0], PAIRS[0, 0]),
+    "dense-by-head": (PAIRS[0], PAIRS[0]),
+    "dense-by-batch": (PAIRS[:, :1], PAIRS[:, :1]),
+    "dense-by-both": (PAIRS, PAIRS),
+    "padding": (PAIRS[:, :1, :1], PAIRS[:, :1, :1]),
+    "sparse-by-head": (stc.SparseTensor.from_dense(PAIRS[0].double()), PAIRS[0]),
+    "sparse-by-batch": (stc.SparseTensor.from_dense(PAIRS[:, :1].double()), PAIRS[:, :1]),
+    "sparse-by-both": (PAIRS.double().to_sparse(), PAIRS),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("fewer", [1, 2, 4])
+@pytest.mark.parametrize("name", STACKS)
+def test_patterns_by_head_and_batch_and_grouped_heads(name: str, fewer: int, is_causal: bool) -> None:
+    pattern, meets = STACKS[name]
+    if is_causal:
+        meets = meets & torch.ones(10, 12, dtype=torch.bool).tril()
+    check_attention(four(fewer), pattern, meets, enable_gqa=True, is_causal=is_causal)
+
+
+def test_block_masks_by_head_and_batch() -> None:
+    def meets(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q + b * 3 >= k * (h + 1)) | (q // 7 == k // 5)
+
+    i, j = torch.arange(10)[:, None], torch.arange(12)
+    for batches, heads in ((2, 4), (1, 4), (2, 1)):
+        mask = create_block_mask(meets, batches, heads, 10, 12, device="cpu", BLOCK_SIZE=4)
+        whole = torch.stack([torch.stack([meets(b, h, i, j) for h in range(heads)]) for b in range(batches)])
+        check_attention(four(), mask, whole)
+
+
+def test_log_sums_and_their_gradients() -> None:
+    given, meets = four(), PAIRS[0].clone()
+    meets[:, 4] = False
+    result, lse = stc.attention(*given, meets, return_lse=True)
+    scores = (given[0] @ given[1].mT / 8**0.5).masked_fill(~meets, -torch.inf)
+    kept = [r for r in range(10) if r != 4]
+    torch.testing.assert_close(lse[..., kept], scores.logsumexp(-1)[..., kept])
+    assert torch.isinf(lse[..., 4]).all()
+    expected = scores[..., kept, :].softmax(-1) @ given[2]
+    totals = (
+        result[..., kept, :].sum() + lse[..., kept].sin().sum(),
+        expected.sum() + scores.logsumexp(-1)[..., kept].sin().sum(),
+    )
+    for own, other in zip(*(torch.autograd.grad(y, given) for y in totals), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_dropout_drops_a_share_and_keeps_the_mean() -> None:
+    q, k, v = torch.zeros(3, 50, 4), torch.zeros(3, 400, 4), torch.ones(3, 400, 1)
+    torch.manual_seed(0)
+    found = stc.attention(q, k, v, dropout_p=0.25)
+    again = stc.attention(q, k, v, dropout_p=0.25)
+    assert float(found.mean()) == pytest.approx(1.0, abs=0.01)
+    assert float(found.std()) == pytest.approx((1 / 3 / 400) ** 0.5, rel=0.3)
+    assert not torch.equal(found, again)
+    assert not stc.attention(q, k, v, dropout_p=1.0).any()
+    torch.manual_seed(0)
+    torch.testing.assert_close(stc.attention(q, k, v, dropout_p=0.25), found)
+    with pytest.raises(stc.ShapeError, match="from 0 to 1"):
+        stc.attention(q, k, v, dropout_p=1.5)
+
+
+def test_jagged_nested_tensors() -> None:
+    lengths = [3, 0, 5, 2]
+    q, k, v = (
+        torch.nested.nested_tensor([torch.randn(n, 4, 8, dtype=F64) for n in lengths], layout=torch.jagged).transpose(
+            1, 2
+        )
+        for _ in range(3)
+    )
+    offsets = q.offsets()
+    q, k, v = (torch.nested.nested_tensor_from_jagged(t.values(), offsets, jagged_dim=2) for t in (q, k, v))
+    found = stc.attention(q, k, v, is_causal=True)
+    for one, *parts in zip(found.unbind(), q.unbind(), k.unbind(), v.unbind(), strict=True):
+        torch.testing.assert_close(one, scaled_dot_product_attention(*parts, is_causal=True))
+    mask = stc.masks.documents(offsets) & stc.masks.sliding_window(1)
+    whole = stc.attention(q.values(), k.values(), v.values(), mask)
+    torch.testing.assert_close(stc.attention(q, k, v, stc.masks.sliding_window(1)).values(), whole)
+
+
+def test_rows_of_blocks() -> None:
+    blocks = torch.tensor([[1, 0, 1], [0, 1, 1]], dtype=torch.bool)
+    rows = blocks.float().to_sparse_csr()
+    pattern = (rows.crow_indices(), rows.col_indices(), 5, 4)
+    check_attention(four(), pattern, blocks.repeat_interleave(5, 0).repeat_interleave(4, 1))
+
+
+def test_what_does_not_follow_the_heads_is_refused() -> None:
+    given = [one.reshape(2, 2, 2, *one.shape[-2:]) for one in four()]
+    with pytest.raises(stc.ShapeError, match="the first modes, or of the last"):
+        stc.attention(*given, PAIRS[:, :2].reshape(2, 1, 2, 10, 12))
+    with pytest.raises(stc.ShapeError, match="must broadcast to"):
+        stc.attention(*given, PAIRS[0, 0, :5])
+    with pytest.raises(stc.ShapeError, match="enable_gqa a divisor"):
+        stc.attention(*four(2), None)
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+WINDOW = stc.masks.causal() & stc.masks.sliding_window(3)
+BY_HEAD = stc.SparseTensor.from_dense(PAIRS[0].double())
+ONE = stc.SparseTensor.from_dense(PAIRS[0, 0].double())
+GRAPHS: dict[str, Callable[..., Any]] = {
+    "mask": lambda q, k, v: stc.attention(2 * q, k, v, WINDOW).sin(),
+    "by-head": lambda q, k, v: stc.attention(q, k, v, BY_HEAD) * 2,
+    "bias": lambda q, k, v: stc.attention(q, k, v, ONE, bias=v[0, 0, 0, 0].expand(ONE.nnz)),
+    "log-sums": lambda q, k, v: sum(t.sin().sum() for t in stc.attention(q, k, v, is_causal=True, return_lse=True)),
+    "grouped": lambda q, k, v: stc.attention(q, k[:, :2], v[:, :2], stc.masks.causal(), enable_gqa=True),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention_in_a_full_graph(name: str) -> None:
+    given, function = four(), GRAPHS[name]
+    found, expected = torch.compile(function, backend="aot_eager", fullgraph=True)(*given), function(*given)
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.sum(), given) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_attention_is_exported(strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return stc.attention(q, k, v, WINDOW) + 1
+
+    given = [one.detach() for one in four()]
+    program = torch.export.export(Layer(), tuple(given), strict=strict)
+    assert any("sparsetc.mapped" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(*given), Layer()(*given))
+
+
 MEETS = (torch.rand(64, 96, generator=torch.Generator().manual_seed(2)) < 0.3).float()
 PATTERNS: dict[str, Callable[[], Any]] = {
     "tensor": lambda: stc.SparseTensor.from_dense(MEETS),
@@ -265,7 +428,7 @@ def test_a_block_mask_whose_function_divides(admitted: bool) -> None:
     found = stc.attention(q, k, v, mask)
     expected = torch.cat([scaled_dot_product_attention(q[s], k[s], v[s]) for s in (slice(128), slice(128, 256))])
     torch.testing.assert_close(found, expected * admitted)
-    with pytest.raises(stc.FormatError, match="one batch and head"):
+    with pytest.raises(stc.ShapeError, match="do not broadcast"):
         stc.attention(q, k, v, create_block_mask(same, None, 2, 256, 256, device="cpu"))
 
 
@@ -295,7 +458,7 @@ def test_settings_reach_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
         plans.append(plan)
         return stc.einsum(*args, plan=plan, **settings)
 
-    monkeypatch.setattr(sparse_attention, "einsum", einsum)
+    monkeypatch.setattr(pairwise, "einsum", einsum)
     stc.attention(*operands(), stc.SparseTensor.from_dense(torch.ones(10, 12)), plan="coo")
     assert plans == ["coo", "coo"]
 
@@ -316,7 +479,7 @@ def test_arguments_of_other_kinds_are_refused() -> None:
         (lambda: stc.attention(q, q, q, x, bias=1.0), stc.ShapeError),
         (lambda: stc.attention(q, q, q, (torch.tensor([0, 1]), torch.tensor([5]))), stc.FormatError),
     ):
-        with pytest.raises(kind, match="attention"):
+        with pytest.raises(kind, match=r"attention|indptr, indices"):
             call()
 
 

@@ -23,7 +23,7 @@ RUN = (
     "index.md",
     *(f"guides/{name}.md" for name in ("equations", "plans", "precision", "tensors", "like_a_tensor", "semi_sparse")),
     *(f"guides/{name}.md" for name in ("layers", "transforms", "decompositions", "tuning", "streaming")),
-    "guides/packed_files.md",
+    *(f"guides/{name}.md" for name in ("maps", "packed_files")),
 )
 """Pages all of whose code is run, from top to bottom."""
 MODULES = ("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing")

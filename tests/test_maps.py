@@ -6,20 +6,26 @@ import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from map_cases import PATTERNS, SMALL, kernels, scattered
+from map_cases import CPU, PATTERNS, SMALL, as_if_large, kernels, kernels_of, scattered
 from matrix_units import NATIVE, TARGETS
 
 import sparsetc as stc
 from sparsetc import masks
-from sparsetc.maps import fused
+from sparsetc.maps.body import Body
 from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
+from sparsetc.maps.kernel import WalkKernel
+from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
 from sparsetc.maps.trace import Untraced, trace
+from sparsetc.meeting import pairs_of
+from sparsetc.nn import _gat2
+from sparsetc.sparse_attention import _body
 
 # -- traced functions -------------------------------------------------------------------------------------------------
 
@@ -190,14 +196,14 @@ def test_far_entries_are_gathered_and_near_ones_are_not() -> None:
     near = stc.SparseTensor.from_dense(SMALL.dense(300).float())
     narrow = torch.eye(20)[(torch.arange(20) * 7) % 20].repeat_interleave(32, 0).repeat_interleave(32, 1)
     small = stc.SparseTensor.from_dense(narrow, blocksize=(32, 32))
-    for tensor, expected in ((far, 1), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
-        assert fused.Pairs(tensor.pattern, tensor.shape, tensor.device).width == expected
+    for tensor, expected in ((far, APART), (near, 64), (stc.SparseTensor.from_dense(narrow), 32), (small, 32)):
+        assert Pairs(tensor.pattern, tensor.shape, tensor.device).width == expected
 
 
 # -- ahead of time ----------------------------------------------------------------------------------------------------
 
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
-TYPES = {"lse": torch.float32, "delta": torch.float32, "lse_out": torch.float32}
+TYPES = {"g_lse": torch.float32, "lse": torch.float32, "delta": torch.float32, "lse_out": torch.float32}
 
 
 @compiles
@@ -214,11 +220,41 @@ def test_attention_compiles_for(target: str, dtype: torch.dtype) -> None:
 
 @compiles
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize(("name", "bias"), [("entries", True), ("scattered", False), ("scattered", True)])
+@pytest.mark.parametrize(
+    ("name", "bias"), [("entries", True), ("scattered", False), ("scattered", True), ("by-row", True)]
+)
 def test_biases_and_rows_compile_for(name: str, bias: bool, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    if name == "scattered":
-        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    as_if_large(name, monkeypatch)
     given, meets = PATTERNS[name]()
     for kernel in kernels(given, (meets.shape[0], meets.shape[1]), torch.float16, 64, 32, bias):
         assert kernel.assembly(target, TYPES, torch.float16).asm
+
+
+def bodies() -> dict[str, list[WalkKernel]]:
+    """Kernels of what attention over one pattern for all heads has not."""
+    half = [torch.empty(4, 100, 64, dtype=torch.float16) for _ in range(3)]
+    meets = torch.rand(4, 100, 100) < 0.5
+    by_head = pairs_of(stc.SparseTensor.from_dense(meets.float()), (4,), (100, 100), CPU, causal=False)
+    grouped = Pairs(SMALL, (100, 100), CPU)
+    fewer = [half[0], *(t[:2] for t in half[1:])]
+    poisson = Body({"m": ("a", "b")}, {"x": "entries"}, lambda m, x: m - x * torch.log(m))
+    entries = pairs_of(stc.SparseTensor.from_dense(meets[0].float()), (), (100, 100), CPU, causal=False)
+    whole = [torch.empty(1, 100, 32), torch.empty(1, 100, 32), torch.empty(1, entries.given.nnz)]  # type: ignore[union-attr]
+    return {
+        "by head, dropout, log-sums": kernels_of(_body(0.3, False, 0.2), by_head, half, of_lse=True),
+        "grouped, dropout": kernels_of(_body(0.3, False, 0.2), grouped, fewer),
+        "poisson": kernels_of(poisson, entries, whole),
+        "stored": kernels_of(replace(poisson, stored=True), entries, whole),
+        "inner": kernels_of(_gat2(0.2), entries, [*whole[:2], torch.empty(1, 32)]),
+    }
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_bodies_compile_for(target: str) -> None:
+    pytest.importorskip("triton")
+    for name, walks in bodies().items():
+        for kernel in walks:
+            table = torch.float16 if "dropout" in name else torch.float32
+            assert kernel.assembly(target, TYPES | {"seed": torch.int64}, table).asm

@@ -374,7 +374,7 @@ def test_graph_attention_of_16_bits_and_in_forward_mode() -> None:
 def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool) -> None:
     """Of graphs with and without self loops, edges that are named twice, nodes without edges and two kinds of nodes."""
     pytest.importorskip("torch_geometric")
-    from torch_geometric.nn import GATConv
+    from torch_geometric.nn import GATConv, GATv2Conv
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
     g = torch.Generator().manual_seed(targets)
@@ -400,6 +400,21 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
     torch.testing.assert_close(layer(adjacency, tuple(x)), theirs(tuple(x), edges))
     if targets == sources:
         torch.testing.assert_close(layer(adjacency, x[0]), theirs(x[0], edges))
+    second = GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
+    layer2 = stc.nn.GATv2Conv(5, 4, heads=3, slope=0.3, loops=loops).double()
+    names = {"of_source": "lin_l", "of_target": "lin_r"}
+    state = {
+        f"{name}.{kind}": getattr(getattr(second, of), kind)
+        for name, of in names.items()
+        for kind in ("weight", "bias")
+    }
+    layer2.load_state_dict(state | {"score": second.att[0], "bias": second.bias})
+    found, expected = layer2(adjacency, tuple(x)), second(tuple(x), edges)
+    torch.testing.assert_close(found, expected)
+    own = torch.autograd.grad(found.square().sum(), [layer2.score, layer2.of_source.weight, layer2.of_target.bias])
+    other = torch.autograd.grad(expected.square().sum(), [second.att, second.lin_l.weight, second.lin_r.bias])
+    for one, two in zip(own, other, strict=True):
+        torch.testing.assert_close(one, two.view_as(one))
 
 
 def test_batches_of_graphs() -> None:

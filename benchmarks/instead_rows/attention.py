@@ -1,4 +1,4 @@
-"""Attention over masks and graphs, beside FlexAttention, scaled_dot_product_attention, and gather and scatter."""
+"""Attention over masks and graphs, and a sampled loss, beside FlexAttention, torch's attention, gather and scatter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
 from instead_rows.calls import later, plain_and_compiled, quiet, step
-from instead_rows.operands import generator, normal, with_loops
+from instead_rows.operands import generator, normal, positive, with_loops
 from instead_rows.row import GPU, LIMIT, Call, Row, Task
 
 HEADS, WIDTH = 8, 64
@@ -156,6 +156,35 @@ def of_graph(log2_nodes: int, degree: int, heads: int, width: int, backward: boo
     return Task(ready(lambda: stc.attention(q, k, v, pattern)), calls, reference, LIMIT[HALF])
 
 
+def poisson(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+    """The part of a Poisson loss that nonzeros have, by rows that are gathered for each."""
+    row, column = entries
+    m = (a[row] * b[column]).sum(-1)
+    return (m - x.to(m.dtype) * torch.log(m)).sum()
+
+
+def of_loss(log2_size: int, degree: int, rank: int) -> Task:
+    """A Poisson loss over nonzeros, with gradients of both factors."""
+    entries, shape = synthetic.rmat(log2_size, degree, device=common.DEVICE)
+    pattern = stc.SparseTensor(entries, torch.ones(entries.shape[1], device=entries.device), shape)
+    x = positive(entries.shape[1], 0)
+    factors = [positive(n * rank, seed).view(n, rank).requires_grad_() for seed, n in enumerate(shape, 1)]
+    one = torch.ones((), device=common.DEVICE)
+
+    def ours() -> torch.Tensor:
+        products, numbers = {"m": (factors[0], factors[1])}, {"x": x}
+        return stc.map_entries(lambda m, x: m - x * torch.log(m), pattern, products=products, entries=numbers).sum()
+
+    def reference() -> tuple[torch.Tensor, ...]:
+        exact = [t.detach().double().requires_grad_() for t in factors]
+        loss = poisson(*exact, x.double(), entries)
+        return loss.detach(), *torch.autograd.grad(loss, exact)
+
+    instead = plain_and_compiled("gather and multiply", poisson, *factors, x, entries)
+    calls = {name: step(call, factors, one) for name, call in instead.items()}
+    return Task(step(ours, factors, one), calls, reference, 1e-4)
+
+
 def _masks(n: int, backward: bool, full: bool, kinds: tuple[str, ...] = MASKS) -> list[Row]:
     what = "forward and backward" if backward else "forward"
     return [
@@ -182,6 +211,8 @@ ROWS = [
         for heads, width in ((1, 64), (4, 32))
         for backward in (False, True)
     ),
+    Row("Poisson loss, R-MAT 14, R 32, forward and backward", "sampled loss", partial(of_loss, 14, 32, 32), GPU),
+    Row("Poisson loss, R-MAT 10, R 16", "sampled loss", partial(of_loss, 10, 8, 16), ("cpu",), full=True),
     *(
         Row(
             f"R-MAT 10, 4 x 16 fp16, {'forward and backward' if backward else 'forward'}",

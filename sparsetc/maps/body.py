@@ -3,11 +3,14 @@
 In: a `Body`, which says what a user wants of each pair (i, j). Out: `Walk`s, which kernels are printed from: one for
 the result and one a mode for gradients.
 
-    body    ::= product* map softmax? accumulated
+    body    ::= product* map softmax? dropout? (accumulated | stored)
     product     s[i, j] = sum over d of q[i, d] k[j, d]             a dot of two tiles, or multiply-adds for one row
+                s[i, j] = sum over d of g(q[i, d], k[j, d], w[d])   for one row
     map         z[i, j] = f(products, vectors by row, by column, values by entry)
     softmax     p[i, j] = exp(z[i, j]) over its sum for the j of row i; without it p = z
-    accumulated o[i, d] = sum over j of p[i, j] v[j, d]
+    dropout     p[i, j] is 0 at random places, and divided by the share of others elsewhere
+    accumulated o[i, d] = sum over j of p[i, j] v[j, d]; or o[i] = sum over j of p[i, j]
+    stored      o[entry] = p[i, j]
 
 Backward follows one rule: every product that has a table of the walked mode gives this table's gradient, a sum of
 weight times the product's other table. An accumulated product's weight is p; a sampled one's is its derivative. So the
@@ -18,41 +21,94 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from sparsetc.maps.elementwise import Elementwise
 from sparsetc.maps.trace import trace
+from sparsetc.support.lru import cached_property
 
 LOG2E = 1.4426950408889634
 Side = Literal["rows", "columns", "entries"]
 SIDES: tuple[Side, Side] = ("rows", "columns")
 """The modes by their numbers."""
+Seen = Literal["own", "other", "entries"]
+RESULT = "o"
+"""What kernels call the result."""
+KEEP = "keep"
+"""An input of functions: 0 for a pair that is dropped, and what others are multiplied by."""
 
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A function of each pair of a pattern (rows, columns), and its sum over a row. Names hold no underscore.
+    """A function of each pair of a pattern (rows, columns), and its sum over a row.
+
+    Names hold no underscore, and are none of the variables of kernels.
 
     Attributes:
         products: of each score, its table of rows and its table of columns.
         vectors: names of other inputs of the map, and what they have a number for.
         map: of products and vectors by name, elementwise.
         softmax: whether results of the map are normalised over a row's pairs.
-        accumulated: the result, and the table of columns that it sums.
+        table: the table of columns whose rows are summed, weighted; None for the sum of the weights.
+        stored: whether the result is each pair's weight, and nothing is summed.
+        dropout: the share of weights that are dropped.
+        inner: of products that sum no plain products: the function of two rows' elements and of one of a row for all,
+            and the name of that row, a table (heads, size).
     """
 
     products: Mapping[str, tuple[str, str]]
     vectors: Mapping[str, Side]
     map: Callable[..., torch.Tensor]
-    softmax: bool
-    accumulated: tuple[str, str]
+    softmax: bool = False
+    table: str | None = None
+    stored: bool = False
+    dropout: float = 0.0
+    inner: Mapping[str, tuple[Callable[..., torch.Tensor], str]] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def tables(self) -> dict[str, int]:
+        """The tables, in order, and the mode that each has a row for."""
+        tables = {table: mode for pair in self.products.values() for mode, table in enumerate(pair)}
+        return tables if self.table is None else {**tables, self.table: 1}
+
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names that the map is called with."""
-        return (*self.products, *self.vectors)
+        """Names of the tensors: tables (heads, n, size), vectors (heads, n or entries), shared rows (heads, size)."""
+        return (*self.tables, *self.vectors, *self.shared)
+
+    @cached_property
+    def shared(self) -> tuple[str, ...]:
+        """Names of the rows that all pairs of a head have in common."""
+        return tuple(dict.fromkeys(name for _, name in self.inner.values()))
+
+    def mapped(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return what the map gives of its products and vectors, found among others by name."""
+        return self.map(**{name: inputs[name] for name in (*self.products, *self.vectors)})
+
+
+class Derivative(NamedTuple):
+    """In place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
+
+    product: str
+    by: Literal["own", "shared"]
+
+
+Term = str | Derivative | None
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """The inner function of a product, as a walk sees it.
+
+    Attributes:
+        shared: the row for all.
+        function: of "own", "other" and "shared"; "value" and the derivatives "d_own" and "d_shared" are outputs.
+    """
+
+    shared: str
+    function: Elementwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,36 +122,66 @@ class Walk:
         function: of products and vectors; weights are outputs of it.
         online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; `lse` is a result then.
         accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
-            a table destination[own] = sum of output.
+            a table destination[own] = sum of output. In place of the table, the derivative of an inner function.
         stored: (output, destination): destination[entry] = output.
-        inner: name -> two own tables: the sum of their product for each own position, a vector that is stored too.
+        sums: name -> two own tables, and maybe an own vector: the sum of the tables' product for each own position,
+            less the vector; it is stored too.
+        dropout: the share of pairs for which input ``keep`` is 0.
+        inner: the inner functions of products that have one.
     """
 
     mode: int
     products: Mapping[str, tuple[str, str]]
-    vectors: Mapping[str, Literal["own", "other", "entries"]]
+    vectors: Mapping[str, Seen]
     function: Elementwise
     online: bool
-    accumulated: tuple[tuple[str, str | None, str], ...]
+    accumulated: tuple[tuple[str, Term, str], ...]
     stored: tuple[tuple[str, str], ...] = ()
-    inner: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[str, str, str | None]] = field(default_factory=dict)
+    dropout: float = 0.0
+    inner: Mapping[str, Inner] = field(default_factory=dict)
+
+    def width(self, term: Term, sizes: Mapping[str, int]) -> int:
+        """Return the size of rows that are accumulated; 0 of single numbers."""
+        if isinstance(term, Derivative):
+            return sizes[self.products[term.product][0]]
+        return 0 if term is None else sizes[term]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Names of what is written beside `lse` and the sums of `inner`."""
+        """Names of what is written beside `lse` and `sums`."""
         return (*(name for _, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
 
 def forward(body: Body) -> Walk:
     """Return the walk of the rows that gives the results; of a softmax also `lse`, the logarithm of each row's sum."""
     factor = LOG2E if body.softmax else 1.0
-    function = trace(lambda **inputs: {"p": body.map(**inputs) * factor}, body.inputs)
-    vectors = _seen(body.vectors, 0)
-    result, table = body.accumulated
-    return Walk(0, body.products, vectors, function, body.softmax, (("p", table, result),))
+    names = [*body.products, *body.vectors]
+    function = trace(lambda **inputs: {"p": body.mapped(inputs) * factor}, names)
+    vectors, inner = _seen(body.vectors, 0), _inner(body, 0)
+    if body.stored:
+        return Walk(0, body.products, vectors, function, False, (), (("p", RESULT),), inner=inner)
+    accumulated = (("p", body.table, RESULT),)
+    return Walk(0, body.products, vectors, function, body.softmax, accumulated, dropout=body.dropout, inner=inner)
 
 
-def backward(body: Body, mode: int, wanted: Collection[str]) -> Walk:
+def _inner(body: Body, mode: int) -> dict[str, Inner]:
+    """Return the inner functions of products as a walk of a mode sees them, with derivatives."""
+
+    def traced(function: Callable[..., torch.Tensor]) -> Elementwise:
+        def derived(own: torch.Tensor, other: torch.Tensor, shared: torch.Tensor) -> dict[str, torch.Tensor]:
+            left, right = (own, other) if mode == 0 else (other, own)
+            both: Any = torch.func.vjp(function, left, right, shared)
+            value, pull = both
+            *rows, d_shared = pull(torch.ones_like(value))
+            return {"value": value, "d_own": rows[mode], "d_shared": d_shared}
+
+        return trace(derived, ["own", "other", "shared"])
+
+    return {name: Inner(shared, traced(function)) for name, (function, shared) in body.inner.items()}
+
+
+def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = False) -> Walk:
     """Return the walk of a mode that gives the gradients of its tables and vectors, and for rows those of entries.
 
     It reads, beside the inputs, ``g_o`` for the result o, and of a softmax `lse`, and `delta`, the sum of each row of o
@@ -105,44 +191,52 @@ def backward(body: Body, mode: int, wanted: Collection[str]) -> Walk:
         body: the body.
         mode: 0 for rows, 1 for columns.
         wanted: names of the tables and vectors whose gradients are computed, as ``grad_`` and the name.
+        of_lse: whether there is a gradient ``g_lse`` of `lse` too, which `delta` is less by.
     """
-    result, table = body.accumulated
-    products = {**body.products, "dp": (f"g_{result}", table)}
-    given = dict(body.vectors)
+    upstream, products, vectors = f"g_{RESULT}", dict(body.products), dict(body.vectors)
+    if body.table is None:
+        vectors[upstream] = "entries" if body.stored else "rows"
+    else:
+        products["dp"] = upstream, body.table
     if body.softmax:
-        given |= {"lse": "rows", "delta": "rows"}
+        vectors |= {"lse": "rows", "delta": "rows"}
+    names = [*body.products, *body.vectors]
 
     def gradients(**inputs: Any) -> dict[str, torch.Tensor]:
-        tensors = [inputs[name] for name in body.inputs]
-        derivative: Any = torch.func.vjp(lambda *own: body.map(**dict(zip(body.inputs, own, strict=True))), *tensors)
+        def mapped(*tensors: torch.Tensor) -> torch.Tensor:
+            return body.mapped(dict(zip(names, tensors, strict=True)))
+
+        derivative: Any = torch.func.vjp(mapped, *[inputs[name] for name in names])
         z, pull = derivative
-        p, dz = z, inputs["dp"]
+        p, dz = z, inputs[upstream if body.table is None else "dp"]
         if body.softmax:
             p = torch.exp2(z * LOG2E - inputs["lse"])
-            dz = p * (dz - inputs["delta"])
-        return {"p": p, **{f"d_{name}": d for name, d in zip(body.inputs, pull(dz), strict=True)}}
+            dz = p * ((dz * inputs[KEEP] if body.dropout else dz) - inputs["delta"])
+        if body.dropout:
+            p = p * inputs[KEEP]
+        return {"p": p, **{f"d_{name}": d for name, d in zip(names, pull(dz), strict=True)}}
 
-    function = trace(gradients, [*products, *given])
+    function = trace(gradients, [*products, *vectors, *([KEEP] if body.dropout else [])])
     seen = {name: (tables[mode], tables[1 - mode]) for name, tables in products.items()}
-    accumulated: list[tuple[str, str | None, str]] = [
-        ("p" if name == "dp" else f"d_{name}", other, f"grad_{own}")
-        for name, (own, other) in seen.items()
-        if own in wanted
-    ]
+    accumulated: list[tuple[str, Term, str]] = []
+    for name, (own, other) in seen.items():
+        if own in wanted:
+            term = Derivative(name, "own") if name in body.inner else other
+            accumulated.append(("p" if name == "dp" else f"d_{name}", term, f"grad_{own}"))
+    for name, (_, shared) in body.inner.items():
+        if mode == 0 and shared in wanted:
+            accumulated.append((f"d_{name}", Derivative(name, "shared"), f"grad_{shared}"))
     own_vectors = [name for name, side in body.vectors.items() if side == SIDES[mode] and name in wanted]
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
     of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
     stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
-    inner = {"delta": (result, f"g_{result}")} if body.softmax and mode == 0 else {}
-    vectors = _seen({name: side for name, side in given.items() if name not in inner}, mode)
-    return Walk(mode, seen, vectors, function, False, tuple(accumulated), stored, inner)
+    sums = {"delta": (RESULT, upstream, "g_lse" if of_lse else None)} if body.softmax and mode == 0 else {}
+    vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
+    inner = _inner(body, mode)
+    return Walk(mode, seen, vectors_seen, function, False, tuple(accumulated), stored, sums, body.dropout, inner)
 
 
-def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Literal["own", "other", "entries"]]:
+def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Seen]:
     """Return the sides of vectors as a walk of a mode sees them."""
-    sides: dict[Side, Literal["own", "other", "entries"]] = {
-        SIDES[mode]: "own",
-        SIDES[1 - mode]: "other",
-        "entries": "entries",
-    }
+    sides: dict[Side, Seen] = {SIDES[mode]: "own", SIDES[1 - mode]: "other", "entries": "entries"}
     return {name: sides[side] for name, side in vectors.items()}

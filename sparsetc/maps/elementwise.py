@@ -108,12 +108,15 @@ class Elementwise:
         operations = [self.operations[ref] for ref in self.needed(arguments)]
         return {arguments[0] for name, arguments in operations if name == INPUT}
 
-    def statements(self, arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    def statements(
+        self, arguments: Iterable[Argument], names: Mapping[str, str], prefix: str = "map"
+    ) -> tuple[list[str], list[str]]:
         """Return statements that compute these, one an operation, and the name or number of each of them.
 
         Args:
             arguments: outputs, or outputs without factors.
             names: the variable of each input.
+            prefix: of variables.
         """
         arguments, variables = list(arguments), dict[Ref, str]()
         lines = []
@@ -126,8 +129,8 @@ class Elementwise:
             if name == INPUT:
                 variables[ref] = names[operands[0]]
                 continue
-            variables[ref] = f"map_{int(ref)}"
-            lines.append(f"map_{int(ref)} = {TEXT[name].format(*map(text, operands))}")
+            variables[ref] = f"{prefix}_{int(ref)}"
+            lines.append(f"{prefix}_{int(ref)} = {TEXT[name].format(*map(text, operands))}")
         return lines, [text(a) for a in arguments]
 
 

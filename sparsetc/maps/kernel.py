@@ -19,8 +19,9 @@ from sparsetc.codegen.launch import FUSED, assembled, launch_of, triton_type
 from sparsetc.codegen.triton_layout import ADDRESS64
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.maps.body import Walk
-from sparsetc.maps.printer import LEAST_DOT, Layout, Printed, padded, printed, sizes_of
+from sparsetc.maps.printer import Printed, printed, sizes_of
 from sparsetc.maps.row_tiles import RowTiles
+from sparsetc.maps.text import LEAST_DOT, Layout, padded
 
 MULTIPROCESSORS = 132
 """Of an H100 and an H200: what long windows are cut for."""
@@ -29,10 +30,42 @@ RESIDENT = 2
 FEWEST_TILES = 8
 """Tiles of an item at least, and of single rows at most (R-MAT graphs, H200: uncut rows took .9 to 1.6 times as long,
 items of 16 tiles as long)."""
+GATHERED_TILES = 16
+"""Tiles of an item at most where several rows gather their columns."""
 UNEVEN = 1.5
 """How many times its share the longest window may be before windows are cut."""
 DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 """What dots of float32 take."""
+
+
+_HERE = nullcontext()
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads there are, and which pattern of a stack each has.
+
+    Attributes:
+        count: of rows.
+        group: heads of rows that share a head of columns; only of a single pattern.
+        patterns: of the stack, 1 where all heads have one pattern.
+        fastest: whether the patterns of a stack follow one another head by head, and not once a run of heads.
+    """
+
+    count: int
+    group: int = 1
+    patterns: int = 1
+    fastest: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Heads that have the same pattern."""
+        return self.count // self.patterns
+
+    def steps(self) -> dict[str, int]:
+        """Return how far the head numbers of two patterns, and of two parts, are apart."""
+        pattern, part = (1, self.patterns) if self.fastest else (self.parts, 1)
+        return {"pattern_head": pattern, "part_head": part}
 
 
 @dataclass(frozen=True)
@@ -40,44 +73,58 @@ class Sides:
     """The sides of a walk's tiles, and how its loop runs.
 
     Attributes:
-        height: rows of a window; 1 for a row by its entries.
+        height: rows of a window.
         width: columns of a tile.
         warps: of a program.
         stages: tiles that are on their way at once.
+        gathered: whether tiles hold any columns, and not neighbouring ones.
     """
 
     height: int
     width: int
     warps: int
     stages: int
+    gathered: bool = False
 
 
-def sides_of(sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int) -> Sides | None:
+def sides_of(
+    sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int, by_row: bool = False
+) -> Sides | None:
     """Return the sides for tables of these row sizes; None where a program would not fit in registers.
 
     Args:
         sizes: of the tables' rows.
         dtype: of the tables.
         backward: whether gradients are computed.
-        width: columns of a tile at most; 1 if a window is to be one row, whose columns are gathered.
+        width: columns of a tile at most; 0 if columns are gathered.
+        by_row: whether a window is one row.
     """
-    size = padded(max(sizes), dots=width > 1)
-    if width == 1:
-        return ROW_FORMS.get(size)
-    sides = FORMS[dtype.itemsize, backward].get(max(size, SMALLEST))
-    return sides and replace(sides, width=min(sides.width, width))
+    if by_row:
+        return ROW_FORMS.get(padded(max(sizes), dots=False))
+    size = max(padded(max(sizes), dots=True), SMALLEST)
+    if width:
+        sides = FORMS[dtype.itemsize, backward].get(size)
+        return sides and replace(sides, width=min(sides.width, width))
+    return GATHERED[dtype.itemsize, backward].get(size) or ROW_FORMS.get(padded(max(sizes), dots=False))
 
 
 FORMS = {
     (2, False): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
     (2, True): {64: Sides(64, 64, 4, 2), 128: Sides(64, 64, 8, 2), 256: Sides(32, 32, 4, 1)},
-    (4, False): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1)},
-    (4, True): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1)},
+    (4, False): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
+    (4, True): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
 }
 """By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
-spilled on sm_90, as its assembler reports."""
-ROW_FORMS = {1 << n: Sides(1, 32 if n <= 6 else 16, 1 if n <= 6 else 2, 1) for n in range(9)}
-"""By row size: sides of windows of one row."""
+spilled on sm_90, as its assembler reports (80 in the last; steps take ten times as long)."""
+GATHERED = {
+    (2, False): {64: Sides(16, 32, 1, 2, True), 128: Sides(16, 32, 2, 2, True), 256: Sides(16, 32, 4, 2, True)},
+    (2, True): {64: Sides(16, 32, 2, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
+    (4, False): {64: Sides(16, 32, 2, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
+    (4, True): {64: Sides(16, 32, 4, 1, True), 128: Sides(16, 32, 8, 1, True), 256: Sides(16, 32, 8, 1, True)},
+}
+"""Likewise of windows that gather their columns."""
+ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
+"""By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
 
@@ -88,7 +135,9 @@ def most_tiles(tiles: RowTiles, heads: int) -> int:
     That is a fair share of all tiles, for windows of more than one row.
     """
     share = FEWEST_TILES
-    if tiles.height >= LEAST_DOT:
+    if tiles.gathered and tiles.height > 1:
+        share = GATHERED_TILES
+    elif tiles.height >= LEAST_DOT:
         share = max(share, -(-tiles.tiles * heads // (MULTIPROCESSORS * RESIDENT)))
     return share if tiles.longest > UNEVEN * share else 0
 
@@ -106,6 +155,7 @@ class WalkKernel:
         walk: Walk,
         tiles: RowTiles,
         tensors: Mapping[str, torch.Tensor],
+        heads: Heads,
         sides: Sides,
         precision: str,
         cache_dir: Path | None,
@@ -118,15 +168,17 @@ class WalkKernel:
             tiles: that it goes along, of these sides.
             tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results; of the
                 sizes and strides of every call. Rows of tables are contiguous, and results whole.
+            heads: of them.
             sides: of the tiles, and options of the launch.
             precision: ``highest``, ``high`` or ``medium``, of float32.
             cache_dir: folder of generated sources.
             name: what the file is named after.
         """
         self.walk, self.sides, self.name = walk, sides, name
-        first = next(iter(tensors.values()))
-        self.device, self.heads = first.device, max(t.shape[0] for t in tensors.values())
-        self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.heads))
+        self.device = tiles.full_ptr.device
+        self.parts = heads.parts // (heads.group if walk.mode else 1)
+        self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.parts))
+        self.idle = not len(self.items)
         self.layout = Layout(
             height=tiles.height,
             width=tiles.width,
@@ -141,16 +193,20 @@ class WalkKernel:
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
             stages=sides.stages,
+            group=heads.group,
+            stacked=heads.patterns > 1,
         )
         self.source = self.source_for(machine_of(self.device))
         module, self.path = cache.load(self.source.text, cache_dir, name)
         arrays = ("full_col", "part_col", "bits", "full_base", "part_base", "order")
         self.fixed: dict[str, Any] = {array: getattr(tiles, array) for array in arrays}
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
+        self.fixed |= {"windows": tiles.windows, **heads.steps()}
         for table, tensor in tensors.items():
             self.fixed[f"{table}_head"] = tensor.stride(0)
             if tensor.ndim == 3:
                 self.fixed[f"{table}_row"] = tensor.stride(1)
+        self.foreign = {*tensors} - {*self.walk.targets, *self.walk.sums, "lse_out", "lse"}  # maybe not at 16 bytes
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
@@ -168,17 +224,15 @@ class WalkKernel:
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
         """Return a launch that takes the tensors that are not fixed, by name."""
-        arguments, places = (
-            [fixed.get(name) for name in names],
-            [n for n, name in enumerate(names) if name not in fixed],
-        )
-        given = [names[n] for n in places]
+        arguments = [fixed.get(name) for name in names]
+        places = [(n, name) for n, name in enumerate(names) if name not in fixed]
+        foreign = [n for n, name in places if name in self.foreign]
         options = self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.heads, places, options)
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, foreign, options)
 
         def run(tensors: Mapping[str, torch.Tensor]) -> None:
             filled = [*arguments]
-            for place, name in zip(places, given, strict=True):
+            for place, name in places:
                 filled[place] = tensors[name]
             launch(*filled)
 
@@ -186,10 +240,10 @@ class WalkKernel:
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Launch, with inputs and results by name."""
-        if not len(self.items):
+        if self.idle:
             return
         elsewhere = self.device.type == "cuda" and self.device.index != torch.cuda.current_device()
-        with torch.cuda.device(self.device) if elsewhere else nullcontext():  # Triton launches on the current device
+        with torch.cuda.device(self.device) if elsewhere else _HERE:  # Triton launches on the current device
             if not self.slots:
                 self.launch(tensors)
                 return
@@ -199,10 +253,10 @@ class WalkKernel:
 
     def _slots(self) -> dict[str, torch.Tensor]:
         """Return memory for the partial sums of windows that are cut."""
-        rows, sizes = self.slots * self.heads * self.sides.height, dict(self.layout.sizes)
+        rows, sizes = self.slots * self.parts * self.sides.height, dict(self.layout.sizes)
         shapes = {
-            name: (padded(sizes[t], self.sides.height >= LEAST_DOT),) if t else ()
-            for _, t, name in self.walk.accumulated
+            name: (padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT),) if term else ()
+            for _, term, name in self.walk.accumulated
         }
         shapes |= {"top": (), "sum": ()} if self.walk.online else {}
         return {

@@ -5,6 +5,8 @@ either neighbouring ones or, `gathered`, the distinct columns of a window in ord
 partial one there is a word a row, whose bit c says whether the row meets the tile's column c. A walk of the columns
 takes the row tiles of the transposed pattern.
 
+A stack of patterns, one a head or a batch, has the windows of its first pattern, then those of its second, and so on.
+
 Long windows are cut into several work items, whose partial sums are combined.
 """
 
@@ -27,8 +29,8 @@ class RowTiles:
     """Windows of rows, each with its tiles.
 
     Attributes:
-        rows: of the pattern.
-        columns: of the pattern.
+        rows: of each pattern.
+        columns: of each pattern.
         height: rows of a window.
         width: columns of a tile, 64 at most.
         gathered: whether tiles hold any columns, and not neighbouring ones.
@@ -41,6 +43,7 @@ class RowTiles:
         full_base: (full tiles, height) int32, the number of the first entry of each row of a tile; None unless asked.
         part_base: (partial tiles, height) likewise.
         order: (nnz,) int32, the number that an entry has in the pattern, of its number here; None if they are equal.
+        patterns: how many there are.
     """
 
     rows: int
@@ -56,7 +59,13 @@ class RowTiles:
     full_base: torch.Tensor | None = None
     part_base: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    patterns: int = 1
     _items: Lru[int, tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=lambda: Lru(8))
+
+    @property
+    def windows(self) -> int:
+        """The number of windows of each pattern."""
+        return -(-self.rows // self.height)
 
     @property
     def even(self) -> bool:
@@ -124,17 +133,19 @@ def of_tiles(
     shape: tuple[int, int],
     height: int,
     width: int,
+    patterns: int = 1,
 ) -> RowTiles:
     """Return the row tiles of blocks of neighbouring columns.
 
     Args:
         full: windows and blocks of the full tiles, in any order.
         part: windows, blocks and words (tiles, height) int64 of the partial ones.
-        shape: of the pattern.
+        shape: of each pattern.
         height: of a tile.
         width: of a tile, 32 or 64.
+        patterns: how many there are.
     """
-    blocks, windows = -(-shape[1] // width), -(-shape[0] // height)
+    blocks, windows = -(-shape[1] // width), -(-shape[0] // height) * patterns
     by_place = [torch.argsort(tiles[0] * blocks + tiles[1]) for tiles in (full, part)]
     word = torch.int64 if width > 32 else torch.int32
     return RowTiles(
@@ -148,34 +159,36 @@ def of_tiles(
         part_ptr=_pointers(part[0], windows),
         part_col=part[1][by_place[1]].int(),
         bits=part[2][by_place[1]].to(word),
+        patterns=patterns,
     )
 
 
 def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False) -> RowTiles:
-    """Return blocks of neighbouring columns of a coalesced pattern of two modes; of one in blocks without expanding it.
+    """Return blocks of neighbouring columns of a coalesced pattern; of one in blocks without expanding it.
 
     Sides of blocks must be multiples of the tile's, or divide them: see `whole_blocks`.
 
     Args:
-        pattern: of entries or blocks.
+        pattern: of entries or blocks; of two modes, or of three, the first of which is of the patterns of a stack.
         mode: 0 for windows of its rows, 1 for windows of its columns.
         height: of a tile, a power of two.
         width: of a tile, 32 or 64.
         numbered: whether entries have numbers; not of a pattern in blocks.
     """
-    blocks = pattern.blocks
-    if blocks is None:
-        shape = pattern.shape
-        own, other, order = _sorted(pattern, mode)
+    patterns, shape = stacked_shape(pattern)
+    rows, columns = shape[mode], shape[1 - mode]
+    if pattern.blocks is None:
+        own, other, order = _sorted(pattern, mode, height)
         word = _bit(other, width)
     else:
-        shape = blocks.shape
         tile = (height, width) if mode == 0 else (width, height)
-        sides = tuple(map(min, blocks.sides, tile))
-        pieces = pattern.cut(sides)[0].coords * pattern.coords.new_tensor(sides)[:, None]
-        own, other, word = _runs(pieces[mode], pieces[1 - mode], sides[mode], sides[1 - mode], shape, mode, width)
-        order = None
-    rows, columns = shape[mode], shape[1 - mode]
+        *stack, row, column = in_pieces(pattern, tile)
+        tall, wide = (min(side, size) for side, size in zip(pattern.blocks.sides[-2:], tile, strict=True))
+        pieces, sides = (row, column), (tall, wide)
+        which, own, other, word = _runs(
+            stack, pieces[mode], pieces[1 - mode], sides[mode], sides[1 - mode], (rows, columns), width
+        )
+        own, order = own + which * (-(-rows // height) * height), None
     across = -(-columns // width)
     keys, tile_of = torch.unique(own // height * across + other // width, return_inverse=True)
     place = tile_of * height + own % height
@@ -185,7 +198,7 @@ def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: b
     window, block = keys // across, keys % across
     part = ~whole
     tiles = of_tiles(
-        (window[whole], block[whole]), (window[part], block[part], bits[part]), (rows, columns), height, width
+        (window[whole], block[whole]), (window[part], block[part], bits[part]), (rows, columns), height, width, patterns
     )
     if not numbered:
         return tiles
@@ -196,9 +209,10 @@ def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: b
 
 def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False) -> RowTiles:
     """Return windows of gathered columns, of a coalesced pattern of single entries; arguments as of `of_pattern`."""
-    own, other, order = _sorted(pattern, mode)
-    rows, columns = pattern.shape[mode], pattern.shape[1 - mode]
-    windows, device = -(-rows // height), own.device
+    patterns, shape = stacked_shape(pattern)
+    own, other, order = _sorted(pattern, mode, height)
+    rows, columns = shape[mode], shape[1 - mode]
+    windows, device = -(-rows // height) * patterns, own.device
     keys, column_of = torch.unique(own // height * columns + other, return_inverse=True)
     window, column = keys // columns, keys % columns
     distinct = torch.bincount(window, minlength=windows)
@@ -225,6 +239,7 @@ def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: boo
         part_ptr=ptr,
         part_col=part_col.view(-1, width),
         bits=bits.view(-1, height).to(torch.int64 if width > 32 else torch.int32),
+        patterns=patterns,
     )
     if not numbered:
         return row_tiles
@@ -232,10 +247,25 @@ def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: boo
     return _with_numbers(row_tiles, {"full_base": base[:0], "part_base": base}, order)
 
 
+def stacked_shape(pattern: Pattern) -> tuple[int, tuple[int, int]]:
+    """Return the number of patterns of a stack, 1 of a pattern of two modes, and the sizes of each."""
+    *stack, rows, columns = pattern.shape if pattern.blocks is None else pattern.blocks.shape
+    return (stack[0] if stack else 1), (rows, columns)
+
+
 def whole_blocks(pattern: Pattern, height: int, width: int) -> bool:
     """Return True if a pattern is of entries, or of blocks that tiles of these sides divide or are divided by."""
-    sides = () if pattern.blocks is None else pattern.blocks.sides
+    sides = () if pattern.blocks is None else pattern.blocks.sides[-2:]
     return all(side % size == 0 or size % side == 0 for side in sides for size in (height, width))
+
+
+def in_pieces(pattern: Pattern, tile: tuple[int, int]) -> torch.Tensor:
+    """Return (modes, pieces) the first positions of entries, or of what of blocks lies in one tile each."""
+    if pattern.blocks is None:
+        return pattern.coords
+    *stack, tall, wide = pattern.blocks.sides
+    sides = (*stack, min(tall, tile[0]), min(wide, tile[1]))
+    return pattern.cut(sides)[0].coords * pattern.coords.new_tensor(sides)[:, None]
 
 
 def _with_numbers(tiles: RowTiles, bases: dict[str, torch.Tensor], order: torch.Tensor | None) -> RowTiles:
@@ -243,27 +273,39 @@ def _with_numbers(tiles: RowTiles, bases: dict[str, torch.Tensor], order: torch.
     return RowTiles(**{**fields, **bases, "order": order})
 
 
-def _sorted(pattern: Pattern, mode: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the coordinates of entries in the order of a mode, and the number of each in the pattern."""
-    if mode == 0:
-        return pattern.coords[0], pattern.coords[1], None
-    turned, order = pattern.permuted((1, 0))
-    assert order is not None
-    return turned.coords[0], turned.coords[1], order.int()
+def _sorted(pattern: Pattern, mode: int, height: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the coordinates of entries in the order of a mode, and the number of each in the pattern.
+
+    Own coordinates of a stack's second pattern begin where a window of this height does, after those of the first.
+    """
+    order = None
+    if mode == 1:
+        pattern, order = pattern.permuted((*range(pattern.order - 2), pattern.order - 1, pattern.order - 2))
+    *stack, own, other = pattern.coords
+    if stack:
+        own = own + stack[0] * (-(-pattern.shape[1] // height) * height)
+    return own, other, None if order is None else order.int()
 
 
 def _runs(
-    own: torch.Tensor, other: torch.Tensor, rows: int, columns: int, shape: tuple[int, ...], mode: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each row of pieces inside of the shape: its place, its first column, and the word of its columns."""
+    stack: list[torch.Tensor],
+    own: torch.Tensor,
+    other: torch.Tensor,
+    rows: int,
+    columns: int,
+    shape: tuple[int, int],
+    width: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return each row of pieces inside of the shape: its pattern, its place, its first column, and their word."""
     device = own.device
+    which = stack[0] if stack else torch.zeros_like(own)
     own = (own[:, None] + torch.arange(rows, device=device)).flatten()
-    other = other.repeat_interleave(rows)
-    inside = own < shape[mode]
-    own, other = own[inside], other[inside]
-    length = (shape[1 - mode] - other).clamp(max=columns)
+    inside = own < shape[0]
+    own = own[inside]
+    which, other = (t.repeat_interleave(rows)[inside] for t in (which, other))
+    length = (shape[1] - other).clamp(max=columns)
     ones = torch.where(length == 64, -1, (1 << length.clamp(max=63)) - 1)
-    return own, other, ones << (other % width)
+    return which, own, other, ones << (other % width)
 
 
 def _bit(column: torch.Tensor, width: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise
 from sparsetc.tensor.pattern import lasting
@@ -47,7 +48,7 @@ def trace(function: Callable[..., Mapping[str, torch.Tensor]], inputs: Sequence[
         names[:] = results
         return tuple(results.values())
 
-    with lasting():
+    with lasting(), _disable_current_modes():  # whatever mode of torch watches the call
         graph = _graph(flat, [torch.full((SIZE,), 0.5) for _ in inputs])
     reader = _Reader(graph, inputs)
     return Elementwise(tuple(reader.builder.operations), dict(zip(names, reader.outputs, strict=True)))

@@ -78,3 +78,13 @@ def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], 
     raised = shifted.exp()
     sums = reduced_groups(raised, pattern, kept, "sum").clamp(min=1.0)  # the largest adds 1, unless all are -inf
     return shifted - gathered(sums.log(), group) if log else raised / gathered(sums, group)
+
+
+def log_sums(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+    """Return (groups, *dense sizes) logarithms of the sums of the exponentials of entries that agree in some modes."""
+    group = groups_of(pattern, kept).of_entry
+    most = reduced_groups(values.detach(), pattern, kept, "amax")
+    most = most.masked_fill(most == -torch.inf, 0.0)
+    sums = reduced_groups((values - gathered(most, group)).exp(), pattern, kept, "sum")
+    nothing = sums == 0
+    return torch.where(nothing, -torch.inf, sums.masked_fill(nothing, 1.0).log() + most)

@@ -6,11 +6,21 @@ import logging
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, dense_attention, scattered
+from map_cases import (
+    CPU,
+    FORMS,
+    MAPPED,
+    PATTERNS,
+    SMALL,
+    as_if_large,
+    dense_attention,
+    form_of_attention,
+    mapped_cases,
+    scattered,
+)
 
 import sparsetc as stc
-from sparsetc import sparse_attention
-from sparsetc.maps import fused, kernel
+from sparsetc.maps import kernel
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
 
@@ -18,8 +28,7 @@ TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
 @pytest.fixture(autouse=True)
 def _scattered_entries_go_row_by_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns here are too small for it."""
-    if "scattered" in request.node.name:
-        monkeypatch.setitem(fused.PRICES, 1, 0.0)
+    as_if_large(request.node.name, monkeypatch)
 
 
 def operands(shape: tuple[int, ...], rows: int, columns: int, depth: int, width: int) -> list[torch.Tensor]:
@@ -74,13 +83,13 @@ def test_attention(name: str, dtype: torch.dtype, poisoned: None, caplog: pytest
 
 
 @pytest.mark.parametrize(("depth", "width"), [(20, 5), (1, 130), (64, 64), (128, 32)])
-@pytest.mark.parametrize("name", ["mask", "scattered"])
+@pytest.mark.parametrize("name", ["mask", "scattered", "by-row"])
 def test_row_sizes(name: str, depth: int, width: int, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     check(name, torch.float16 if width > 128 else torch.float32, (), depth, width, "", caplog)
 
 
 @pytest.mark.parametrize("bias", ["one", "a head"])
-@pytest.mark.parametrize("name", ["mask", "entries", "scattered", "blocks-of-32"])
+@pytest.mark.parametrize("name", ["mask", "entries", "scattered", "by-row", "blocks-of-32"])
 def test_a_bias(name: str, bias: str, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     check(name, torch.float32, (2, 2), 16, 20, bias, caplog)
 
@@ -148,19 +157,21 @@ def test_what_a_row_of_scattered_entries_does_not_meet_has_no_part() -> None:
     torch.testing.assert_close(found, stc.attention(q, k, v, pattern))
 
 
-def test_a_compiled_function_runs_the_kernel_between_two_graphs(caplog: pytest.LogCaptureFixture) -> None:
-    """As on a GPU, where Dynamo does not look into attention."""
+def test_a_full_graph_has_the_kernel(caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = (t.requires_grad_() for t in operands((), 30, 30, 16, 16))
 
     def function(q: torch.Tensor) -> torch.Tensor:
-        return sparse_attention._opaque(2 * q, k, v, SMALL, 0.25, None, {}).sin()
+        found, lse = stc.attention(2 * q, k, v, SMALL, return_lse=True)
+        return found.sin() + lse[:, None]
 
     with caplog.at_level(logging.DEBUG, "sparsetc"):
-        found = torch.compile(function, backend="eager")(q)
-    assert "attention runs in one kernel" in caplog.text
-    expected = dense_attention(2 * q, k, v, SMALL.dense(30), 0.25, None).sin()
+        found = torch.compile(function, backend="aot_eager", fullgraph=True)(q)
+        assert "attention runs in one kernel" in caplog.text
+        both = [torch.autograd.grad(found.sum(), (q, k, v))]
+        assert "in steps" not in caplog.text
+    expected = function(q)
+    both.append(torch.autograd.grad(expected.sum(), (q, k, v)))
     torch.testing.assert_close(found, expected)
-    both = (torch.autograd.grad(y.sum(), (q, k, v)) for y in (found, expected))
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -175,18 +186,76 @@ def test_transforms_and_bfloat16_go_in_three_steps(caplog: pytest.LogCaptureFixt
     assert "steps: forward mode, or a transform of torch.func" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
 @pytest.mark.parametrize("scattered_entries", ["scattered", "near"])
-def test_graph_attention(scattered_entries: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_graph_attention(scattered_entries: str, kind: str, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    layer, x = stc.nn.GATConv(6, 5, heads=3), (torch.randn(70, 6), torch.randn(60, 6))
-    graph = stc.SparseTensor.from_dense(scattered(60, 70, 0.05).float())
+    layer, x = getattr(stc.nn, kind)(6, 5, heads=3), (torch.randn(40, 6), torch.randn(30, 6))
+    graph = stc.SparseTensor.from_dense(scattered(30, 40, 0.1).float())
     with stc.options(backend="torch"):
         expected = layer(graph, x)
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = layer(graph, x)
-    assert "GATConv runs in one kernel" in caplog.text
+    assert f"{kind} runs in one kernel" in caplog.text
     torch.testing.assert_close(found, expected)
-    parameters, upstream = [*layer.parameters()], torch.randn(60, 15)
+    parameters, upstream = [*layer.parameters()], torch.randn(30, 15)
     both = (torch.autograd.grad(y, parameters, upstream) for y in (found, expected))
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+# -- forms of attention: beside its own steps, which tests/test_attention.py compares with all pairs -----------------
+
+CUT = ("grouped", "dropout-grouped-scattered", "by-head", "entries-by-batch-scattered")
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [*((name, False) for name in FORMS if "by-row" not in name), *((name, True) for name in CUT)]
+)
+def test_forms(
+    name: str, cut: bool, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if cut:
+        monkeypatch.setattr(kernel, "most_tiles", lambda tiles, heads: 1)
+    both = form_of_attention(name, CPU)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = both()
+    assert "attention runs in one kernel" in caplog.text
+    with stc.options(backend="torch"):
+        expected = both()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+# -- functions of one's own -------------------------------------------------------------------------------------------
+
+
+WAYS = [
+    *((name, "near", torch.float16) for name in MAPPED),
+    *((name, "scattered", torch.float32) for name in MAPPED),
+    *((name, "by-row", torch.float32) for name in ("poisson", "edge-network")),
+]
+
+
+@pytest.mark.parametrize(("name", "way", "dtype"), WAYS)
+def test_map_entries(name: str, way: str, dtype: torch.dtype, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
+    function, form = mapped_cases(name, dtype)[:2]
+    inputs = [t for t in form.tensors if t.requires_grad]
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(function, form.pattern, **form.named)
+    assert "map_entries runs in one kernel" in caplog.text
+    found = found.values if isinstance(found, stc.SparseTensor) else found
+    with stc.options(backend="torch"):
+        expected = stc.map_entries(function, form.pattern, **form.named)
+    expected = expected.values if isinstance(expected, stc.SparseTensor) else expected
+    both = [(y, *torch.autograd.grad(y.square().sum(), inputs, retain_graph=True)) for y in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        close(one.detach(), other.detach().double(), TOLERANCE[dtype] * 3)
+
+
+def test_a_function_that_kernels_do_not_have_runs_in_steps(caplog: pytest.LogCaptureFixture) -> None:
+    a = torch.rand(3, 2)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(torch.lgamma, stc.eye(3), rows={"input": a[:, 0]})
+    assert "map_entries runs in steps: kernels have no lgamma" in caplog.text
+    torch.testing.assert_close(found, torch.lgamma(a[:, 0]))

@@ -27,9 +27,9 @@ def walk(
     grad_v,
 ):
     program = tl.program_id(0)
-    head = (program // item_count).to(tl.int64)
     item = items + program % item_count * 6
     window = tl.load(item)
+    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
     row = window * 64 + lane_row
     row_ok = row < rows

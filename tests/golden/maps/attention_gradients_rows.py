@@ -26,9 +26,9 @@ def walk(
     lse_head, delta_head, grad_q_head, items, full_col, part_col, bits, q, g_o, o, k, v, lse, delta, grad_q,
 ):
     program = tl.program_id(0)
-    head = (program // item_count).to(tl.int64)
     item = items + program % item_count * 6
     window = tl.load(item)
+    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
     row = window * 64 + lane_row
     row_ok = row < rows

@@ -33,9 +33,9 @@ def walk(
     items, part_col, bits, part_base, q, k, v, bias, lse_out, o,
 ):
     program = tl.program_id(0)
-    head = (program // item_count).to(tl.int64)
     item = items + program % item_count * 6
     window = tl.load(item)
+    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
     row = window * 64 + lane_row
     row_ok = row < rows

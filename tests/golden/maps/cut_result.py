@@ -24,9 +24,9 @@ def walk(
     part_col, bits, top_slots, sum_slots, o_slots, q, k, v, lse_out, o,
 ):
     program = tl.program_id(0)
-    head = (program // item_count).to(tl.int64)
     item = items + program % item_count * 6
     window = tl.load(item)
+    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
     row = window * 64 + lane_row
     row_ok = row < rows
@@ -68,18 +68,18 @@ def walk(
 @triton.jit
 def combine(item_count, rows, lse_out_head, o_head, items, top_slots, sum_slots, o_slots, lse_out, o):
     program = tl.program_id(0)
-    head = (program // item_count).to(tl.int64)
-    heads = tl.num_programs(0) // item_count
     cut = items + program % item_count * 3
     window = tl.load(cut)
+    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
     row = window * 64 + lane_row
     row_ok = row < rows
+    parts = tl.num_programs(0) // item_count
     top = tl.full([64], -1e30, tl.float32)
     total = tl.zeros([64], tl.float32)
     o_sum = tl.zeros([64, 16], tl.float32)
     for slot in range(tl.load(cut + 1), tl.load(cut + 2)):
-        at = slot * heads + head
+        at = slot * parts + head
         part_top = tl.load(top_slots + at * 64 + lane_row)
         part_total = tl.load(sum_slots + at * 64 + lane_row)
         most = tl.maximum(top, part_top)

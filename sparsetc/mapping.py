@@ -1,0 +1,227 @@
+"""A function of one's own of the entries of a pattern, in one kernel: `map_entries`.
+
+In: a function, the pattern, and what the function is given for each entry. Out: the sums over rows, or a sparse tensor,
+differentiable. Attention is one case of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from math import prod
+from types import FunctionType
+from typing import Any, Literal, overload
+
+import torch
+from typing_extensions import Unpack
+
+from sparsetc import pairwise_ops  # noqa: F401  which registers operators
+from sparsetc.errors import DtypeError, KeywordError, ShapeError
+from sparsetc.maps.body import SIDES, Body, Side
+from sparsetc.meeting import pairs_of, parts_of
+from sparsetc.options import Settings
+from sparsetc.pairwise import computed, entries_of
+from sparsetc.support.entry import entry_point
+from sparsetc.support.lru import Lru
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Table = torch.Tensor
+KEPT = 64
+"""Functions whose kernels are kept. Not measured."""
+_bodies: Lru[Hashable, Body] = Lru(KEPT)
+
+
+@overload
+def map_entries(
+    function: Callable[..., torch.Tensor],
+    pattern: Any,
+    *,
+    products: Mapping[str, tuple[Table, Table]] | None = None,
+    rows: Mapping[str, torch.Tensor] | None = None,
+    columns: Mapping[str, torch.Tensor] | None = None,
+    entries: Mapping[str, torch.Tensor] | None = None,
+    softmax: bool = False,
+    values: Table | None = None,
+    output: Literal["dense"] = "dense",
+    **settings: Unpack[Settings],
+) -> torch.Tensor: ...
+@overload
+def map_entries(
+    function: Callable[..., torch.Tensor],
+    pattern: Any,
+    *,
+    products: Mapping[str, tuple[Table, Table]] | None = None,
+    rows: Mapping[str, torch.Tensor] | None = None,
+    columns: Mapping[str, torch.Tensor] | None = None,
+    entries: Mapping[str, torch.Tensor] | None = None,
+    softmax: bool = False,
+    values: Table | None = None,
+    output: Literal["sparse"],
+    **settings: Unpack[Settings],
+) -> SparseTensor: ...
+@entry_point
+def map_entries(
+    function: Callable[..., torch.Tensor],
+    pattern: Any,
+    *,
+    products: Mapping[str, tuple[Table, Table]] | None = None,
+    rows: Mapping[str, torch.Tensor] | None = None,
+    columns: Mapping[str, torch.Tensor] | None = None,
+    entries: Mapping[str, torch.Tensor] | None = None,
+    softmax: bool = False,
+    values: Table | None = None,
+    output: Literal["dense", "sparse"] = "dense",
+    **settings: Unpack[Settings],
+) -> torch.Tensor | SparseTensor:
+    """Apply a function to each entry (i, j) of a pattern, and sum over the entries of each row.
+
+    The function is given, by name, products of rows of two tables, and numbers by row, by column and by entry. On a GPU
+    one kernel computes the result and two its gradients, and nothing is formed for all entries, if the function is of
+    elementwise operations that kernels have. Elsewhere, and for other functions, there are steps; the log
+    (``logging.getLogger("sparsetc")``, level DEBUG) says why.
+
+    Args:
+        function: of tensors of one shape, elementwise, as torch operations. It is traced once for all functions of the
+            same code and constants: numbers that it finds elsewhere are constants.
+        pattern: (rows, columns), as `attention` takes it.
+        products: name -> (left, right) tables, (*heads, rows, d) and (*heads, columns, d): the function is given the
+            sum over d of ``left[i, d] * right[j, d]``. All tables have one dtype.
+        rows: name -> (*heads, rows): the function is given the number of row i.
+        columns: name -> (*heads, columns): that of column j.
+        entries: name -> (nnz,) or (*heads, nnz), in lexicographic order: that of the entry.
+        softmax: whether results of the function are normalised: their exponentials over the sum of these along a row.
+        values: (*heads, columns, width): rows that are summed, each times the function's result.
+        output: ``"sparse"`` for the function's results themselves.
+        settings: of `einsum`, for products in steps; kernels take precision and cache_dir.
+
+    Returns:
+        (*heads, rows, width) sums of rows of `values`; without these (*heads, rows) sums of the function's results.
+        With ``output="sparse"`` a SparseTensor of these results, with dense modes for heads.
+
+    Raises:
+        KeywordError: a name that is given twice, or nothing to compute with.
+        DtypeError: tables of several dtypes, or inputs that are not floating point.
+        ShapeError: sizes that do not fit together, or the pattern.
+
+    Examples:
+        The Poisson loss of a factorisation, over nonzeros x (Hong, Kolda and Duersch 2020), with gradients:
+
+        >>> x = stc.SparseTensor.from_dense(torch.tensor([[2.0, 0.0], [1.0, 3.0]]))
+        >>> a, b = torch.ones(2, 4, requires_grad=True), torch.ones(2, 4)
+        >>> loss = stc.map_entries(
+        ...     lambda m, x: m - x * torch.log(m), x.pattern, products={"m": (a, b)}, entries={"x": x.values}
+        ... ).sum()
+        >>> torch.autograd.grad(loss, a)[0]
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000],
+                [1.0000, 1.0000, 1.0000, 1.0000]])
+    """
+    vectors: dict[Side, Mapping[str, torch.Tensor]]
+    vectors = {"rows": rows or {}, "columns": columns or {}, "entries": entries or {}}
+    inputs = _Inputs(products or {}, vectors, values)
+    heads, shape = inputs.heads(), inputs.shape(pattern)
+    pairs = pairs_of(pattern, heads, shape, inputs.first.device, False)
+    if inputs.vectors["entries"] or output == "sparse":
+        pairs = replace(pairs, given=entries_of(pairs))
+    if pairs.patterns == 1:
+        heads = torch.broadcast_shapes(heads, *[t.shape[:-1] for t in inputs.vectors["entries"].values()])
+    elif output == "sparse":
+        raise ShapeError("map_entries: a sparse result takes one pattern for all heads")
+    body = inputs.body(function, softmax, output == "sparse")
+    flat = inputs.flat(heads, parts_of(pairs, heads))
+    result: torch.Tensor = computed(body, pairs, flat, settings, "map_entries")
+    if output == "sparse":
+        return SparseTensor._make(pairs.given, result.T.reshape(-1, *heads))  # type: ignore[arg-type]
+    return result.reshape(*heads, *result.shape[1:])
+
+
+class _Inputs:
+    """What a function is given.
+
+    Attributes:
+        products: name -> table of rows and table of columns.
+        vectors: side -> name -> vector.
+        values: the table that is summed, if there is one.
+        first: one of the tensors.
+    """
+
+    def __init__(
+        self,
+        products: Mapping[str, tuple[Table, Table]],
+        vectors: dict[Side, Mapping[str, torch.Tensor]],
+        values: Table | None,
+    ) -> None:
+        self.products, self.vectors, self.values = products, vectors, values
+        self.names = [*products, *(name for named in vectors.values() for name in named)]
+        if not self.names or len({*self.names}) < len(self.names):
+            raise KeywordError(f"map_entries takes names, each once; found {', '.join(self.names) or 'none'}")
+        self.tables = [(table, mode) for pair in products.values() for mode, table in enumerate(pair)]
+        self.tables += [] if values is None else [(values, 1)]
+        self.first = self.tables[0][0] if self.tables else next(t for n in vectors.values() for t in n.values())
+        tensors = [table for table, _ in self.tables] + [t for named in vectors.values() for t in named.values()]
+        kinds = {t.dtype if isinstance(t, torch.Tensor) else type(t) for t in tensors}
+        if not all(isinstance(kind, torch.dtype) and kind.is_floating_point for kind in kinds):
+            raise DtypeError(f"map_entries takes dense floating point tensors, found {', '.join(map(str, kinds))}")
+        if len({table.dtype for table, _ in self.tables}) > 1:
+            raise DtypeError(f"map_entries takes tables of one dtype, found {', '.join(map(str, kinds))}")
+
+    def heads(self) -> tuple[int, ...]:
+        """Return the sizes in front of rows and columns."""
+        leads = [table.shape[:-2] for table, _ in self.tables]
+        leads += [t.shape[:-1] for side in ("rows", "columns") for t in self.vectors[side].values()]
+        try:
+            return tuple(torch.broadcast_shapes(*leads))
+        except RuntimeError:
+            raise ShapeError(f"map_entries: sizes in front do not broadcast: {', '.join(map(str, leads))}") from None
+
+    def shape(self, pattern: Any) -> tuple[int, int]:
+        """Return the numbers of rows and columns, on which all tensors agree."""
+        found = []
+        for mode, side in enumerate(SIDES):
+            sizes = [table.shape[-2] for table, of in self.tables if of == mode]
+            sizes += [t.shape[-1] for t in self.vectors[side].values()]
+            sizes = sizes or [*getattr(pattern, "shape", ())[-2:][mode : mode + 1]]
+            if len({*sizes}) != 1:
+                raise ShapeError(f"map_entries: inputs must say one number of {side}, found {sizes or 'none'}")
+            found += sizes[:1]
+        return found[0], found[1]
+
+    def body(self, function: Callable[..., torch.Tensor], softmax: bool, stored: bool) -> Body:
+        """Return the body, kept for functions of the same code and constants."""
+        products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(self.products))}
+        sides = [side for side, named in self.vectors.items() for _ in named]
+        vectors = {f"v{n}": side for n, side in enumerate(sides)}
+        names = dict(zip([*products, *vectors], self.names, strict=True))
+        table = None if self.values is None else "values"
+        if stored and (softmax or table):
+            raise KeywordError("map_entries: a sparse result is the function's own, without softmax and values")
+        if softmax and table is None:
+            raise KeywordError("map_entries: softmax takes values; without them, take stc.softmax of a sparse result")
+
+        def mapped(**inputs: torch.Tensor) -> torch.Tensor:
+            return function(**{names[name]: tensor for name, tensor in inputs.items()})
+
+        key = _told_apart(function), tuple(names.items()), tuple(sides), softmax, table, stored
+        return _bodies.once(key, lambda: Body(products, vectors, mapped, softmax, table, stored))
+
+    def flat(self, heads: tuple[int, ...], parts: tuple[int, ...]) -> list[torch.Tensor]:
+        """Return tables (heads, n, size) and vectors (heads, n)."""
+        tables = [t.expand(*heads, *t.shape[-2:]).reshape(prod(heads), *t.shape[-2:]) for t, _ in self.tables]
+        for side, named in self.vectors.items():
+            lead = parts if side == "entries" else heads
+            tables += [t.expand(*lead, t.shape[-1]).reshape(prod(lead), t.shape[-1]) for t in named.values()]
+        return tables
+
+
+def _told_apart(function: Callable[..., Any]) -> Hashable:
+    """Return what two functions that compute the same have in common: their code, and what it reads from outside."""
+    if not isinstance(function, FunctionType):
+        return function
+    code, known = function.__code__, function.__globals__
+    outside = tuple([known[name] for name in code.co_names if name in known])
+    cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
+    key = code, function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells, outside
+    try:
+        hash(key)
+    except TypeError:
+        return function
+    return function if any(isinstance(one, torch.Tensor) for one in (*outside, *cells)) else key

@@ -1,0 +1,161 @@
+"""The loop of a walk over the tiles of a window: loads, products, the map, a softmax on the way, and sums.
+
+In: a `Text`. Out: its lines with the loops.
+"""
+
+from __future__ import annotations
+
+from sparsetc.maps.body import KEEP, Derivative
+from sparsetc.maps.elementwise import number_text
+from sparsetc.maps.text import Text, padded
+
+
+class Loop(Text):
+    """Prints the loops of a walk."""
+
+    def loops(self) -> None:
+        """The window's tiles; of columns, for each head of rows that shares their head."""
+        grouped = self.far_head == "reader"
+        if grouped:
+            self.put(f"for member in range(0, {self.layout.group}):")
+            self.indent += 1
+            self.put(f"reader = head * {self.layout.group} + member")
+        if self.walk.dropout and self.walk.mode == 1:
+            self.salt()
+        if self.layout.full:
+            self.loop("full")
+        if self.layout.part:
+            self.loop("part")
+        self.indent -= grouped
+
+    def salt(self) -> None:
+        """What tells the random numbers of one head from others."""
+        self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
+
+    def loop(self, kind: str) -> None:
+        """The window's full or partial tiles."""
+        begin, end = (1, 2) if kind == "full" else (3, 4)
+        layout, part = self.layout, kind == "part"
+        stages = f", num_stages={layout.stages}"
+        self.put(f"for tile in tl.range(tl.load(item + {begin}), tl.load(item + {end}){stages}):")
+        self.indent += 1
+        if layout.gathered:
+            self.put(f"col = tl.load(part_col + tile * {layout.width} + lane_col)")
+        else:
+            self.put(f"col = tl.load({kind}_col + tile) * {layout.width} + lane_col")
+        self.bounded, self.loaded = part and not layout.even, set[str]()
+        if self.bounded:
+            self.put("col_ok = col < columns")
+        if part:
+            self.put(f"word = tl.load(bits + tile * {layout.height} + lane_row)")
+            self.put("met = ((word[:, None] >> lane_col[None, :]) & 1) != 0")
+        names = self.scores() | self.loaded_vectors(part) | {KEEP: KEEP}
+        if self.walk.dropout:
+            far = "salt + col.to(tl.uint32)" if self.walk.mode else "col.to(tl.uint32)"
+            share = self.walk.dropout
+            kept = 1 / (1 - share) if share < 1 else 0.0
+            least = min(int(share * 2**32), 2**32 - 1)
+            self.put(f"keep = tl.where(mixed(near ^ mixed({far})[None, :]) < {least}, 0.0, {number_text(kept)})")
+        statements, texts = self.walk.function.statements(self.weights.values(), names)
+        self.put(*statements)
+        self.gather_sums(dict(zip(self.weights, texts, strict=True)), part)
+        self.indent -= 1
+
+    def tile(self, table: str) -> str:
+        """The tile of a table of the other mode, which is loaded where it is needed first: registers are few."""
+        if table not in self.loaded:
+            self.loaded.add(table)
+            lane, inside = self.lane(table), ["col_ok[:, None]"] if self.bounded else []
+            if self.short(self.sizes[table]):
+                inside.append(f"({lane} < {self.sizes[table]})[None, :]")
+            at = "col.to(tl.int64)" if self.layout.wide else "col"
+            address = f"{table} + {self.far_head} * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
+            self.put(f"{table}_tile = {self.load(address, inside)}")
+        return f"{table}_tile"
+
+    def scores(self) -> dict[str, str]:
+        """Products of tiles."""
+        for name, (own, other) in self.products.items():
+            tile = self.tile(other)
+            if name in self.walk.inner:
+                self.inner(name, own, tile)
+            elif self.dots:
+                self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
+            else:
+                left, right = f"{own}_own[:, None, :].to(tl.float32)", f"{tile}[None, :, :].to(tl.float32)"
+                self.put(f"{name} = tl.sum({left} * {right}, 2)")
+        return {name: name for name in self.products}
+
+    def inner(self, name: str, own: str, tile: str) -> None:
+        """The sum of an inner function, and the derivatives that are accumulated."""
+        function = self.walk.inner[name].function
+        self.put(f"{name}_own = {own}_own[:, None, :].to(tl.float32)")
+        self.put(f"{name}_other = {tile}[None, :, :].to(tl.float32)")
+        wanted = ["value", *(f"d_{t.by}" for _, t, _ in self.walk.accumulated if isinstance(t, Derivative))]
+        inputs = {role: f"{name}_{role}" for role in ("own", "other", "shared")}
+        lines, texts = function.statements([function.outputs[output] for output in wanted], inputs, name)
+        shape = f"[{self.layout.height}, {self.layout.width}, {padded(self.sizes[own], self.dots)}]"
+        self.put(*lines, f"{name} = tl.sum({texts[0]} + tl.zeros({shape}, tl.float32), 2)")
+        self.derivatives.update({(name, output): text for output, text in zip(wanted, texts, strict=True)})
+
+    def loaded_vectors(self, part: bool) -> dict[str, str]:
+        """Numbers by column and by entry; the names of all vectors."""
+        if self.by_entry:
+            if part:
+                below = "(1 << lane_col[None, :]) - 1"
+                base = f"tl.load(part_base + tile * {self.layout.height} + lane_row)[:, None]"
+                self.put(f"entry = {base} + count(word[:, None] & ({below}))")
+            else:
+                base = f"tl.load(full_base + tile * {self.layout.height} + lane_row)[:, None]"
+                self.put(f"entry = {base} + lane_col[None, :]")
+            if self.layout.ordered:
+                masked = ", mask=met, other=0" if part else ""
+                self.put(f"entry = tl.load(order + entry{masked})")
+        for name, side in self.vectors.items():
+            if side == "other":
+                loaded = self.load(f"{name} + {self.far_head} * {name}_head + col", ["col_ok"] if self.bounded else [])
+                self.put(f"{name}_tile = {loaded}[None, :].to(tl.float32)")
+            elif side == "entries":
+                loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
+                self.put(f"{name}_tile = {loaded}.to(tl.float32)")
+        own = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
+        return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.row_sums, *self.vectors)}
+
+    def gather_sums(self, texts: dict[str, str], part: bool) -> None:
+        """Add a tile's weights to the sums, and store those of entries."""
+        shape = f"[{self.layout.height}, {self.layout.width}]"
+        weights = {}
+        if self.walk.online:
+            score = f"{texts['p']} + tl.zeros({shape}, tl.float32)"
+            self.put(f'score = tl.where(met, {score}, float("-inf"))' if part else f"score = {score}")
+            self.put("most = tl.maximum(top, tl.max(score, 1))", "p = tl.exp2(score - most[:, None])")
+            self.put("shrink = tl.exp2(top - most)", "total = total * shrink + tl.sum(p, 1)", "top = most")
+            for name, size in self.results.items():
+                self.put(f"{name}_sum = {name}_sum * shrink{'[:, None]' if size else ''}")
+            if self.walk.dropout:
+                self.put("p = p * keep")
+            weights["p"] = "p"
+        else:
+            for output, text in texts.items():
+                weights[output] = f"{output}_weight"
+                whole = f"{text} + tl.zeros({shape}, tl.float32)"
+                self.put(f"{output}_weight = tl.where(met, {text}, 0.0)" if part else f"{output}_weight = {whole}")
+        for output, table, name in self.walk.accumulated:
+            weight = weights[output]
+            if table is None:
+                self.put(f"{name}_sum += tl.sum({weight}, 1)")
+                continue
+            if isinstance(table, Derivative):
+                derivative = self.derivatives[table.product, f"d_{table.by}"]
+                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * ({derivative}), 1)")
+                continue
+            tile = self.tile(table)
+            if self.dots:
+                how = f'input_precision="{self.layout.precision}"'
+                self.put(f"{name}_sum = tl.dot({weight}.to({tile}.dtype), {tile}, {name}_sum, {how})")
+            else:
+                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * {tile}[None, :, :].to(tl.float32), 1)")
+        for output, name in self.walk.stored:
+            masked = ", mask=met" if part else ""
+            value = f"{weights[output]}.to({name}.dtype.element_ty)"
+            self.put(f"tl.store({name} + {self.entry_head} * {name}_head + entry, {value}{masked})")

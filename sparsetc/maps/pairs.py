@@ -1,0 +1,104 @@
+"""The pairs that a body is computed of, and the row tiles that walks go along.
+
+In: a pattern, a mask, or a stack of them. Out: `Pairs`, which keeps what is made of them, and knows by which tiles they
+cost least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from sparsetc import masks
+from sparsetc.maps.kernel import Sides
+from sparsetc.maps.row_tiles import RowTiles, gathered, in_pieces, of_pattern, of_tiles, stacked_shape
+from sparsetc.tensor.pattern import Pattern, lasting
+
+Made = TypeVar("Made")
+SQUARE, NARROW, APART = 64, 32, 0
+"""Columns of the tiles that are compared, of 64 rows each; and tiles of 32 columns that 16 rows gather."""
+PRICES = {SQUARE: 4.0, NARROW: 2.4, APART: 1.6}
+"""What a tile costs (H200, float16, 8 x 64, CUDA graphs: narrow tiles took .5 to .7 times as long as square ones)."""
+ROWS, COLUMNS = 16, 32
+"""Sides of tiles of gathered columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The pairs that a body is computed of.
+
+    Attributes:
+        given: a mask, or a coalesced pattern of two modes, of entries, or of blocks whose sides are powers of two or
+            multiples of 64; of entries if these have numbers. Of a stack of patterns: a mask each, or a pattern with
+            one mode more in front.
+        shape: queries and keys, or rows and columns.
+        device: of the tensors.
+        patterns: of the stack; 1 where all heads have the same pairs.
+        fastest: whether the pattern changes with each head, and not once a run of heads.
+    """
+
+    given: Pattern | masks.Mask | tuple[masks.Mask, ...]
+    shape: tuple[int, int]
+    device: torch.device
+    patterns: int = 1
+    fastest: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of the tiles that cost least; 0 where it costs less to gather them."""
+        if not isinstance(self.given, Pattern):
+            return SQUARE
+        return self.given._once(("maps", "width"), partial(_cheapest, self.given))
+
+    def kept(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+        """Return what is made for these pairs once: kept with the pattern, or by the mask."""
+        if isinstance(self.given, Pattern):
+            return self.given._once(key, make)
+        of_mask = self.given, self.device, *key
+        made: Made | None = masks.kept.get(of_mask)
+        if made is None:
+            with lasting():
+                made = masks.kept.put(of_mask, make())
+        return made
+
+    def row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
+        """Return the row tiles of a mode, made once."""
+        key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered, self.shape
+        return self.kept(key, lambda: self._row_tiles(mode, sides, numbered))
+
+    def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
+        height, width = sides.height, sides.width
+        if isinstance(self.given, Pattern):
+            return (gathered if sides.gathered else of_pattern)(self.given, mode, height, width, numbered)
+        shape = self.shape[::-1] if mode else self.shape
+        each = self.given if isinstance(self.given, tuple) else (self.given,)
+        tiles = [masks.tiles_of(mask.turned if mode else mask, shape, height, width, self.device) for mask in each]
+        windows = -(-shape[0] // height)
+        full, part = ([*map(list, kind)] for kind in zip(*tiles, strict=True))
+        for number, of_mask in enumerate(zip(full, part, strict=True)):
+            for kind in of_mask:
+                kind[0] = kind[0] + number * windows
+        whole, bits = (tuple(map(torch.cat, zip(*kind, strict=True))) for kind in (full, part))
+        return of_tiles((whole[0], whole[1]), (bits[0], bits[1], bits[2]), shape, height, width, len(each))
+
+
+def _cheapest(pattern: Pattern) -> int:
+    """Return the width of tiles, or 0 for gathered ones, by which a pattern costs least."""
+    shape = stacked_shape(pattern)[1]
+    costs = {}
+    for width in (SQUARE, NARROW):
+        *stack, row, column = in_pieces(pattern, (SQUARE, width))
+        tall, wide = -(-shape[0] // SQUARE), -(-shape[1] // width)
+        tile = row // SQUARE * wide + column // width
+        costs[width] = PRICES[width] * len(torch.unique(tile + stack[0] * (tall * wide) if stack else tile))
+    if pattern.blocks is None:
+        windows = -(-shape[0] // ROWS)
+        *stack, row, column = pattern.coords
+        window = row // ROWS + stack[0] * windows if stack else row // ROWS
+        distinct = torch.unique(window * shape[1] + column) // shape[1]
+        costs[APART] = PRICES[APART] * int((-(-torch.bincount(distinct) // COLUMNS)).sum())
+    return min(costs, key=costs.__getitem__)

@@ -1,0 +1,169 @@
+"""What the text of a walk depends on, and what of the walk it has: names of arguments, sizes, loads.
+
+In: a `Walk` and a `Layout`. Out: a `Text`, which `loop.Loop` and `printer.Printer` add statements to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparsetc.errors import PlanError
+from sparsetc.maps.body import Derivative, Walk
+from sparsetc.maps.elementwise import Argument
+
+LOWEST = "-1e30"
+"""Where the maximum of a row begins: finite, so that the difference from a score of minus infinity is no NaN."""
+LEAST_DOT = 16
+"""Rows from which tiles are multiplied by dots; a side of a dot has so many positions at least."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the text depends on beside the walk.
+
+    Attributes:
+        height: rows of a window.
+        width: columns of a tile.
+        gathered: whether tiles hold any columns, and not neighbouring ones.
+        even: whether no tile reaches past the last column.
+        full: whether there are full tiles.
+        part: whether there are partial tiles.
+        numbered: whether entries have numbers.
+        ordered: whether these are brought to the pattern's order.
+        cut: whether some windows are several items.
+        wide: whether addresses in a table pass 32 bits.
+        sizes: of each table's rows.
+        precision: of dots of float32.
+        stages: tiles that are on their way at once.
+        group: heads of rows that share a head of columns.
+        stacked: whether heads have patterns of their own, whose windows follow one another.
+        popcount: whether the target counts bits by an instruction of PTX.
+    """
+
+    height: int
+    width: int
+    gathered: bool
+    even: bool
+    full: bool
+    part: bool
+    numbered: bool
+    ordered: bool
+    cut: bool
+    wide: bool
+    sizes: tuple[tuple[str, int], ...]
+    precision: str
+    stages: int
+    group: int = 1
+    stacked: bool = False
+    popcount: bool = False
+
+
+def padded(size: int, dots: bool) -> int:
+    """Return how many positions a tile has along a row of a table of this size."""
+    least = 1 << max(size - 1, 0).bit_length()
+    return max(least, LEAST_DOT) if dots else least
+
+
+class Text:
+    """The lines of a walk's kernel, and what they name."""
+
+    def __init__(self, walk: Walk, layout: Layout) -> None:
+        self.walk, self.layout, self.sizes = walk, layout, dict(layout.sizes)
+        self.dots = layout.height >= LEAST_DOT
+        self.lines: list[str] = []
+        self.derivatives: dict[tuple[str, str], str] = {}
+        self.indent = 1
+        function = walk.function
+        outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
+        apart = self._apart()
+        self.weights: dict[str, Argument] = {}
+        self.factors: dict[str, float] = {}
+        for output in outputs:
+            whole = function.outputs[output], 1.0
+            self.weights[output], self.factors[output] = whole if output in apart else function.peeled(output)
+        read = function.inputs(self.weights.values())
+        read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
+        self.products = {name: tables for name, tables in walk.products.items() if name in read}
+        self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
+        self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
+        self.less = {name: less for name, (_, _, less) in self.row_sums.items() if less}
+        tables = [own for own, _ in self.products.values()] + [t for of in self.row_sums.values() for t in of[:2]]
+        self.own = list(dict.fromkeys(tables))
+        self.shared = list(dict.fromkeys(walk.inner[name].shared for name in self.products if name in walk.inner))
+        summed = [table for _, table, _ in walk.accumulated if isinstance(table, str)]
+        self.other = list(dict.fromkeys([*(other for _, other in self.products.values()), *summed]))
+        self.results: dict[str, int] = {}  # a destination and the size of its rows, 0 of a vector
+        for _, term, destination in walk.accumulated:
+            self.results[destination] = walk.width(term, self.sizes)
+        self.far_head = "head"
+        if layout.group > 1:
+            self.far_head = "reader" if walk.mode else "shared"
+        self.row_head = self.far_head if walk.mode else "head"
+        self.entry_head = "part" if layout.stacked else self.row_head
+        self.by_entry = [name for name, side in self.vectors.items() if side == "entries"]
+        self.by_entry += [destination for _, destination in walk.stored]
+        if self.by_entry and not layout.numbered:
+            raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
+
+    def _apart(self) -> set[str]:
+        """Return the outputs that keep their factors: stored ones, of softmax, and of sums that do not share one."""
+        walk = self.walk
+        if walk.online:
+            return {output for output, *_ in walk.accumulated}
+        factors: dict[str, set[float]] = {}
+        for output, _, destination in walk.accumulated:
+            factors.setdefault(destination, set()).add(walk.function.peeled(output)[1])
+        several = {output for output, _, destination in walk.accumulated if len(factors[destination]) > 1}
+        return several | {output for output, _ in walk.stored}
+
+    def put(self, *lines: str) -> None:
+        self.lines += ["    " * self.indent + line for line in lines]
+
+    def lane(self, table: str) -> str:
+        return f"lane_{padded(self.sizes[table], self.dots)}"
+
+    def short(self, size: int) -> bool:
+        """Whether a tile has positions past the end of a table's row."""
+        return padded(size, self.dots) != size
+
+    def load(self, address: str, conditions: Sequence[str]) -> str:
+        """A load, under conditions if there are any."""
+        masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
+        return f"tl.load({address}{masked})"
+
+    def sides(self, size: int) -> str:
+        """The sides of a sum whose rows have this size, or are single numbers."""
+        return f"{self.layout.height}, {padded(size, self.dots)}" if size else str(self.layout.height)
+
+    def numbers(self) -> list[str]:
+        """The arguments that are numbers."""
+        tables = dict.fromkeys([*self.own, *self.other])
+        named = ["item_count", "rows", "columns"]
+        named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
+        named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
+        others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
+        return named + [f"{name}_head" for name in others]
+
+    def pointers(self) -> list[str]:
+        """The arguments that are tensors, but for index arrays; the last one is written."""
+        seed = ["seed"] if self.walk.dropout else []
+        tables = dict.fromkeys([*self.own, *self.other])
+        return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
+
+    def targets(self) -> list[str]:
+        """What is written, in order."""
+        online = ["lse_out"] if self.walk.online else []
+        return [*online, *self.row_sums, *self.walk.targets]
+
+    def slots(self) -> list[str]:
+        """The arrays of partial sums of windows that are cut."""
+        online = ["top_slots", "sum_slots"] if self.walk.online else []
+        return [*online, *(f"{name}_slots" for name in self.results)] if self.layout.cut else []
+
+    def arrays(self) -> list[str]:
+        """The index arrays that are read."""
+        layout = self.layout
+        full = ["full_col", *(["full_base"] if self.by_entry else [])] if layout.full else []
+        part = ["part_col", "bits", *(["part_base"] if self.by_entry else [])] if layout.part else []
+        return ["items", *full, *part, *(["order"] if self.by_entry and layout.ordered else [])]

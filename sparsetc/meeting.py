@@ -1,0 +1,234 @@
+"""What says which queries meet which keys -> `Pairs`: masks, sparse tensors, boolean tensors, block masks, rows.
+
+In: what users have. Out: one pattern or mask for all heads, or a stack of them, one a head or a batch. What is made of
+an object is kept while the object lives, and found again by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc import masks
+from sparsetc.contraction.canonical import as_operand
+from sparsetc.errors import DeviceError, FormatError, ShapeError
+from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
+from sparsetc.maps.row_tiles import whole_blocks
+from sparsetc.pairwise import single
+from sparsetc.support.entry import traced_by_modes
+from sparsetc.tensor.blocks import Blocks, checked
+from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Sizes = tuple[int, ...]
+
+
+def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.device, causal: bool) -> Pairs:
+    """Return the pairs that meet, once for all heads or a stack of them.
+
+    Args:
+        pattern: as `attention` takes it; None for all pairs.
+        heads: sizes of the modes in front of queries and keys.
+        shape: queries and keys.
+        device: of the operands.
+        causal: whether only keys up to the query's own position are met.
+
+    Raises:
+        FormatError: what is no pattern.
+        ShapeError: of another shape, or a stack that does not follow the heads.
+        DeviceError: on another device.
+    """
+    if pattern is None:
+        pattern = masks.causal() if causal else masks.everything()
+    if isinstance(pattern, masks.Mask):
+        return Pairs(pattern & masks.causal() if causal else pattern, shape, device)
+    if type(pattern).__name__ == "BlockMask":
+        found: tuple[Any, Sizes] = _of_block_mask(pattern, shape, device)
+    elif isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool and pattern.layout == torch.strided:
+        found = _of_dense(pattern, heads, shape, device)
+    else:
+        found = _of_sparse(pattern, shape, device)
+    given, lead = found
+    if causal and isinstance(given, Pattern):
+        given = _causal(given)
+    elif causal:
+        given = tuple([mask & masks.causal() for mask in given])
+    if isinstance(given, tuple) and len(given) == 1:
+        given = given[0]
+    return Pairs(given, shape, device, *_stack(lead, heads))
+
+
+def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:
+    """Return the sizes of those modes of the heads that have the same pattern."""
+    if pairs.patterns == 1:
+        return heads
+    count, sizes = 1, list(heads)
+    while count < pairs.patterns:
+        count *= sizes.pop() if pairs.fastest else sizes.pop(0)
+    return tuple(sizes)
+
+
+def _stack(lead: Sizes, heads: Sizes) -> tuple[int, bool]:
+    """Return how many patterns there are, and whether they change with each head, of the sizes in front of them."""
+    while lead[:1] == (1,):
+        lead = lead[1:]
+    if not lead:
+        return 1, False
+    sizes = (1,) * (len(heads) - len(lead)) + lead
+    if len(sizes) > len(heads) or any(n not in (1, size) for n, size in zip(sizes, heads, strict=True)):
+        raise ShapeError(f"patterns of {lead} do not broadcast to heads {heads}")
+    apart = [n == size for n, size in zip(sizes, heads, strict=True) if size > 1]
+    same = len(apart) - sum(apart)
+    if apart not in ([True] * sum(apart) + [False] * same, [False] * same + [True] * sum(apart)):
+        raise ShapeError(f"patterns of {lead} for heads {heads}: take one for each of the first modes, or of the last")
+    return prod(sizes), not apart[0]
+
+
+def _check(found: Sizes, found_on: torch.device, shape: Sizes, device: torch.device) -> None:
+    if found != shape:
+        raise ShapeError(f"the pattern must be {shape}, a row a query, found {found}")
+    if found_on != device:
+        raise DeviceError(f"the pattern must be on {device}, as the operands are, found {found_on}")
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+def _kept(needs: Sequence[torch.Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Return what is made of tensors, kept while they live unchanged."""
+    if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
+        return make()
+    whole = (*[(id(t), t._version) for t in needs], *key)
+    made = masks.kept.get(whole)
+    if made is None:
+        with lasting():
+            made = masks.kept.put(whole, make(), needs=needs)
+    return made
+
+
+def _of_block_mask(flex: Any, shape: Sizes, device: torch.device) -> tuple[tuple[masks.Mask, ...], Sizes]:
+    _check(tuple(flex.seq_lengths), flex.kv_num_blocks.device, shape, device)
+    lead = tuple(flex.kv_num_blocks.shape[:2])
+    key = "block mask", id(flex)
+    each = masks.kept.get(key)
+    if each is None:
+        with lasting():
+            each = tuple([masks.block_mask(flex, b, h) for b in range(lead[0]) for h in range(lead[1])])
+        each = masks.kept.put(key, each, needs=[flex])
+    return each, lead
+
+
+def _of_dense(
+    meets: torch.Tensor, heads: Sizes, shape: Sizes, device: torch.device
+) -> tuple[tuple[masks.Mask, ...], Sizes]:
+    sizes = (1,) * (2 - meets.ndim) + tuple(meets.shape)
+    if any(n not in (1, size) for n, size in zip(sizes[-2:], shape, strict=True)):
+        raise ShapeError(f"a boolean pattern must broadcast to {(*heads, *shape)}, found {sizes}")
+    _check(shape, meets.device, shape, device)
+
+    def made() -> tuple[masks.Mask, ...]:
+        return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(-1, *sizes[-2:])])
+
+    return _kept([meets], ("dense",), made), sizes[:-2]
+
+
+def within_sequences(
+    pattern: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[masks.Mask, torch.Tensor]:
+    """Return the mask of pairs within each sequence of jagged nested tensors, and where those of queries begin.
+
+    Raises:
+        FormatError: other nested tensors, or a pattern that is no mask.
+        ShapeError: `causal`, of sequences that do not have as many keys as queries.
+    """
+    for one in (q, k, v):
+        jagged: Any = one
+        if not one.is_nested or one.layout != torch.jagged or jagged._ragged_idx != one.ndim - 2 or jagged._lengths:
+            raise FormatError(
+                "attention takes nested tensors of layout torch.jagged, (batch, heads, rows, d), without holes; those "
+                "of (batch, rows, heads, d) are turned by .transpose(1, 2)"
+            )
+    if pattern is not None and not isinstance(pattern, masks.Mask):
+        raise FormatError("attention of nested tensors takes masks of sparsetc.masks, of positions in q.values()")
+    nested: tuple[Any, Any] = q, k
+    offsets = [one.offsets() for one in nested]
+    documents: masks.Mask = _kept(offsets, ("documents",), lambda: masks.documents(*offsets))
+    if causal and documents.made[1] != documents.made[2]:
+        raise ShapeError("attention: is_causal of nested tensors takes as many keys as queries in each sequence")
+    inside = documents & masks.causal() if causal else documents
+    return (inside if pattern is None else pattern & inside), offsets[0]
+
+
+# -- sparse tensors ---------------------------------------------------------------------------------------------------
+
+
+def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern, Sizes]:
+    """Return the coalesced pattern of two modes, or of three where there are several, and the sizes in front."""
+    if isinstance(given, tuple) and len(given) in (2, 4):
+        found: Any = _of_rows(given, shape)
+    elif isinstance(given, Pattern):
+        found = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
+    else:
+        found = as_operand(given, "pattern")
+    if not isinstance(found, SparseTensor):
+        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns")
+    pattern, sizes = found.coalesce().pattern, tuple(found.shape)
+    _check(sizes[-2:], found.device, shape, device)
+    if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):
+        blocks = pattern
+        pattern = blocks._once("single", lambda: single(blocks))
+    if len(sizes) == 2:
+        return pattern, ()
+    return pattern._once("stacked", lambda: _stacked(pattern)), sizes[:-2]
+
+
+def _stacked(pattern: Pattern) -> Pattern:
+    """Return a pattern whose modes in front of the last two are one, or none where there is one position of it."""
+    blocks = pattern.blocks
+    if blocks is not None and prod(blocks.sides[:-2]) != 1:
+        pattern, blocks = single(pattern), None
+    sizes = pattern.shape
+    number = torch.zeros_like(pattern.coords[0])
+    for mode, size in enumerate(sizes[:-2]):
+        number = number * size + pattern.coords[mode]
+    stack = prod(sizes[:-2])
+    front = [] if stack == 1 else [stack]
+    coords = torch.stack((*([number] if front else []), *pattern.coords[-2:]))
+    if blocks is not None:
+        blocks = Blocks((*[1 for _ in front], *blocks.sides[-2:]), (*front, *blocks.shape[-2:]))
+    return Pattern(coords, (*front, *sizes[-2:]), True, blocks)
+
+
+def _causal(pattern: Pattern) -> Pattern:
+    def made() -> Pattern:
+        entries = single(pattern)
+        before = entries.coords[-1] <= entries.coords[-2]
+        return Pattern(entries.coords[:, before].contiguous(), entries.shape, True)
+
+    return pattern._once("causal", made)
+
+
+def _of_rows(given: tuple[Any, ...], shape: Sizes) -> SparseTensor:
+    """Return the tensor of compressed rows, of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` for row i.
+
+    With two sides after these, rows and indices are those of blocks.
+    """
+    indptr, indices = map(torch.as_tensor, given[:2])
+    blocks = checked(given[2:] or (1, 1), shape)
+
+    def made() -> SparseTensor:
+        ones = torch.ones(indices.shape, device=indices.device)
+        try:
+            rows = torch.sparse_csr_tensor(indptr, indices, ones, blocks.grid, check_invariants=True)
+        except RuntimeError as error:
+            raise FormatError(f"(indptr, indices) are no compressed rows of {blocks.grid}: {error}") from None
+        tensor = SparseTensor.from_torch(rows)
+        if len(given) == 2:
+            return tensor
+        pattern = Pattern(tensor.coalesce().pattern.coords, blocks.grid, True, blocks)
+        return SparseTensor._make(pattern, ones.new_ones(()).expand(pattern.values_shape(())))
+
+    return _kept([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]

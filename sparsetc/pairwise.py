@@ -1,0 +1,293 @@
+"""Bodies on tensors: by kernels where there are some, and elsewhere in steps, over the entries of a pattern.
+
+In: a body, the pairs that it is computed of, and tensors. Out: the result. The log says at level DEBUG which way was
+taken, and why. The steps are sampled products, the map on what these and the vectors are for each entry, a softmax over
+the entries of a row, and a product; they are differentiable any number of times, and by every transform of torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from sparsetc import masks
+from sparsetc.api import einsum
+from sparsetc.maps.body import Body
+from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
+from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.trace import Untraced
+from sparsetc.options import Options, Settings, of_call
+from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.lru import Lru
+from sparsetc.support.notices import log
+from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.groups import added, gathered, groups_of
+from sparsetc.tensor.pattern import Pattern, transforming
+from sparsetc.tensor.softmax import log_sums, softmax
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
+
+BITS = 0xFFFFFFFF
+KEPT = 256
+"""Bodies that graphs may name. Not measured."""
+
+
+def computed(
+    body: Body,
+    pairs: Pairs,
+    tensors: Sequence[torch.Tensor],
+    settings: Settings,
+    name: str,
+    seed: torch.Tensor | None = None,
+    with_lse: bool = False,
+) -> Any:
+    """Return the result of a body, (heads, rows, size), (heads, rows) or (heads, entries), and maybe rows' log-sums.
+
+    Args:
+        body: what is computed.
+        pairs: of which.
+        tensors: as `Body.inputs` says, tables of one dtype; those of columns may have a head for several of rows.
+        settings: of `einsum`; kernels take precision and cache_dir.
+        name: for the log and for files.
+        seed: (1,) int64, of random numbers, where the body drops weights.
+        with_lse: whether the logarithms of the sums of rows are returned too, (heads, rows).
+    """
+    if is_dynamo_compiling():
+        return in_steps(body, pairs, settings, seed, with_lse, *tensors)
+    return _computed(body, pairs, tensors, settings, name, seed, with_lse)
+
+
+@entry_point
+def _computed(
+    body: Body,
+    pairs: Pairs,
+    tensors: Sequence[torch.Tensor],
+    settings: Settings,
+    name: str,
+    seed: torch.Tensor | None,
+    with_lse: bool,
+) -> Any:
+    options = of_call(settings)
+    if traced_by_modes() and not transforming():
+        result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
+        return (result, lse) if with_lse else result
+    steps = partial(in_steps, body, pairs, settings, seed, with_lse)
+    kernels, ready = kernels_of(body, pairs, tensors, options, name)
+    return steps(*tensors) if kernels is None else fused(kernels, steps, ready, seed, with_lse)
+
+
+class Traced(NamedTuple):
+    """What a node of a graph stands for: the arguments of `computed` that are no tensors."""
+
+    body: Body
+    pairs: Pairs
+    options: Options
+    name: str
+
+
+known: Lru[str, Traced] = Lru(KEPT)
+"""What nodes of graphs stand for, by their keys: see `pairwise_ops`."""
+_keys: Lru[Any, str] = Lru(KEPT)
+_numbers = itertools.count()
+
+
+def key_of(traced: Traced) -> str:
+    """Return the key by which operators know a body and its pairs, the same for equal ones."""
+    body, pairs, options, name = traced
+    told_apart = body, pairs.given, pairs.shape, pairs.device, pairs.patterns, pairs.fastest, options, name
+
+    def made() -> str:
+        key = f"{name} {next(_numbers)}"
+        known.put(key, traced)
+        return key
+
+    return _keys.once(told_apart, made)
+
+
+def kernels_of(
+    body: Body, pairs: Pairs, tensors: Sequence[torch.Tensor], options: Options, name: str
+) -> tuple[Kernels | None, Sequence[torch.Tensor]]:
+    """Return the kernels for some tensors, and the tensors as kernels read them; None where there are none."""
+    reason, kernels = _unfit(tensors, options), None
+    if not reason:
+        tensors = [*map(rows_whole, tensors)]
+        try:
+            kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(tensors)
+            reason = kernels.refusal
+        except Untraced as error:
+            reason = str(error)
+    if reason:
+        log.debug("%s runs in steps: %s", name, reason)
+        return None, tensors
+    log.debug("%s runs in one kernel", name)
+    return kernels, tensors
+
+
+def _unfit(tensors: Sequence[torch.Tensor], options: Options) -> str:
+    """Return why kernels cannot be used for such tensors, whatever the body; empty if they may be."""
+    first = tensors[0]
+    if transforming() or forward_ad._current_level >= 0:
+        return "forward mode, or a transform of torch.func"
+    if options.effective_backend(first.device) != "triton" or not _has_triton():
+        return "kernels are Triton's, which does not run here"
+    if options.plan != "auto" or options.tune is not None:
+        return "a plan or a search of plans was asked for"
+    if min(t.numel() for t in tensors) == 0:
+        return "an operand has no elements"
+    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"operands are {first.dtype}"
+    if first.dtype == torch.bfloat16 and not first.is_cuda:
+        return "Triton's interpreter has no products of matrices in bfloat16"
+    return ""
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+# -- in steps ---------------------------------------------------------------------------------------------------------
+
+
+def in_steps(
+    body: Body, pairs: Pairs, settings: Settings, seed: torch.Tensor | None, with_lse: bool, *tensors: torch.Tensor
+) -> Any:
+    """Return what `computed` does, entry by entry."""
+    pattern, dtype, wide = entries_of(pairs), tensors[0].dtype, accumulator(tensors[0].dtype)
+    heads = max(len(t) * (pairs.patterns if body.vectors.get(n) == "entries" else 1) for n, t in _named(body, tensors))
+    inputs = {name: _whole(body, pairs, name, tensor.to(wide), heads) for name, tensor in _named(body, tensors)}
+    stacked = pattern.order == 3
+    entry, row, column = ("pij", "pxid", "pxjd") if stacked else ("ij", "xid", "xjd")
+    ones = SparseTensor._make(pattern, tensors[0].new_ones(pattern.nnz, dtype=wide))
+    values = {}
+    for name, (left, right) in body.products.items():
+        if name in body.inner:
+            function, shared = body.inner[name]
+            rows = [
+                gathered(inputs[t].transpose(0, 1), place)
+                for t, place in zip((left, right), pattern.coords, strict=True)
+            ]
+            values[name] = function(*rows, inputs[shared]).sum(-1)
+            continue
+        equation = f"{entry},{row},{column}->{entry}x"
+        values[name] = einsum(equation, ones, inputs[left], inputs[right], output="sparse", **settings).values
+    for name, side in body.vectors.items():
+        values[name] = inputs[name] if side == "entries" else _at_entries(inputs[name], pattern, side)
+    weights = body.mapped(values).expand(pattern.nnz, heads // pairs.patterns)
+    log_of_rows = log_sums(weights, pattern, (*range(pattern.order - 1),)) if with_lse else None
+    if body.softmax:
+        weights = softmax(SparseTensor._make(pattern, weights), pattern.order - 1)._values
+    if seed is not None:
+        weights = weights * kept(body.dropout, seed, pattern, pairs, heads)
+    if body.stored:
+        return weights.T.to(dtype)
+    if body.table is None:
+        result = _of_rows(added(weights, pattern, (*range(pattern.order - 1),)), pattern, pairs, 0.0)
+    else:
+        equation = f"{entry}x,{column}->{row}"
+        weighted = SparseTensor._make(pattern, weights)
+        result = _by_head(einsum(equation, weighted, inputs[body.table], output="dense", **settings), pairs)
+    result = result.to(dtype)
+    if log_of_rows is None:
+        return result
+    return result, _of_rows(log_of_rows, pattern, pairs, -torch.inf)
+
+
+def _named(body: Body, tensors: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    return list(zip(body.inputs, tensors, strict=True))
+
+
+def _whole(body: Body, pairs: Pairs, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return a tensor of all heads; of a stack of patterns, as (patterns, heads of each, ...); of entries turned."""
+    if body.vectors.get(name) == "entries":
+        return tensor.T
+    if len(tensor) < heads:
+        tensor = tensor.repeat_interleave(heads // len(tensor), 0)
+    if pairs.patterns == 1:
+        return tensor
+    if pairs.fastest:
+        return tensor.unflatten(0, (-1, pairs.patterns)).transpose(0, 1)
+    return tensor.unflatten(0, (pairs.patterns, -1))
+
+
+def _by_head(tensor: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+    """Return (heads, ...) of a stack's (patterns, heads of each, ...)."""
+    if pairs.patterns == 1:
+        return tensor
+    return (tensor.transpose(0, 1) if pairs.fastest else tensor).flatten(0, 1)
+
+
+def _at_entries(vector: torch.Tensor, pattern: Pattern, side: str) -> torch.Tensor:
+    """Return (nnz, heads of a pattern) of numbers by row or column."""
+    place = pattern.coords[-2 if side == "rows" else -1]
+    if pattern.order == 2:
+        return gathered(vector.T, place)
+    size = vector.shape[-1]
+    return gathered(vector.transpose(1, 2).flatten(0, 1), pattern.coords[0] * size + place)
+
+
+def _of_rows(groups: torch.Tensor, pattern: Pattern, pairs: Pairs, fill: float) -> torch.Tensor:
+    """Return (heads, rows) of the numbers of those rows that have entries."""
+    *stack, row = groups_of(pattern, (*range(pattern.order - 1),)).pattern.coords
+    rows = pairs.shape[0]
+    whole = groups.new_full((pairs.patterns * rows, groups.shape[1]), fill)
+    whole = whole.index_copy(0, row + stack[0] * rows if stack else row, groups[: len(row)])
+    if not stack:
+        return whole.T
+    return _by_head(whole.unflatten(0, (pairs.patterns, rows)).transpose(1, 2), pairs)
+
+
+def entries_of(pairs: Pairs) -> Pattern:
+    """Return the pattern of single entries of some pairs; of a stack, with one mode more in front."""
+    given = pairs.given
+    if isinstance(given, Pattern):
+        return single(given)
+    if isinstance(given, masks.Mask):
+        return masks.pattern_of(given, pairs.shape, pairs.device)
+    each = [masks.pattern_of(mask, pairs.shape, pairs.device).coords for mask in given]
+
+    def made() -> Pattern:
+        stacked = [torch.cat((torch.full_like(coords[:1], n), coords)) for n, coords in enumerate(each)]
+        return Pattern(torch.cat(stacked, 1), (len(each), *pairs.shape), True)
+
+    return pairs.kept(("stacked", pairs.shape), made)
+
+
+def single(pattern: Pattern) -> Pattern:
+    """Return the pattern of single entries of one that may be in blocks."""
+    if pattern.blocks is None:
+        return pattern
+    whole = SparseTensor._make(pattern, torch.ones((), device=pattern.device).expand(pattern.values_shape(())))
+    return without_blocks(whole).pattern  # type: ignore[no-any-return]
+
+
+# -- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def kept(share: float, seed: torch.Tensor, pattern: Pattern, pairs: Pairs, heads: int) -> torch.Tensor:
+    """Return (nnz, heads of a pattern) of 0 for a share of the entries, and what others are multiplied by.
+
+    The numbers are those of the kernels' hashes.
+    """
+    *stack, row, column = pattern.coords
+    part = torch.arange(heads // pairs.patterns, device=seed.device)
+    which = stack[0][:, None] if stack else torch.zeros_like(row)[:, None]
+    head = which + part * pairs.patterns if pairs.fastest else which * len(part) + part
+    salt = _mixed(seed + head & BITS)
+    drawn = _mixed(_mixed(salt + row[:, None] & BITS) ^ _mixed(column)[:, None])
+    factor = 1 / (1 - share) if share < 1 else 0.0
+    return torch.where(drawn < min(int(share * 2**32), BITS), 0.0, factor)
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """Return a hash of 32 bits of numbers of 32 bits (lowbias32, Wellons 2018)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D & BITS
+    x = (x ^ (x >> 15)) * 0x846CA68B & BITS
+    return x ^ (x >> 16)

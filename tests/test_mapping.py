@@ -1,0 +1,59 @@
+"""A function of one's own of the entries of a pattern, against the same over all pairs, with gradients by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from map_cases import MAPPED, mapped_cases
+
+import sparsetc as stc
+from sparsetc.mapping import _told_apart
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_as_over_all_pairs(name: str) -> None:
+    function, form, dense = mapped_cases(name, F64)
+    tensors = [t for t in form.tensors if t.requires_grad]
+    found = stc.map_entries(function, form.pattern, **form.named)
+    found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    expected = dense()
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), tensors, create_graph=True) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_functions_of_the_same_code_are_one() -> None:
+    def scaled(by: float) -> Callable[..., torch.Tensor]:
+        return lambda s: s * by
+
+    assert _told_apart(scaled(2.0)) == _told_apart(scaled(2.0))
+    assert _told_apart(scaled(2.0)) != _told_apart(scaled(3.0))
+    assert _told_apart(torch.sigmoid) is torch.sigmoid
+    factor = torch.ones(())
+    reads = lambda s: s * factor  # noqa: E731
+    assert _told_apart(reads) is reads
+
+
+def test_what_map_entries_refuses() -> None:
+    x = stc.eye(3)
+    a = torch.ones(3, 2)
+    refused: list[tuple[Any, Any, str]] = [
+        ({}, stc.KeywordError, "takes names"),
+        ({"rows": {"a": a[:, 0]}, "columns": {"a": a[:, 0]}}, stc.KeywordError, "each once"),
+        ({"products": {"s": (a, a.double())}}, stc.DtypeError, "one dtype"),
+        ({"products": {"s": (a.long(), a.long())}}, stc.DtypeError, "floating point"),
+        ({"products": {"s": (a, a[:2])}}, stc.ShapeError, "the pattern must be"),
+        ({"products": {"s": (a, a)}, "rows": {"b": a[:2, 0]}}, stc.ShapeError, "one number of rows"),
+        ({"products": {"s": (a.expand(2, 3, 2), a.expand(3, 3, 2))}}, stc.ShapeError, "broadcast"),
+        ({"products": {"s": (a, a)}, "softmax": True}, stc.KeywordError, "softmax takes values"),
+        ({"products": {"s": (a, a)}, "values": a, "output": "sparse"}, stc.KeywordError, "sparse result"),
+    ]
+    for named, kind, text in refused:
+        with pytest.raises(kind, match=text):
+            stc.map_entries(lambda **of: next(iter(of.values())), x, **named)
