@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -72,3 +72,17 @@ def _settings_are_restored() -> Iterator[None]:
     yield
     torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)  # which numba changes as it first runs in parallel, for pyttb from 100,000 values on
+
+
+@pytest.fixture
+def natively(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function by which loops of the package are native from now on, however short they are, or not."""
+    pytest.importorskip("numba")
+    from sparsetc.support import compiled
+
+    def choose(native: bool) -> None:
+        monkeypatch.setattr(compiled, "ENOUGH", 0)
+        monkeypatch.setattr(compiled, "MANY", 0)
+        monkeypatch.setattr(compiled, "has_numba", lambda: native)
+
+    return choose
