@@ -102,7 +102,7 @@ def bind(
 
 
 def _flat(tensor: Any) -> np.ndarray[Any, Any]:
-    return tensor.view(-1).numpy(force=True)  # type: ignore[no-any-return]
+    return tensor.numpy(force=True).reshape(-1)  # type: ignore[no-any-return]
 
 
 class _Part:
@@ -114,6 +114,7 @@ class _Part:
         self.fixed = [_flat(named[name]) if name in named else None for name in program.arrays]
         self.place = program.arrays.index("values") if "values" in program.arrays else None
         self.owned = all(s.owned for s, _ in program.statements if isinstance(s, Add))
+        self.last = known.stored if program.view.items.counts else known.items
         self.cuts: dict[int, list[int]] = {}
 
     def run(self, values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
@@ -123,12 +124,11 @@ class _Part:
             fixed[self.place] = values
         if not self.owned and threads * out.size > self.known.stored * self.program.width:
             threads = 1  # copies of the result would take longer than what is added to it
-        ends = self.ends(threads * RANGES if self.owned and threads > 1 else threads)
-        ranges, arguments = list(pairwise(ends)), (*fixed, *tables)
-        if len(ranges) < 2:
-            for first, end in ranges:
-                self.function(first, end, *arguments, out)
+        arguments = (*fixed, *tables)
+        if threads == 1:
+            self.function(0, self.last, *arguments, out)
             return
+        ranges = list(pairwise(self.ends(threads * RANGES if self.owned else threads)))
         into = [out] * len(ranges) if self.owned else np.zeros((len(ranges), out.size), out.dtype)
 
         def job(number: int) -> Callable[[], None]:
@@ -146,11 +146,9 @@ class _Part:
         return self.cuts[ranges]
 
     def _cut(self, ranges: int) -> list[int]:
-        view, items = self.program.view, self.known.items
-        if view.items.counts:
-            items = self.known.stored
-        if ranges == 1 or items < 2:
-            return [0, items] if items else [0]
+        view, items = self.program.view, self.last
+        if items < 2:
+            return [0, items]
         if view.items.size:
             return sorted({items * n // ranges for n in range(ranges + 1)})
         named = self.known.named(self.program)

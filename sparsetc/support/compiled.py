@@ -79,7 +79,7 @@ def _native(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled._cache = Kept(function.__name__, text, files.cache_folder(None))
 
     def call(*arguments: Any) -> Any:
-        return compiled(*[a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments])
+        return compiled(*[a.detach().numpy() if isinstance(a, torch.Tensor) else a for a in arguments])
 
     return call
 
