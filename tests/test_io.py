@@ -6,6 +6,7 @@ import builtins
 import gzip
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,31 @@ def test_every_token_is_judged_as_python_does(token: str) -> None:
         assert wanted is None or (math.isinf(wanted) and "n" not in token)
     else:
         assert found == wanted or (math.isnan(found) and wanted is not None and math.isnan(wanted))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.one_of(NUMBERS, st.text("0123456789+-.eE x\t\n", min_size=1, max_size=12)), min_size=1, max_size=6),
+    st.sampled_from([torch.float16, torch.float32, torch.float64]),
+    st.booleans(),
+)
+def test_native_tables_are_numpys(
+    tmp_path: Path, natively: Callable[[bool], None], numbers: list[str], dtype: torch.dtype, dtype_open: bool
+) -> None:
+    layout = table.TableLayout(2, 1, dtype, (7, 1 << 40), dtype_open=dtype_open and dtype != torch.float16)
+    lines = [f"{n % 8} {n * 4 * 10**8}  {number}" for n, number in enumerate(numbers, 1)]
+    block = ("\n\n".join(lines) + "\n").encode()
+    results = []
+    for native in (True, False):
+        natively(native)
+        part, fault = table._before_fault(block, layout)
+        columns = [*part.coords, *(real.numpy() for real in part.reals)]
+        results.append((columns, part.rows, part.single, part.lines, fault and (fault.line, fault.field, str(fault))))
+    (found, *said), (expected, *wanted) = results
+    assert said == wanted
+    for column, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(column, other, strict=True)
+        np.testing.assert_array_equal(np.signbit(column), np.signbit(other))
 
 
 @pytest.mark.parametrize("name", ["x.tns", "x.mtx", "x.tns.gz"])

@@ -1,0 +1,95 @@
+"""Loops over text: Python, which `support.compiled` makes machine code of where numba is installed.
+
+In: numpy arrays, those that are written to included. Out: how much was written, or that the text is for `digits`, which
+reads whatever is a number and says what is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def table(text: Any, sizes: Any, coords: Any, reals: Any, powers: Any, found: Any) -> int:
+    """Read lines of coordinates from 1 and decimal numbers; return how many lines have any, or -1.
+
+    A number is read if float64 has its digits and its power of ten, so that one division rounds it. Anything else makes
+    the result -1: a sign of a coordinate, a field too many, an infinity.
+
+    Args:
+        text: bytes, of which the last is that of a newline.
+        sizes: largest coordinate of each mode.
+        coords: (modes, lines) to write coordinates to, from 0.
+        reals: (columns, lines) float64 to write numbers to.
+        powers: of ten, those that float64 holds.
+        found: (2,) to write to how many lines there are, blank ones too, and how many numbers have digits that float32
+            does not hold: more than six, unless it is that number exactly.
+    """
+    at = line = lines = lost = 0
+    modes, fields = len(coords), len(coords) + len(reals)
+    tiny, huge = np.float64(np.finfo(np.float32).tiny), np.float64(np.finfo(np.float32).max)
+    while at < len(text):
+        field = 0
+        while True:
+            while text[at] == 32 or text[at] == 9:
+                at += 1
+            if text[at] == 10 or field == fields:
+                break
+            negative = False
+            if field >= modes and (text[at] == 45 or text[at] == 43):
+                negative = text[at] == 45
+                at += 1
+            mantissa, digits, places = np.int64(0), 0, 0
+            while 48 <= text[at] <= 57:
+                mantissa = mantissa * 10 + text[at] - 48
+                digits += 1
+                at += 1
+            if field < modes:
+                if digits == 0 or digits > 18 or mantissa < 1 or mantissa > sizes[field]:
+                    return -1
+                coords[field, line] = mantissa - 1
+            else:
+                if text[at] == 46:
+                    at += 1
+                    while 48 <= text[at] <= 57:
+                        mantissa = mantissa * 10 + text[at] - 48
+                        places += 1
+                        at += 1
+                    digits += places
+                if digits == 0 or digits > 18 or mantissa > 1 << 53:
+                    return -1
+                power = -places
+                if text[at] == 101 or text[at] == 69:
+                    at += 1
+                    down = text[at] == 45
+                    if down or text[at] == 43:
+                        at += 1
+                    exponent, length = 0, 0
+                    while 48 <= text[at] <= 57:
+                        exponent = exponent * 10 + text[at] - 48
+                        length += 1
+                        at += 1
+                    if length == 0 or length > 3:
+                        return -1
+                    power += -exponent if down else exponent
+                if power < -22 or power > 22:
+                    return -1
+                number = np.float64(mantissa)
+                number = number / powers[-power] if power < 0 else number * powers[power]
+                if number >= 1 << 53:
+                    return -1
+                short = mantissa <= 999_999 and tiny <= number <= huge
+                lost += not short and np.float64(np.float32(number)) != number
+                reals[field - modes, line] = -number if negative else number
+            if text[at] > 32:
+                return -1
+            field += 1
+        if text[at] != 10 or (field != fields and field != 0):
+            return -1
+        line += field != 0
+        lines += 1
+        at += 1
+    found[0] = lines
+    found[1] = lost
+    return line
