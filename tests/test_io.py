@@ -284,6 +284,26 @@ def test_native_tables_are_numpys(
         np.testing.assert_array_equal(np.signbit(column), np.signbit(other))
 
 
+def test_native_lines_are_numpys(natively: Callable[[bool], None]) -> None:
+    generator = np.random.default_rng(0)
+    scales = 10.0 ** generator.integers(-14, 21, 3000)
+    bits = generator.integers(0, 2**32, 3000, dtype=np.uint32)
+    columns = [
+        [0.5, -0.0, 0.0, 1e-4, 1e6, 999999.9, 9.999999, 0.1, math.nan, -math.inf, 1e-40, 2.0**-20, 2097152.25, 3.4e38],
+        generator.standard_normal(3000) * scales,
+        bits.view(np.float32),
+        generator.integers(-(10**6), 10**6, 3000) / 8,
+        [2**53, -1, 0],
+    ]
+    for values in [*(np.asarray(column, np.float32) for column in columns), np.array([-(2**63) + 1, 0, 2**63 - 1])]:
+        coords = np.arange(3 * len(values)).reshape(3, -1) * 7**9
+        lines_of = []
+        for native in (True, False):
+            natively(native)
+            lines_of.append(table._formatted(coords, values[None]))
+        assert lines_of[0] == lines_of[1]
+
+
 @pytest.mark.parametrize("name", ["x.tns", "x.mtx", "x.tns.gz"])
 @pytest.mark.parametrize(
     ("number", "dtype"),

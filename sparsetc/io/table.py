@@ -29,6 +29,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 LINES = 50_000
 """Lines formatted at a time."""
+LONGEST = 24
+"""Characters of a number, and of the blank behind it, at most."""
 
 
 @dataclass(frozen=True)
@@ -220,12 +222,28 @@ def write(path: str | os.PathLike[str], head: str, x: SparseTensor) -> None:
 
 
 def _formatted(coords: np.ndarray, values: np.ndarray) -> bytes:
-    order, count = coords.shape
-    fields = values.shape[0]
-    whole = values.dtype.kind == "i" or (
-        np.isfinite(values).all() and (values == np.rint(values)).all() and (np.abs(values) < 2**53).all()
-    )
-    if whole and not (np.signbit(values) & (values == 0)).any():  # -0.0 keeps its sign
+    (order, count), fields = coords.shape, values.shape[0]
+    with np.errstate(invalid="ignore"):  # of a NaN that signals
+        wide = values.astype(np.float64)
+    held = np.isfinite(wide).all() and (np.abs(wide) < 2**53).all()
+    whole = values.dtype.kind == "i" or (held and (values == np.rint(values)).all())
+    whole = bool(whole and not (np.signbit(values) & (values == 0)).any())  # -0.0 keeps its sign
+    write_lines = native(loops.lines, memory.CPU, LONGEST * values.size)
+    if write_lines is None or not (held if whole else values.dtype == np.float32):
+        return _by_numpy(coords, values, whole)
+    text, used = np.empty(count * LONGEST * (order + fields), np.uint8), np.zeros(1, np.int64)
+    done, at = list[bytes](), 0
+    while at < count:
+        stopped = write_lines(at, coords, wide, whole, digits.EXACT_POWERS, text, used)
+        line = slice(stopped, stopped + 1)
+        done += [text[: used[0]].tobytes(), _by_numpy(coords[:, line], values[:, line], whole)]
+        at = stopped + 1
+    return b"".join(done)
+
+
+def _by_numpy(coords: np.ndarray, values: np.ndarray, whole: bool) -> bytes:
+    (order, count), fields = coords.shape, values.shape[0]
+    if whole:
         table = np.concatenate((coords + 1, values.astype(np.int64)))
         line = " ".join(["%d"] * (order + fields)) + "\n"
         return (line * count % tuple(table.T.ravel().tolist())).encode()
