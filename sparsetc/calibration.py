@@ -21,8 +21,8 @@ from sparsetc.device import profile
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.options import has_numba
 from sparsetc.planner.report import statistics_of
+from sparsetc.support.compiled import has_numba
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TENSORS = ((2000, 3000, 4000), (20_000, 30_000, 40_000), (10_000, 10_000), (200_000, 200_000))
@@ -148,13 +148,14 @@ def seconds(call: Callable[[], object]) -> float:
 def fitted(kernels: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
     """Return the seconds of each count, none below 0, whose sums are off by the least share of what kernels took.
 
-    What a call takes whatever it does is fitted beside them. Steps are those by which Lee and Seung factor matrices.
+    Of a call itself it is what it takes beyond a launch. Steps are those by which Lee and Seung factor matrices.
     """
     names = list(kernels[0][0])
     taken = np.array([took for _, took in kernels])
-    counts = np.array([[*each.values(), 1.0] for each, _ in kernels]) / taken[:, None]
+    counts = np.array([[*each.values()] for each, _ in kernels]) / taken[:, None]
     rates = 1 / np.maximum(counts.sum(0), 1e-30)
     square, wanted = counts.T @ counts, counts.sum(0)
     for _ in range(STEPS):
         rates *= wanted / np.maximum(square @ rates, 1e-300)
-    return {name: float(f"{rate:.3g}") if rate > 1e-13 else 0.0 for name, rate in zip(names, rates, strict=False)}
+    rates[names.index("call")] -= profile.cpu().launch
+    return {name: float(f"{rate:.3g}") if rate > 1e-13 else 0.0 for name, rate in zip(names, rates, strict=True)}

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -23,6 +22,7 @@ from typing_extensions import Unpack
 
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
+from sparsetc.support.compiled import has_numba
 from sparsetc.support.memory import as_bytes, available_memory, limit_in_force
 from sparsetc.support.names import refused
 
@@ -70,12 +70,6 @@ class ToDense(EinsumSettings):
 
 class ToSparse(EinsumSettings):
     output: Literal["sparse"]
-
-
-@lru_cache(maxsize=1)
-def has_numba() -> bool:
-    """Return True if numba is installed."""
-    return find_spec("numba") is not None
 
 
 @dataclass(frozen=True)

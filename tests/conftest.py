@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,3 +77,17 @@ def _settings_are_restored() -> Iterator[None]:
     yield
     torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)  # which numba changes as it first runs in parallel, for pyttb from 100,000 values on
+
+
+@pytest.fixture
+def natively(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function by which loops of the package are native from now on, however short they are, or not."""
+    pytest.importorskip("numba")
+    from sparsetc.support import compiled
+
+    def choose(native: bool) -> None:
+        monkeypatch.setattr(compiled, "ENOUGH", 0)
+        monkeypatch.setattr(compiled, "MANY", 0)
+        monkeypatch.setattr(compiled, "has_numba", lambda: native)
+
+    return choose

@@ -124,13 +124,13 @@ def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def _looks_at_each_write(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
-    monkeypatch.setattr(cache, "MAX_FILES", files)
-    monkeypatch.setattr(cache, "WRITES_AN_EVICTION", 1)
+def _looks_at_each_write(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(files, "MAX_FILES", most)
+    monkeypatch.setattr(files, "WRITES_AN_EVICTION", 1)
 
 
 def test_the_least_recently_used_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _looks_at_each_write(monkeypatch, files=3)
+    _looks_at_each_write(monkeypatch, most=3)
     paths = []
     for n in range(3):
         paths.append(cache.load(f"answer = {n}\n", tmp_path)[1])
@@ -143,7 +143,7 @@ def test_the_least_recently_used_files_go(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_files_that_are_not_the_caches_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _looks_at_each_write(monkeypatch, files=1)
+    _looks_at_each_write(monkeypatch, most=1)
     own = [tmp_path / name for name in ("mine.py", "kernel_0123.py", ".hidden.tmp", f"x_{'0' * 20}.txt")]
     left = tmp_path / ".sparsetc-0123456789abcdef.tmp"
     writing = tmp_path / ".sparsetc-fedcba9876543210.tmp"
@@ -161,10 +161,10 @@ def test_files_that_are_not_the_caches_stay(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_new_file_does_not_cost_a_look_at_every_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(cache, "evict", looks.append)
+    monkeypatch.setattr(files, "evict", looks.append)
     for n in range(1000):
         cache.keep(f"answer = {n}\n", tmp_path, cache.path_of(f"answer = {n}\n", tmp_path, "x").name)
-    expected = 1000 / cache.WRITES_AN_EVICTION
+    expected = 1000 / files.WRITES_AN_EVICTION
     assert 0 < len(looks) < 4 * expected
 
 
@@ -501,7 +501,7 @@ def _churn(folder: Path, name: str, rounds: int) -> None:
 
 
 def _churn_in_a_process(folder: str, rounds: int) -> None:
-    cache.MAX_MODULES, cache.MAX_FILES, cache.WRITES_AN_EVICTION = 2, 2, 1
+    cache.MAX_MODULES, files.MAX_FILES, files.WRITES_AN_EVICTION = 2, 2, 1
     cache._modules.clear()
     warnings.simplefilter("error")  # a file that goes is no reason for another folder
     with ThreadPoolExecutor(2) as pool:

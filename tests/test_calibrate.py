@@ -400,11 +400,11 @@ def test_a_cpu_is_measured_by_kernels(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_rates_are_fitted_to_what_kernels_take() -> None:
-    rates = {"nonzero": 2e-9, "vector": 1e-10, "line": 0.0}
+    rates = {"call": 2e-5, "nonzero": 2e-9, "vector": 1e-10, "line": 0.0}
     generator = torch.Generator().manual_seed(0)
     counts = (1 + 1e6 * torch.rand(40, 3, generator=generator)).tolist()
-    kernels = [dict(zip(rates, each, strict=True)) for each in counts]
-    taken = [1e-6 + sum(n * rates[name] for name, n in each.items()) for each in kernels]
+    kernels = [dict(zip(rates, (1.0, *each), strict=True)) for each in counts]
+    taken = [cpu().launch + sum(n * rates[name] for name, n in each.items()) for each in kernels]
     fitted = cpu_calibration.fitted(list(zip(kernels, taken, strict=True)))
     assert fitted == pytest.approx(rates, rel=0.02, abs=2e-12)
 

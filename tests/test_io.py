@@ -6,6 +6,7 @@ import builtins
 import gzip
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,51 @@ def test_every_token_is_judged_as_python_does(token: str) -> None:
         assert wanted is None or (math.isinf(wanted) and "n" not in token)
     else:
         assert found == wanted or (math.isnan(found) and wanted is not None and math.isnan(wanted))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.one_of(NUMBERS, st.text("0123456789+-.eE x\t\n", min_size=1, max_size=12)), min_size=1, max_size=6),
+    st.sampled_from([torch.float16, torch.float32, torch.float64]),
+    st.booleans(),
+)
+def test_native_tables_are_numpys(
+    tmp_path: Path, natively: Callable[[bool], None], numbers: list[str], dtype: torch.dtype, dtype_open: bool
+) -> None:
+    layout = table.TableLayout(2, 1, dtype, (7, 1 << 40), dtype_open=dtype_open and dtype != torch.float16)
+    lines = [f"{n % 8} {n * 4 * 10**8}  {number}" for n, number in enumerate(numbers, 1)]
+    block = ("\n\n".join(lines) + "\n").encode()
+    results = []
+    for native in (True, False):
+        natively(native)
+        part, fault = table._before_fault(block, layout)
+        columns = [*part.coords, *(real.numpy() for real in part.reals)]
+        results.append((columns, part.rows, part.single, part.lines, fault and (fault.line, fault.field, str(fault))))
+    (found, *said), (expected, *wanted) = results
+    assert said == wanted
+    for column, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(column, other, strict=True)
+        np.testing.assert_array_equal(np.signbit(column), np.signbit(other))
+
+
+def test_native_lines_are_numpys(natively: Callable[[bool], None]) -> None:
+    generator = np.random.default_rng(0)
+    scales = 10.0 ** generator.integers(-14, 21, 3000)
+    bits = generator.integers(0, 2**32, 3000, dtype=np.uint32)
+    columns = [
+        [0.5, -0.0, 0.0, 1e-4, 1e6, 999999.9, 9.999999, 0.1, math.nan, -math.inf, 1e-40, 2.0**-20, 2097152.25, 3.4e38],
+        generator.standard_normal(3000) * scales,
+        bits.view(np.float32),
+        generator.integers(-(10**6), 10**6, 3000) / 8,
+        [2**53, -1, 0],
+    ]
+    for values in [*(np.asarray(column, np.float32) for column in columns), np.array([-(2**63) + 1, 0, 2**63 - 1])]:
+        coords = np.arange(3 * len(values)).reshape(3, -1) * 7**9
+        lines_of = []
+        for native in (True, False):
+            natively(native)
+            lines_of.append(table._formatted(coords, values[None]))
+        assert lines_of[0] == lines_of[1]
 
 
 @pytest.mark.parametrize("name", ["x.tns", "x.mtx", "x.tns.gz"])

@@ -14,9 +14,11 @@ import torch
 from cases import SIZES, Problem, assert_matches, check
 
 import sparsetc as stc
-from sparsetc.codegen import cache, native
+from sparsetc.codegen import cache
 from sparsetc.codegen.numba import unprinted
 from sparsetc.device.profile import of_backend
+from sparsetc.support import files
+from sparsetc.support.compiled import usable
 
 pytest.importorskip("numba")
 
@@ -234,7 +236,7 @@ def compiled(folder: Path) -> tuple[torch.Tensor, Any]:
 def test_machine_code_is_kept_and_found_again(tmp_path: Path) -> None:
     found, function = compiled(tmp_path)
     assert not function.stats.cache_hits
-    (file,) = tmp_path.glob(f"*{cache.COMPILED}")
+    (file,) = tmp_path.glob(f"*{files.COMPILED}")
     assert file.stat().st_mode & 0o777 == 0o600
     again, function = compiled(tmp_path)
     assert function.stats.cache_hits
@@ -244,7 +246,7 @@ def test_machine_code_is_kept_and_found_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\x80", b"cos\nsystem\n(S'exit 1'\ntR.", b"x" * 1000])
 def test_a_damaged_file_is_compiled_anew(tmp_path: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = compiled(tmp_path)
-    (file,) = tmp_path.glob(f"*{cache.COMPILED}")
+    (file,) = tmp_path.glob(f"*{files.COMPILED}")
     file.write_bytes(damage)
     if b"system" in damage:
         monkeypatch.setattr(os, "system", lambda command: None)  # the user's own folder is trusted, as Triton's is
@@ -256,7 +258,7 @@ def test_a_damaged_file_is_compiled_anew(tmp_path: Path, damage: bytes, monkeypa
 @pytest.mark.skipif(os.name != "posix", reason="there are no modes")
 def test_what_others_may_write_to_is_not_loaded(tmp_path: Path) -> None:
     found, _ = compiled(tmp_path)
-    (file,) = tmp_path.glob(f"*{cache.COMPILED}")
+    (file,) = tmp_path.glob(f"*{files.COMPILED}")
     file.chmod(0o666)
     again, function = compiled(tmp_path)
     assert not function.stats.cache_hits
@@ -280,7 +282,7 @@ def test_a_folder_that_may_only_be_read_serves(tmp_path: Path) -> None:
 
 def test_machine_code_counts_among_the_files_that_are_removed(tmp_path: Path) -> None:
     compiled(tmp_path)
-    assert len(cache._files(tmp_path, cache.SOURCE)) == 2
+    assert len(files._files(tmp_path, files.SOURCE)) == 2
 
 
 # -- without numba -----------------------------------------------------------------------------------------------------
@@ -304,14 +306,14 @@ def test_numba_is_imported_where_a_kernel_is_made() -> None:
 
 
 def test_a_numba_that_cannot_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.usable.cache_clear()
+    usable.cache_clear()
     monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: True)
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.warns(UserWarning, match="numba is installed and cannot be imported"):
         kernel = check(Problem(MTTKRP, SIZES), backend="numba", plan="coo")
     assert kernel.backend == "torch"
     assert "numba cannot be imported" in kernel.plan.reason
-    native.usable.cache_clear()
+    usable.cache_clear()
 
 
 def test_a_native_plan_runs_where_numba_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,3 +248,10 @@ def test_rows_and_columns_of_long_and_short_modes(size: int) -> None:
     ):
         assert found.is_coalesced
         assert torch.equal(found.to_dense(), wanted)
+
+
+@pytest.mark.parametrize("size", [7, 500])
+def test_native_rows(size: int, natively: Callable[[bool], None]) -> None:
+    natively(True)
+    test_rows_and_columns_of_long_and_short_modes(size)
+    assert sparse(dense(0))[torch.zeros(0, dtype=torch.long)].nnz == 0

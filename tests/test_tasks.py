@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -99,6 +100,28 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
             assert torch.equal(piece.coordinates(), tasks[:, piece.begin : piece.end])
     assert one.x_word.dtype == torch.uint8
     assert one.z_word.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("name", ["one-mode", "batch", "inner", "outer-permuted", "vectors-outer"])
+def test_native_lists_are_the_same(name: str, dtype: torch.dtype, natively: Callable[[bool], None]) -> None:
+    given = operands(EQUATIONS[name], "skewed", dtype=dtype)
+    results, lists = [], []
+    for native in (True, False):
+        natively(native)
+        step = step_of(EQUATIONS[name], given)
+        results.append(stc.compile(EQUATIONS[name], *given, plan="scalar")())
+        lists.append([step.task_sums.tasks.places(), step.coords, *(one.coordinates() for one in step.task_sums.tasks)])
+    assert all(map(torch.equal, *lists))
+    assert_matches(results[0], EQUATIONS[name], given)
+
+
+def test_native_sums_of_float32_lose_no_digits(natively: Callable[[bool], None]) -> None:
+    natively(True)
+    n = 1 << 16
+    x = stc.SparseTensor([[0] * n, range(n)], torch.full((n,), 0.1), (1, n))
+    (found,) = stc.einsum("ij,kj->ik", x, x, plan="scalar").values.tolist()
+    assert found == pytest.approx(n * torch.tensor(0.1).double().item() ** 2, rel=3e-7)
 
 
 @pytest.mark.parametrize("letter", EINSUMS)

@@ -16,7 +16,6 @@ import hashlib
 import linecache
 import logging
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -45,7 +44,7 @@ _lock = Lock()
 
 def path_of(source: str, directory: Path, name: str) -> Path:
     """Where this source lives: ``<name>_<digest of the text>.py``."""
-    digest = hashlib.sha256(source.encode()).hexdigest()[:DIGITS]
+    digest = hashlib.sha256(source.encode()).hexdigest()[: files.DIGITS]
     return directory / f"{name}_{digest}.py"
 
 
@@ -139,23 +138,8 @@ def _forget(module: ModuleType) -> None:
 
 # -- copies for readers -----------------------------------------------------------------------------------------------
 
-MAX_FILES = 4096
-"""Files kept in a folder."""
-WRITES_AN_EVICTION = 256
-"""New files, on average, between two looks for files to remove: a look takes a call for each file."""
-STALE_SECONDS = 3600
-"""Age at which a temporary file is that of a killed writer."""
 ATTEMPTS = 3
 """At writing a file to a folder that other processes may be removing."""
-DIGITS = 20
-"""Hexadecimal digits of the digest in a file name."""
-COMPILED = ".native"
-"""The end of the name of a file of machine code that `codegen.native` keeps."""
-SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.(?:py|{COMPILED[1:]})")
-"""Names of files that are removed; a folder that was named may hold a user's own."""
-UNFINISHED = re.compile(rf"{re.escape(files.PREFIX)}[0-9a-f]+{re.escape(files.SUFFIX)}")
-"""Names of files that are being written."""
-
 _refused: set[Path | None] = set()
 
 
@@ -180,7 +164,7 @@ def _written(path: Path, data: bytes) -> Path:
     files.claim(path.parent)
     if not _intact(path, data):
         files.write_private(path, data)
-        evict_sometimes(path)
+        files.evict_sometimes(path)
     return path
 
 
@@ -223,33 +207,3 @@ def _intact(path: Path, data: bytes) -> bool:
         with suppress(OSError):  # a folder that may only be read still serves
             os.utime(path)
     return same
-
-
-# -- eviction ---------------------------------------------------------------------------------------------------------
-
-
-def evict_sometimes(path: Path) -> None:
-    """`evict` after one written file in `WRITES_AN_EVICTION`: its digest is as good as a random number."""
-    if int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0:
-        evict(path.parent)
-
-
-def evict(folder: Path) -> None:
-    """Remove the least recently used files above the bound, and what killed writers left; others may be at it too."""
-    sources, unfinished = _files(folder, SOURCE), _files(folder, UNFINISHED)
-    stale = time.time() - STALE_SECONDS
-    oldest = sources[: max(0, len(sources) - MAX_FILES)]
-    for _, path in [*oldest, *(file for file in unfinished if file[0] < stale)]:
-        with suppress(OSError):
-            os.unlink(path)
-
-
-def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
-    """(time of last use, path) of the files of such names, the oldest first."""
-    files_by_age = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if names.fullmatch(entry.name):
-                with suppress(OSError):
-                    files_by_age.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
-    return sorted(files_by_age)

@@ -37,6 +37,7 @@ from sparsetc.ir.program.operands import HALVES, tables_of
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
+from sparsetc.support.compiled import usable
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
 from sparsetc.tensor.sums import accumulator
@@ -257,7 +258,7 @@ class Programs:
 def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
     """Return True if programs that torch would run are printed as native loops: all of a plan's parts, or none."""
     wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
-    return wanted and not any(map(numba_source.unprinted, programs)) and native.usable()
+    return wanted and not any(map(numba_source.unprinted, programs)) and usable()
 
 
 def _by_threads(call: Call, most: int) -> Call:

@@ -1,9 +1,7 @@
 """Modules of native loops -> calls: compiled by numba, kept on disk, and run by threads of Python.
 
 In: generated text, then the tensors of storages. Out: `Call`. A function is compiled when it first runs on arguments of
-some types. What the compiler made is kept beside the sources, under the same rules: in a folder that is the user's
-alone, in a file that nobody else may write to, by the digest of all that it was made from. What cannot be read is
-compiled anew; what cannot be written is compiled again by the next process.
+some types, and kept beside the sources (`support.compiled`).
 
 The functions hold no lock of Python, so that threads of Python share a part: its items are cut into ranges that hold
 about as many nonzeros each. numba's own threads are not used: its OpenMP layer changes how many threads torch has for
@@ -12,15 +10,10 @@ good and ends forked children, and its other layer ends a process in which three
 
 from __future__ import annotations
 
-import hashlib
 import os
-import pickle
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import lru_cache
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -29,79 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sparsetc.codegen import cache
 from sparsetc.ir.program.tile import Add, TileProgram
-from sparsetc.support import files
-from sparsetc.support.notices import warn
+from sparsetc.support.compiled import Kept
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import Call, PartArrays, Values
 
 RANGES = 4
 """Ranges of items a thread, where items own what they write: the next one is for whoever is free."""
-MOST_BYTES = 1 << 26
-"""Most bytes of a compiled function's file; one takes 20 to 100 kB."""
-
-
-@lru_cache(maxsize=1)
-def usable() -> bool:
-    """Return True if numba can be imported; where it is installed and cannot, as for a later numpy, say so once."""
-    try:
-        import_module("numba")
-    except Exception as error:  # whatever a library raises that is not made for another
-        why = str(error)[:200]
-        warn(f"numba is installed and cannot be imported ({why}); torch programs run in place of native loops")
-        return False
-    return True
-
-
-# -- what the compiler made, on disk -----------------------------------------------------------------------------------
-
-
-class Kept:
-    """The compiled forms of one function on disk, as numba asks a dispatcher's cache for them."""
-
-    def __init__(self, name: str, text: str, folder: Path | None) -> None:
-        self.name, self.text, self.folder = name, text, folder
-        self.cache_path = str(folder)
-
-    def path(self, signature: Any, target: Any) -> Path:
-        """Return the file of a form: named by the text, what it calls, the compiler, the processor and the types."""
-        import llvmlite
-        import numba
-
-        assert self.folder is not None
-        versions = sys.version, numba.__version__, llvmlite.__version__, target.codegen().magic_tuple()
-        made_from = repr((self.text, _vectors(), self.name, versions, str(signature)))
-        digest = hashlib.sha256(made_from.encode()).hexdigest()[: cache.DIGITS]
-        return self.folder / f"{self.name}_{digest}{cache.COMPILED}"
-
-    def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the compiled form for the types of a signature; None where no file of the user's own has it."""
-        if self.folder is None:
-            return None
-        from numba.core.compiler import CompileResult
-        from numba.core.runtime import rtsys
-
-        rtsys.initialize(target)  # what is loaded calls it; all that a compiler needs beside takes .3 s to import
-        try:
-            files.check(self.folder)
-            data = files.read_private(self.path(signature, target), MOST_BYTES)
-            return CompileResult._rebuild(target, *pickle.loads(data))
-        except Exception:  # absent, of others, or damaged in whatever way: it is compiled
-            return None
-
-    def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep a compiled form, where the folder can be written to."""
-        if self.folder is None:
-            return
-        from numba.core import serialize
-
-        with suppress(OSError):
-            path = self.path(signature, compiled.target_context)
-            files.claim(self.folder)
-            files.write_private(path, serialize.dumps(compiled._reduce()))
-            cache.evict_sometimes(path)
 
 
 @lru_cache(maxsize=1)
@@ -116,7 +44,7 @@ def functions(module: ModuleType, programs: Sequence[TileProgram], source: str, 
     """Return the function of each part, which is compiled when it first runs, or found in the folder."""
     each = [getattr(module, f"part_{p.number}") for p in programs]
     for function in each:
-        function._cache = Kept(function.__name__, source, folder)
+        function._cache = Kept(function.__name__, source + _vectors(), folder)
     return each
 
 
@@ -174,7 +102,7 @@ def bind(
 
 
 def _flat(tensor: Any) -> np.ndarray[Any, Any]:
-    return tensor.view(-1).numpy(force=True)  # type: ignore[no-any-return]
+    return tensor.numpy(force=True).reshape(-1)  # type: ignore[no-any-return]
 
 
 class _Part:
@@ -186,6 +114,7 @@ class _Part:
         self.fixed = [_flat(named[name]) if name in named else None for name in program.arrays]
         self.place = program.arrays.index("values") if "values" in program.arrays else None
         self.owned = all(s.owned for s, _ in program.statements if isinstance(s, Add))
+        self.last = known.stored if program.view.items.counts else known.items
         self.cuts: dict[int, list[int]] = {}
 
     def run(self, values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
@@ -195,12 +124,11 @@ class _Part:
             fixed[self.place] = values
         if not self.owned and threads * out.size > self.known.stored * self.program.width:
             threads = 1  # copies of the result would take longer than what is added to it
-        ends = self.ends(threads * RANGES if self.owned and threads > 1 else threads)
-        ranges, arguments = list(pairwise(ends)), (*fixed, *tables)
-        if len(ranges) < 2:
-            for first, end in ranges:
-                self.function(first, end, *arguments, out)
+        arguments = (*fixed, *tables)
+        if threads == 1:
+            self.function(0, self.last, *arguments, out)
             return
+        ranges = list(pairwise(self.ends(threads * RANGES if self.owned else threads)))
         into = [out] * len(ranges) if self.owned else np.zeros((len(ranges), out.size), out.dtype)
 
         def job(number: int) -> Callable[[], None]:
@@ -218,11 +146,9 @@ class _Part:
         return self.cuts[ranges]
 
     def _cut(self, ranges: int) -> list[int]:
-        view, items = self.program.view, self.known.items
-        if view.items.counts:
-            items = self.known.stored
-        if ranges == 1 or items < 2:
-            return [0, items] if items else [0]
+        view, items = self.program.view, self.last
+        if items < 2:
+            return [0, items]
         if view.items.size:
             return sorted({items * n // ranges for n in range(ranges + 1)})
         named = self.known.named(self.program)

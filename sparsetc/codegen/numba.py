@@ -143,16 +143,24 @@ class NumbaPrinter(Writer, Lines):
             return
         before = [replace(tile, name=f"{tile.name}_before") for tile in sums]
         arrays = any(self.held(tile).in_array for tile in before)
-        several = f"if {end} - {begin} >= {LONG}:" if arrays else ""  # zeros and sums of an array take time
+        several = ""
+        if arrays:  # whose zeros and sums take time
+            several = f"if several_{end}:"
+            self.put(f"several_{end} = {end} - {begin} > {LONG}")
         with self.block(several):
             for tile in before:
                 self.zero(ir.Zero(tile))
-        with self.block(f"for {name} in range({begin}, {end}):"):
-            self.body(s.body)
-            with self.block(f"if ({name} - {begin}) & {LONG - 1} == {LONG - 1}:"):
-                for one, tile in zip(before, sums, strict=True):
-                    self.each(tile, "{0} += {1}", one.name, tile.name)
-                    self.zero(ir.Zero(tile))
+        piece = f"{end}_of_piece"
+        self.put(f"{piece} = min({begin} + {LONG}, {end})")
+        with self.block("while True:"):
+            with self.block(f"for {name} in range({begin}, {piece}):"):
+                self.body(s.body)
+            with self.block(f"if {piece} == {end}:"):
+                self.put("break")
+            for one, tile in zip(before, sums, strict=True):
+                self.each(tile, "{0} += {1}", one.name, tile.name)
+                self.zero(ir.Zero(tile))
+            self.put(f"{begin}, {piece} = {piece}, min({piece} + {LONG}, {end})")
         with self.block(several):
             for one, tile in zip(before, sums, strict=True):
                 self.each(tile, "{0} += {1}", tile.name, one.name)

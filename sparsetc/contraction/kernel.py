@@ -149,13 +149,19 @@ class Kernel(Inspectable):
             with torch.no_grad():
                 return called(torch.tensor(vector).to(about).reshape(shape)).reshape(-1).cpu().numpy()
 
+        def of_columns(vectors: Any) -> Any:
+            given = torch.tensor(vectors).to(about).reshape(*shape, -1)
+            with torch.no_grad():
+                return torch.vmap(called, -1, -1)(given).reshape(prod(of_result), -1).cpu().numpy()
+
         def backward(vector: Any) -> Any:
             given = about.new_zeros(shape, requires_grad=True)
             above = torch.tensor(vector).to(about).reshape(of_result)
             return torch.autograd.grad(called(given), given, above)[0].reshape(-1).cpu().numpy()
 
         sizes, kind = (prod(of_result), prod(shape)), about.cpu().numpy().dtype
-        return LinearOperator(sizes, matvec=forward, rmatvec=backward, dtype=kind)
+        columns = None if self.contraction.sparse else of_columns
+        return LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
         """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.

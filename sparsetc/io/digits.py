@@ -17,7 +17,7 @@ PAD = 16
 
 _U = np.uint64
 _INT_POWERS = np.array([10**k for k in range(20)], dtype=np.uint64)
-_EXACT_POWERS = 10.0 ** np.arange(23)  # those that float64 holds exactly
+EXACT_POWERS = 10.0 ** np.arange(23)  # those that float64 holds exactly
 _EXACT_MANTISSA = 2**53
 _MAX_DIGITS = 19  # of a uint64 that cannot overflow
 
@@ -196,8 +196,8 @@ def floats(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, 
     if not valid.all():
         mantissa[~valid] = 2**64 - 1
     size = np.abs(power)
-    valid &= (size < _EXACT_POWERS.size) & (mantissa <= _EXACT_MANTISSA)
-    scale = _EXACT_POWERS[np.minimum(size, _EXACT_POWERS.size - 1)]
+    valid &= (size < EXACT_POWERS.size) & (mantissa <= _EXACT_MANTISSA)
+    scale = EXACT_POWERS[np.minimum(size, EXACT_POWERS.size - 1)]
     value = mantissa.astype(np.float64)
     value = np.where(power < 0, value / scale, value * scale) if power.any() else value
     np.negative(value, out=value, where=minus)

@@ -19,14 +19,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sparsetc.io import digits, memory, numbers
+from sparsetc.io import digits, loops, memory, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
+from sparsetc.support.compiled import native
+from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.inputs import NAMED
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 LINES = 50_000
 """Lines formatted at a time."""
+LONGEST = 24
+"""Characters of a number, and of the blank behind it, at most."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,14 @@ class ParsedPart:
         coords: from 0, (rows,) a mode, int32 where they fit and else int64.
         reals: numbers, (rows,) a column.
         single: whether float32 holds all digits of the numbers; known where the layout is open.
+        lines: of the text, blank ones too.
     """
 
     coords: list[np.ndarray]
     reals: list[torch.Tensor]
     rows: int
     single: bool
+    lines: int
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +128,7 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
         part, fault = _before_fault(block, layout)
         if part.rows:
             yield part
-        reader.line += fault.line if fault else block.count(b"\n")
+        reader.line += fault.line if fault else part.lines
         reader.numbers += part.rows * layout.fields
         if fault:
             line, what = block.split(b"\n")[fault.line], ""
@@ -157,8 +163,30 @@ def _before_fault(block: bytes, layout: TableLayout) -> tuple[ParsedPart, digits
             lines, fault = block.splitlines(keepends=True)[: error.line], error
 
 
+def _parse_natively(block: bytes, layout: TableLayout) -> ParsedPart | None:
+    """The columns of a block; None without native loops, and where any line holds anything but plain numbers."""
+    read_table = native(loops.table, memory.CPU, len(block)) if layout.dtype.is_floating_point else None
+    if read_table is None:
+        return None
+    most = len(block) // (2 * layout.fields) + 1  # a digit and a blank a field
+    coords, reals = np.empty((layout.order, most), np.int32), np.empty((layout.reals, most))
+    sizes = np.minimum(np.array(layout.sizes or [INT32_MAX] * layout.order), INT32_MAX)
+    found = np.zeros(2, np.int64)
+    rows = read_table(np.frombuffer(block, np.uint8), sizes, coords, reals, digits.EXACT_POWERS, found)
+    lines, lost = found.tolist()
+    single = not (lost and layout.dtype_open)
+    if rows < 0 or not (single or layout.dtype == torch.float64):
+        return None
+    columns = [torch.from_numpy(column[:rows]).to(layout.dtype) for column in reals]
+    if layout.dtype == torch.float16 and any(bool(column.isinf().any()) for column in columns):
+        return None
+    return ParsedPart([row[:rows] for row in coords], columns, rows, single, lines)
+
+
 def _parse(block: bytes, layout: TableLayout) -> ParsedPart:
     """The columns of a block; BadToken if any line is not as ``layout`` says."""
+    if part := _parse_natively(block, layout):
+        return part
     text = digits.Text(block)
     start, end = text.tokens()
     expected = f"{layout.order} coordinates and {('no value', 'a value', '2 values')[layout.reals]}"
@@ -175,7 +203,7 @@ def _parse(block: bytes, layout: TableLayout) -> ParsedPart:
         else:
             real = numbers.real(text, *column, layout.dtype)
         reals.append(real)
-    return ParsedPart(coords, reals, columns[0][0].size, single)
+    return ParsedPart(coords, reals, columns[0][0].size, single, block.count(b"\n"))
 
 
 def write(path: str | os.PathLike[str], head: str, x: SparseTensor) -> None:
@@ -194,12 +222,28 @@ def write(path: str | os.PathLike[str], head: str, x: SparseTensor) -> None:
 
 
 def _formatted(coords: np.ndarray, values: np.ndarray) -> bytes:
-    order, count = coords.shape
-    fields = values.shape[0]
-    whole = values.dtype.kind == "i" or (
-        np.isfinite(values).all() and (values == np.rint(values)).all() and (np.abs(values) < 2**53).all()
-    )
-    if whole and not (np.signbit(values) & (values == 0)).any():  # -0.0 keeps its sign
+    (order, count), fields = coords.shape, values.shape[0]
+    with np.errstate(invalid="ignore"):  # of a NaN that signals
+        wide = values.astype(np.float64)
+    held = np.isfinite(wide).all() and (np.abs(wide) < 2**53).all()
+    whole = values.dtype.kind == "i" or (held and (values == np.rint(values)).all())
+    whole = bool(whole and not (np.signbit(values) & (values == 0)).any())  # -0.0 keeps its sign
+    write_lines = native(loops.lines, memory.CPU, LONGEST * values.size)
+    if write_lines is None or not (held if whole else values.dtype == np.float32):
+        return _by_numpy(coords, values, whole)
+    text, used = np.empty(count * LONGEST * (order + fields), np.uint8), np.zeros(1, np.int64)
+    done, at = list[bytes](), 0
+    while at < count:
+        stopped = write_lines(at, coords, wide, whole, digits.EXACT_POWERS, text, used)
+        line = slice(stopped, stopped + 1)
+        done += [text[: used[0]].tobytes(), _by_numpy(coords[:, line], values[:, line], whole)]
+        at = stopped + 1
+    return b"".join(done)
+
+
+def _by_numpy(coords: np.ndarray, values: np.ndarray, whole: bool) -> bytes:
+    (order, count), fields = coords.shape, values.shape[0]
+    if whole:
         table = np.concatenate((coords + 1, values.astype(np.int64)))
         line = " ".join(["%d"] * (order + fields)) + "\n"
         return (line * count % tuple(table.T.ravel().tolist())).encode()

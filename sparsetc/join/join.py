@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.ir.equation.einsum import distinct
+from sparsetc.join import loops
+from sparsetc.support.compiled import native
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -291,6 +293,10 @@ class Join:
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
         n = places.numel()
         out = places.new_empty((len(letters), n))
+        if write := native(loops.coordinates, places.device, n):
+            for line, letter in zip(out, letters, strict=True):
+                write(places, self.columns, letter in of_rows, (of_rows | other)[letter], line)
+            return out
         with bar(n, f"coordinates over {''.join(letters)}", unit="results") as done:
             for begin in range(0, n, PIECE):
                 piece = places[begin : begin + PIECE]

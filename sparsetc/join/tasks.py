@@ -13,7 +13,7 @@ a word. That is 5 bytes a task, read in order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,9 +25,11 @@ from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
+from sparsetc.join import loops
 from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
+from sparsetc.support.compiled import native
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -240,6 +242,8 @@ SPREAD = 64
 summed and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
 FEW = 1 << 26
 """Places that are marked however few the tasks: 16 MB, less time than launches take."""
+ROW_WORDS = 1 << 14
+"""Columns of a row, for each of its tasks, up to which a loop over words of bits of these serves: four words."""
 WORD = 32
 PLACE_BYTES = 2 * 4 / WORD
 """Bytes that a place takes while tasks are marked: its part of a word, and of the count up to it."""
@@ -277,6 +281,8 @@ class Tasks:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
             return self._by_marks()
+        if self._sparse_rows and (find := self.native(loops.results)):
+            return self._by_rows(find)
         m, done = self.join_order, [self.join_order.ends.new_zeros(0)]
         filling = NonzeroPairList.room(m, 0, m.tasks) if self.fits else None
         self.nnz = 0
@@ -307,6 +313,31 @@ class Tasks:
     def _marked(self) -> bool:
         """Whether kernels, and not groups of tasks, find the pattern and the list."""
         return self.fits and markable(self.join_order, self.budget)
+
+    def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
+        if self.budget.settings.effective_native(self.budget.device) == "none":
+            return None
+        return native(loop, self.budget.device, self.join_order.tasks)
+
+    @property
+    def _sparse_rows(self) -> bool:
+        """Whether results are found row by row: they fit, and a row has few words of columns for each of its tasks."""
+        join, room = self.join_order.join, 8 * self.join_order.join.most_results
+        few = join.rows * join.columns <= ROW_WORDS * self.join_order.tasks
+        return self.fits and few and room <= self.budget.limit / 4
+
+    def _by_rows(self, find: Callable[..., int]) -> torch.Tensor:
+        """(nnz,) the places, as `places` finds them, by a native loop over the tasks of each row."""
+        m, kept = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
+        kept.y_shift[0:1] = m.first[0:1]
+        torch.sub(m.first[1:], m.ends[:-1], out=kept.y_shift[1:])
+        places = m.ends.new_empty(m.join.most_results)
+        arrays = FRAME.bit_length() - 1, kept.x_base, kept.x_word, kept.z_word
+        self.nnz = find(m.ends, m.first, m.row, m.column, m.join.columns, places, *arrays)
+        self.budget.check(self.nnz)
+        self._kept = replace(kept, nnz=self.nnz)
+        return places[: self.nnz]
 
     def _by_marks(self) -> torch.Tensor:
         """(nnz,) the places, as `places` finds them, by kernels: a bit a place, set by each task that adds to it.

@@ -179,7 +179,7 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
 
-COMPILED, CALLS = 0.3, 1000
+COMPILED, CALLS = 0.3, 3000
 """Seconds that numba takes to compile a part, and calls that are to make up for them."""
 
 

@@ -27,13 +27,14 @@ from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.join import loops
 from sparsetc.join.order import TASK_BYTES, JoinOrder, picked
 from sparsetc.join.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.packing.base import Packed, pack
 from sparsetc.products.problem import PairProblem, Sizes
 from sparsetc.runtime.executable import Arrays, Executable, Inspectable, SecondPass
 from sparsetc.support.progress import bar
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.sums import accumulator, wide
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
 """Letters of the two dense operands of each sum, by the letter that is summed for: p of x, q of y, z of the result."""
@@ -91,6 +92,12 @@ class TaskSum:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         out = left.new_zeros(self.rows)
         factors = [left.contiguous(), right.contiguous()]
+        if self.letter == "z" and self.tasks.fits and not out.is_complex() and self.programs.backend == "torch":
+            m, (one,) = self.tasks.join_order, self.tasks
+            if multiply := self.tasks.native(loops.products):
+                sums = torch.zeros(m.join.columns, dtype=wide(out.dtype), device=out.device)
+                multiply(m.ends, m.first, m.row, one.z_word, *factors, sums, out)
+                return out
         with bar(self.tasks.join_order.tasks, f"values of {self.tasks.budget.what}", unit="tasks") as at:
             for one in self.tasks:
                 for arrays in self._arrays(one):

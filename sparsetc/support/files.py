@@ -11,8 +11,10 @@ has no owners and modes (Windows), what they would say is taken as granted.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -163,3 +165,48 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
         raise PermissionError(f"{path} belongs to another user, number {found.st_uid}")
     if found.st_mode & OTHERS_WRITE:
         raise PermissionError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may write to it")
+
+
+# -- eviction from a cache folder -------------------------------------------------------------------------------------
+
+MAX_FILES = 4096
+"""Files kept in a folder."""
+WRITES_AN_EVICTION = 256
+"""New files, on average, between two looks for files to remove: a look takes a call for each file."""
+STALE_SECONDS = 3600
+"""Age at which a temporary file is that of a killed writer."""
+DIGITS = 20
+"""Hexadecimal digits of the digest in a file name."""
+COMPILED = ".native"
+"""The end of the name of a file of machine code that `support.compiled` keeps."""
+SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.(?:py|{COMPILED[1:]})")
+"""Names of files that are removed; a folder that was named may hold a user's own."""
+UNFINISHED = re.compile(rf"{re.escape(PREFIX)}[0-9a-f]+{re.escape(SUFFIX)}")
+"""Names of files that are being written."""
+
+
+def evict_sometimes(path: Path) -> None:
+    """`evict` after one written file in `WRITES_AN_EVICTION`: its digest is as good as a random number."""
+    if int(path.stem[-DIGITS:], 16) % WRITES_AN_EVICTION == 0:
+        evict(path.parent)
+
+
+def evict(folder: Path) -> None:
+    """Remove the least recently used files above the bound, and what killed writers left; others may be at it too."""
+    sources, unfinished = _files(folder, SOURCE), _files(folder, UNFINISHED)
+    stale = time.time() - STALE_SECONDS
+    oldest = sources[: max(0, len(sources) - MAX_FILES)]
+    for _, path in [*oldest, *(file for file in unfinished if file[0] < stale)]:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
+    """(time of last use, path) of the files of such names, the oldest first."""
+    files_by_age = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if names.fullmatch(entry.name):
+                with suppress(OSError):
+                    files_by_age.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    return sorted(files_by_age)

@@ -1,7 +1,7 @@
 """Arithmetic of sparse tensors: operators, maps of entries, comparisons; and where the entries of two patterns meet.
 
 In: a SparseTensor, and a number, a dense tensor or another SparseTensor. Out: a SparseTensor, differentiable with
-respect to all values. Where entries of two patterns meet is found once for both, and kept with the first.
+respect to all values. Where entries of two patterns meet is kept with the first, once they meet again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.support.compiled import native
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor import loops
 from sparsetc.tensor.blocks import inside_only, without_blocks
 from sparsetc.tensor.inputs import as_dense
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern, followed
 from sparsetc.tensor.sums import INTEGERS, add_rows, exactly, multiplied
 
 if TYPE_CHECKING:
@@ -298,7 +300,12 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
         b = b if sign > 0 else -b
         if left is None or right is None:
             return a + b
-        return add_rows(add_rows(a.new_zeros((pattern.nnz, *a.shape[1:])), left, a), right, b)
+        out = a.new_zeros((pattern.nnz, *a.shape[1:]))
+        plain = a.ndim == 1 and a.dtype in (torch.float32, torch.float64) and not followed([a, b])
+        if plain and (add := native(loops.add, a.device, pattern.nnz)):
+            add(left, right, a, b, out)
+            return out
+        return add_rows(add_rows(out, left, a), right, b)
 
     values = exactly(added, dtype, "a sum of integers", x._values.to(dtype), y._values.to(dtype))
     return x._make(pattern, values)  # type: ignore[no-any-return]
@@ -330,12 +337,17 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        here, there = places(x, y)
-        right = there.nonzero()[:, 0]
-        left = here[right]
+        if merge := native(loops.meeting, x.device, x.nnz + y.nnz):
+            left, right = (x.coords.new_empty(min(x.nnz, y.nnz)) for _ in "xy")
+            count = merge(*_ranks(x, y), left, right)
+            left, right = left[:count], right[:count]
+        else:
+            here, there = places(x, y)
+            right = there.nonzero()[:, 0]
+            left = here[right]
         return x.like(x.coords[:, left], True), left, right
 
-    return x._once(("meeting", y.number), made)
+    return x._again(("meeting", y.number), made)
 
 
 def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
@@ -344,6 +356,12 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
+        merge, interleave = (native(loop, x.device, x.nnz + y.nnz) for loop in (loops.union, loops.interleave))
+        if merge and interleave:
+            left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
+            coords = x.coords.new_empty(x.order, merge(*_ranks(x, y), left, right))
+            interleave(left, right, x.coords, y.coords, coords)
+            return x.like(coords, True), left, right
         here, there = places(x, y)
         added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
         right = here + added.cumsum(0) - added.to(torch.int64)
@@ -354,17 +372,12 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
             row.scatter_(0, right, of_y).scatter_(0, left, of_x)
         return x.like(coords, True), left, right
 
-    return x._once(("union", y.number), made)
+    return x._again(("union", y.number), made)
 
 
 def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
     """For each entry of y the first of x that is not before it, and whether that is equal."""
-    keys = [crd.sort_keys(one.coords, x.shape) for one in (x, y)]
-    if len(keys[0]) == 1:
-        of_x, of_y = keys[0][0], keys[1][0]
-    else:
-        rank = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0]).rank
-        of_x, of_y = rank[: x.nnz], rank[x.nnz :]
+    of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
     equal = (
         of_x.index_select(0, here.clamp(max=max(0, x.nnz - 1))) == of_y
@@ -372,6 +385,15 @@ def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
         else torch.zeros_like(of_y, dtype=torch.bool)
     )
     return here, equal
+
+
+def _ranks(x: Pattern, y: Pattern) -> list[torch.Tensor]:
+    """Numbers for the entries of both, equal and ordered across both as coordinates are."""
+    keys = [crd.sort_keys(one.coords, x.shape) for one in (x, y)]
+    if len(keys[0]) == 1:
+        return [key for (key,) in keys]
+    rank = crd.numbered([*torch.cat((x.coords, y.coords), 1)], x.shape, x.nnz + y.nnz, x.coords[0]).rank
+    return [rank[: x.nnz], rank[x.nnz :]]
 
 
 def _before(of_x: torch.Tensor, of_y: torch.Tensor) -> Entries:

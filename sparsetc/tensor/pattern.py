@@ -193,10 +193,21 @@ class Pattern:
         found = self.cache.get(key)
         return self._keep(key, make) if found is None else found
 
+    def _again(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Make something of the coordinates and of another pattern's; keep it if it was made before.
+
+        Many patterns meet once: what is made then would take memory for as long as this pattern lives.
+        """
+        if self.cache.get(key) is None:
+            self.cache.put(key, True)
+            return self._keep(None, make)
+        return self._once((key, "again"), make)
+
     @entry_point  # where a graph that Dynamo traces breaks: it would trace how a thing is made, not the thing
     def _keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
         with lasting():
-            return self.cache.put(key, make())  # type: ignore[no-any-return]
+            made = make()
+        return made if key is None else self.cache.put(key, made)  # type: ignore[no-any-return]
 
     def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
         """The pattern of modes in another order, made once, and which entry each is; None as they are."""

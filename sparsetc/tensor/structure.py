@@ -15,7 +15,10 @@ import numpy as np
 import torch
 
 from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.support.compiled import native
+from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor import loops
 from sparsetc.tensor.arithmetic import where_holds
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
     from sparsetc.tensor.sparse_tensor import SparseTensor
 
+SEARCHED = 16
+"""How many times as many rows as are taken a matrix has for each to be searched for, and not all of them once."""
 Taken = tuple[Pattern, torch.Tensor | None]
 """A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
 
@@ -349,41 +354,59 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
         return _picked(x, keys, picked)
     coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
     values, axis, mode = x._values, 1, 0
+    kept: torch.Tensor | None = None  # which of the entries that are left, in order
+    in_order = True
+    if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
+        indices = keys[0].indices(x.shape[0])
+        if len(range(*indices)) <= x.nnz:
+            keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
     if isinstance(keys[0], torch.Tensor):
-        kept, row = _runs(coords[0], keys[0])
+        kept, row = _runs(x._pattern, keys[0])
         rows, shape, mode = [row], [keys[0].numel()], 1
     else:
-        kept = torch.arange(*_range(coords[0], keys[0], x.shape[0]), device=x.device)
+        range_of_rows = slice(*_range(coords[0], keys[0], x.shape[0]))
+        coords, values = coords[:, range_of_rows], values[range_of_rows]
     for key in keys[mode:]:
         dense = mode >= x.sparse_order
         if key is None:
             if dense:
                 values, axis = values.unsqueeze(axis), axis + 1
             else:
-                rows.append(torch.zeros_like(kept))
+                rows.append(torch.zeros_like(_at(coords[0], kept)))
                 shape.append(1)
             continue
         size = x.shape[mode]
         if dense:
             values, axis = _of_dense(values, axis, key, size)
         else:
-            row, n = coords[mode].index_select(0, kept), size
+            row, n = _at(coords[mode], kept), size
             if isinstance(key, torch.Tensor):
+                kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
                 kept, row, n = _selected(kept, row, key, size, rows)
+                in_order = False
             elif key != slice(None):
-                inside, row, n = _sliced(row, key, size)
-                if not bool(inside.all()):
+                inside, row, n = _sliced(row, key, size, mode == 0)
+                in_order &= isinstance(key, int) or key.step is None or key.step > 0
+                if inside is not None and not bool(inside.all()):
                     inside = inside.nonzero()[:, 0]
-                    kept, row, *rows = (r.index_select(0, inside) for r in (kept, row, *rows))
+                    kept = inside if kept is None else kept.index_select(0, inside)
+                    row, *rows = (r.index_select(0, inside) for r in (row, *rows))
             if not isinstance(key, int):
                 rows.append(row)
                 shape.append(n)
         mode += 1
-    values = values.index_select(0, kept)
+    values = values.clone() if kept is None else values.index_select(0, kept)
     if not rows:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
-    pattern, order = _sorted(torch.stack(rows), tuple(shape), None)
+    taken = torch.stack(rows)
+    if in_order:
+        return x._make(Pattern(taken, tuple(shape), True), values)
+    pattern, order = _sorted(taken, tuple(shape), None)
     return x._make(pattern, values if order is None else values.index_select(0, order))
+
+
+def _at(row: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    return row if kept is None else row.index_select(0, kept)
 
 
 def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
@@ -438,24 +461,45 @@ def _within(index: Any, mode: int, size: int) -> Any:
     return index % size
 
 
-def _sliced(row: torch.Tensor, key: Any, size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Which coordinates an int or a slice takes, their new values, and the new size."""
+def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch.Tensor | None, torch.Tensor, int]:
+    """Which coordinates an int or a slice takes, None for all, their new values, and the new size.
+
+    Args:
+        row: the coordinates of a mode.
+        key: the int or the slice.
+        size: of the mode.
+        within: whether no coordinate is before or behind what is taken.
+    """
     if isinstance(key, int):
-        return row == key, row, 1
+        return None if within else row == key, row, 1
     start, stop, step = key.indices(size)
     n = len(range(start, stop, step))
     place = row - start
+    if within and step == 1:
+        return None, place, n
     inside = torch.ones_like(row, dtype=torch.bool) if step == 1 else place % step == 0
     place = place if step == 1 else torch.div(place, step, rounding_mode="floor")
     return inside & (place >= 0) & (place < n), place, n
 
 
-def _runs(row: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+@entry_point
+def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The entries at the places of the first mode that an index names, in its order, and its position for each."""
-    first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
+    row, size = pattern.coords[0], pattern.shape[0]
+    if size > SEARCHED * index.numel():
+        first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
+    else:
+        begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
+        first, end = begins.index_select(0, index), begins.index_select(0, index + 1)
     times = end - first
+    ends = torch.cumsum(times, 0)
+    if enumerate_runs := native(loops.runs, row.device, row.numel()):
+        count = int(ends[-1]) if len(ends) else 0
+        entries, position = row.new_empty(count), row.new_empty(count)
+        enumerate_runs(first, times, entries, position)
+        return entries, position
     position = torch.repeat_interleave(times)
-    ahead = first - (torch.cumsum(times, 0) - times)  # of an entry's number among all that are taken
+    ahead = first - (ends - times)  # of an entry's number among all that are taken
     return ahead.index_select(0, position).add_(torch.arange(position.numel(), device=row.device)), position
 
 

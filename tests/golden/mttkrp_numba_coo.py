@@ -38,19 +38,23 @@ def part_0(begin, end, item_ptr, item_word, word, values, B, C, A):
         total_16 = zeros16(A)
         total_before_0 = zeros16(A)
         total_before_16 = zeros16(A)
-        for n in range(start, stop):
-            at_j = load(word, n) >> 16
-            at_k = load(word, n) & 0xffff
-            x = load(values, n)
-            b_jr = at_j * 32
-            c_kr = at_k * 32
-            total_0 += x * load16(B, b_jr) * load16(C, c_kr)
-            total_16 += x * load16(B, b_jr + 16) * load16(C, c_kr + 16)
-            if (n - start) & 1023 == 1023:
-                total_before_0 += total_0
-                total_before_16 += total_16
-                total_0 = zeros16(A)
-                total_16 = zeros16(A)
+        stop_of_piece = min(start + 1024, stop)
+        while True:
+            for n in range(start, stop_of_piece):
+                at_j = load(word, n) >> 16
+                at_k = load(word, n) & 0xffff
+                x = load(values, n)
+                b_jr = at_j * 32
+                c_kr = at_k * 32
+                total_0 += x * load16(B, b_jr) * load16(C, c_kr)
+                total_16 += x * load16(B, b_jr + 16) * load16(C, c_kr + 16)
+            if stop_of_piece == stop:
+                break
+            total_before_0 += total_0
+            total_before_16 += total_16
+            total_0 = zeros16(A)
+            total_16 = zeros16(A)
+            start, stop_of_piece = stop_of_piece, min(stop_of_piece + 1024, stop)
         total_0 += total_before_0
         total_16 += total_before_16
         to1 = at_i * 32

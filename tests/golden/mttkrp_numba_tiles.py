@@ -45,38 +45,43 @@ def part_0(begin, end, item_ptr, item_word, tile_word, values, B, C, A):
         tile_i = load(item_word, item)
         for e in range(512):
             total[e] = 0
-        if stop - start >= 1024:
+        several_stop = stop - start > 1024
+        if several_stop:
             for e in range(512):
                 total_before[e] = 0
-        for tile in range(start, stop):
-            tile_j = load(tile_word, tile) >> 8
-            tile_k = load(tile_word, tile) & 0xff
-            for side_i in range(16):
-                for side_j in range(16):
-                    sum1_0 = zeros16(A)
-                    sum1_16 = zeros16(A)
-                    for side_k in range(16):
-                        at2 = min(tile_k * 16 + side_k, 299) * 32
-                        f3 = load(values, tile * 4096 + side_j * 256 + side_i * 16 + side_k)
-                        sum1_0 += f3 * load16(C, at2)
-                        sum1_16 += f3 * load16(C, at2 + 16)
-                    store(part, side_j * 512 + side_i * 32, sum1_0)
-                    store(part, side_j * 512 + side_i * 32 + 16, sum1_16)
-            for side_i in range(16):
-                sum4_0 = zeros16(A)
-                sum4_16 = zeros16(A)
-                for side_j in range(16):
-                    at5 = min(tile_j * 16 + side_j, 199) * 32
-                    sum4_0 += load16(part, side_j * 512 + side_i * 32) * load16(B, at5)
-                    sum4_16 += load16(part, side_j * 512 + side_i * 32 + 16) * load16(B, at5 + 16)
-                store(total, side_i * 32, load16(total, side_i * 32) + sum4_0)
-                store(total, side_i * 32 + 16, load16(total, side_i * 32 + 16) + sum4_16)
-            if (tile - start) & 1023 == 1023:
-                for e in range(512):
-                    total_before[e] += total[e]
-                for e in range(512):
-                    total[e] = 0
-        if stop - start >= 1024:
+        stop_of_piece = min(start + 1024, stop)
+        while True:
+            for tile in range(start, stop_of_piece):
+                tile_j = load(tile_word, tile) >> 8
+                tile_k = load(tile_word, tile) & 0xff
+                for side_i in range(16):
+                    for side_j in range(16):
+                        sum1_0 = zeros16(A)
+                        sum1_16 = zeros16(A)
+                        for side_k in range(16):
+                            at2 = min(tile_k * 16 + side_k, 299) * 32
+                            f3 = load(values, tile * 4096 + side_j * 256 + side_i * 16 + side_k)
+                            sum1_0 += f3 * load16(C, at2)
+                            sum1_16 += f3 * load16(C, at2 + 16)
+                        store(part, side_j * 512 + side_i * 32, sum1_0)
+                        store(part, side_j * 512 + side_i * 32 + 16, sum1_16)
+                for side_i in range(16):
+                    sum4_0 = zeros16(A)
+                    sum4_16 = zeros16(A)
+                    for side_j in range(16):
+                        at5 = min(tile_j * 16 + side_j, 199) * 32
+                        sum4_0 += load16(part, side_j * 512 + side_i * 32) * load16(B, at5)
+                        sum4_16 += load16(part, side_j * 512 + side_i * 32 + 16) * load16(B, at5 + 16)
+                    store(total, side_i * 32, load16(total, side_i * 32) + sum4_0)
+                    store(total, side_i * 32 + 16, load16(total, side_i * 32 + 16) + sum4_16)
+            if stop_of_piece == stop:
+                break
+            for e in range(512):
+                total_before[e] += total[e]
+            for e in range(512):
+                total[e] = 0
+            start, stop_of_piece = stop_of_piece, min(stop_of_piece + 1024, stop)
+        if several_stop:
             for e in range(512):
                 total[e] += total_before[e]
         for side_i in range(16):

@@ -44,32 +44,41 @@ def part_0(begin, end, item_ptr, block_ptr, block_full, lane_len, item_word, lan
         at_i = load(item_word, item)
         for e in range(512):
             total[e] = 0
-        if stop - start >= 1024:
+        several_stop = stop - start > 1024
+        if several_stop:
             for e in range(512):
                 total_before[e] = 0
-        for block in range(start, stop):
-            at_j = load(lane_word, block)
-            b_jr = at_j * 32
-            fiber_sum_0 = zeros16(A)
-            first, last = load(block_ptr, block), load(block_ptr, block + 1)
-            fiber_sum_before_0 = zeros16(A)
-            for n in range(first, last):
-                at_k = load(word, n)
-                x = load(values, n)
-                c_ks = at_k * 16
-                fiber_sum_0 += x * load16(C, c_ks)
-                if (n - first) & 1023 == 1023:
+        stop_of_piece = min(start + 1024, stop)
+        while True:
+            for block in range(start, stop_of_piece):
+                at_j = load(lane_word, block)
+                b_jr = at_j * 32
+                fiber_sum_0 = zeros16(A)
+                first, last = load(block_ptr, block), load(block_ptr, block + 1)
+                fiber_sum_before_0 = zeros16(A)
+                last_of_piece = min(first + 1024, last)
+                while True:
+                    for n in range(first, last_of_piece):
+                        at_k = load(word, n)
+                        x = load(values, n)
+                        c_ks = at_k * 16
+                        fiber_sum_0 += x * load16(C, c_ks)
+                    if last_of_piece == last:
+                        break
                     fiber_sum_before_0 += fiber_sum_0
                     fiber_sum_0 = zeros16(A)
-            fiber_sum_0 += fiber_sum_before_0
-            for at_r in range(32):
-                store(total, at_r * 16, load16(total, at_r * 16) + load(B, b_jr + at_r) * fiber_sum_0)
-            if (block - start) & 1023 == 1023:
-                for e in range(512):
-                    total_before[e] += total[e]
-                for e in range(512):
-                    total[e] = 0
-        if stop - start >= 1024:
+                    first, last_of_piece = last_of_piece, min(last_of_piece + 1024, last)
+                fiber_sum_0 += fiber_sum_before_0
+                for at_r in range(32):
+                    store(total, at_r * 16, load16(total, at_r * 16) + load(B, b_jr + at_r) * fiber_sum_0)
+            if stop_of_piece == stop:
+                break
+            for e in range(512):
+                total_before[e] += total[e]
+            for e in range(512):
+                total[e] = 0
+            start, stop_of_piece = stop_of_piece, min(stop_of_piece + 1024, stop)
+        if several_stop:
             for e in range(512):
                 total[e] += total_before[e]
         to1 = at_i * 512

@@ -419,6 +419,7 @@ class Cost:
             lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
             far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
         return {
+            "call": 1.0,
             "nonzero": statistics.stored,
             "fiber": statistics.fibers if self.p.view.blocks else 0,
             "item": statistics.items,

@@ -1,0 +1,68 @@
+"""Loops over sorted coordinates: Python, which `support.compiled` makes machine code of where numba is installed.
+
+In: numpy arrays, those that are written to included. Out: how much was written. Where two rising runs of numbers are
+merged, no branch depends on which number is smaller, since a processor guesses every other one wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Numbers = Any
+"""A one-dimensional array of int64. (numpy's own type would take numba longer.)"""
+
+
+def union(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
+    """Write to `left` and `right` where each of two runs of rising numbers goes in the union; return its length."""
+    i = j = n = 0
+    while i < len(of_x) and j < len(of_y):
+        a, b = of_x[i], of_y[j]
+        left[i] = right[j] = n  # again for the larger of the two
+        i += a <= b
+        j += b <= a
+        n += 1
+    for rest in range(i, len(of_x)):
+        left[rest] = n + rest - i
+    for rest in range(j, len(of_y)):
+        right[rest] = n + rest - j
+    return n + len(of_x) - i + len(of_y) - j
+
+
+def interleave(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
+    """Write columns of two matrices to the columns of `out` that `left` and `right` name."""
+    for row in range(len(out)):
+        for i in range(len(left)):
+            out[row, left[i]] = of_x[row, i]
+        for j in range(len(right)):
+            out[row, right[j]] = of_y[row, j]
+
+
+def add(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
+    """Add elements to those of `out`, which are zeros, that `left` and `right` name."""
+    for i in range(len(left)):
+        out[left[i]] = of_x[i]
+    for j in range(len(right)):
+        out[right[j]] += of_y[j]
+
+
+def meeting(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
+    """Write to `left` and `right` which of two runs of rising numbers are equal, in order; return how many are."""
+    i = j = n = 0
+    while i < len(of_x) and j < len(of_y):
+        a, b = of_x[i], of_y[j]
+        left[n] = i  # again while they differ
+        right[n] = j
+        n += a == b
+        i += a <= b
+        j += b <= a
+    return n
+
+
+def runs(first: Numbers, times: Numbers, entries: Numbers, position: Numbers) -> None:
+    """Write the numbers of each run, from its first on, run after run; and beside each number that of its run."""
+    n = 0
+    for run in range(len(first)):
+        for entry in range(first[run], first[run] + times[run]):
+            entries[n] = entry
+            position[n] = run
+            n += 1
