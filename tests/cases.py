@@ -348,8 +348,8 @@ def longest_row(kernel: stc.Kernel) -> int:
     """Nonzeros of the longest output row."""
     from sparsetc.formats.by_rows import row_lengths
 
-    c = kernel.step.canonical
-    return int(row_lengths(c.coords, c.shape, c.kept).max())
+    problem = kernel.step.problem
+    return int(row_lengths(problem.counts.coords, problem.shape, problem.kept).max())
 
 
 def two_parts(

@@ -59,7 +59,7 @@ def without_values(kernel: Kernel) -> list[BoundPart]:
 
 def expected(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     """The dense result, by the reference."""
-    return reference.run(kernel.step.bound.einsum, kernel.operand, *dense)
+    return reference.run(kernel.contraction.bound.einsum, kernel.operand, *dense)
 
 
 def finished(kernel: Kernel, rows: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
         assert "values" not in part.program.arrays
         arrays = part.packed.arrays | part.arrays.named(part.program)
         like = torch.zeros(1, dtype=torch.float64)
-        tables = k.step.canonical.arrange(dense)
+        tables = k.step.tables(dense)
         run_program(part.program, arrays, like, tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(finished(k, out), expected(k, dense))
 
@@ -43,7 +43,7 @@ def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
     assert "sparse, of ones" in programs.source
     for _ in range(2):
         out = zeros(k, dtype)
-        programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.canonical.arrange(dense), out)
+        programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.tables(dense), out)
         torch.testing.assert_close(finished(k, out), expected(k, dense), check_dtype=False)
 
 

@@ -110,7 +110,7 @@ def test_the_tile_program_means_the_einsum(name: str, format: str) -> None:
     k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
     (part,) = k.step.parts
     out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
-    tables = k.step.canonical.arrange(given[1:])
+    tables = k.step.tables(given[1:])
     run_program(part.program, part.packed.arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(wrapped(k, out), expected(equation, given))
 
@@ -130,7 +130,7 @@ def test_sparse_outputs(name: str, format: str) -> None:
     (part,) = k.step.parts
     out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
     arrays = part.packed.arrays | part.arrays.named(part.program)
-    tables = k.step.canonical.arrange(given[1:])
+    tables = k.step.tables(given[1:])
     run_program(part.program, arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(wrapped(k, out).values, other.values)
 

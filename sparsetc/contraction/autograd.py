@@ -33,6 +33,7 @@ from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
+    from sparsetc.contraction.contraction import Contraction
     from sparsetc.contraction.step import Step
 
 
@@ -244,23 +245,25 @@ class StepFunction(Multilinear):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
-        step = self.step.batched(size, [d is not None for d in dense_dims])
-        return step(self.pattern, values, moved), 1
+        made, (rows, *width) = self.step.batched(size, [d is not None for d in dense_dims]), self.step.executable.shape
+        return made.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
         if wanted[0] and not self.ones:
             gradient_taken()
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
-        rows = iter(run_all([job for job in jobs if job is not None]))
-        return [
-            None if job is None else job[0].output.shaped(next(rows)) if n or self.ones else self._of_all(next(rows))
-            for n, job in enumerate(jobs)
-        ]
+        results = iter(run_all([job for job in jobs if job is not None]))
+        gradients = [None if job is None else next(results) for job in jobs]
+        if not self.ones and gradients[0] is not None:
+            gradients[0] = self._of_all(gradients[0])
+        return gradients
 
     def _job(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
-        step, e, sparse = self.step, self.step.raw, self.step.output.sparse
+        step = self.step
+        e = self.step.raw
+        sparse = self.step.output.sparse
         operand = e.dense[n - 1 + self.ones] if n or self.ones else e.sparse[0]
         einsum, sources = gradient(e, operand)
         values = None if operand in e.sparse else values
@@ -271,18 +274,18 @@ class StepFunction(Multilinear):
         others = [s for s in sources if s not in e.sparse]
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
         pattern = step.slotted if sparse else self.pattern
-        return self._step_of(operand, einsum, pattern, operands), pattern, values, operands
+        return self._compiled(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
         """The gradient for all values in their order, of those sorted by slot."""
         order = self.step.by_slot
         return values if order is None else torch.empty_like(values).index_copy(0, order, values)
 
-    def _step_of(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Step:
-        """The gradient's step, kept with the pattern that it is of."""
+    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Contraction:
+        """The gradient's contraction, kept with the pattern that it is of."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
-        step: Step | None = pattern.cache.get(key)
-        if step is None:
+        made: Contraction | None = pattern.cache.get(key)
+        if made is None:
             from sparsetc.contraction.contraction import compiled
 
             x = SparseTensor._make(
@@ -291,9 +294,9 @@ class StepFunction(Multilinear):
             others = iter(dense)
             operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
             form = "sparse" if operand in self.step.raw.sparse else "dense"
-            (compiled_step,) = compiled(str(e), operands, self.step.derived, form).steps
-            step = pattern.cache.put(key, compiled_step)  # or that of a thread that was first
-        return step
+            # Or that of a thread that was first.
+            made = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
+        return made
 
 
 # -- several at once --------------------------------------------------------------------------------------------------
@@ -303,34 +306,37 @@ MOST_TOGETHER = 1 << 22
 the host took three times as long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
-Job = tuple["Step", Pattern, torch.Tensor | None, list[torch.Tensor]]
-"""A gradient to be computed: a step, and what it is called with."""
+Job = tuple["Contraction", Pattern, torch.Tensor | None, list[torch.Tensor]]
+"""A gradient to be computed: a contraction, and what it is called with."""
 
 
 def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
-    """The rows of every job.
+    """The result of every job.
 
     What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
     call of torch for each kernel would take more time than the kernels do.
     """
-    together = [step.alone and not followed([values, *dense]) for step, _, values, dense in jobs]
+    together = [made.leaf.alone and not followed([values, *dense]) for made, _, values, dense in jobs]
     if sum(together) < 2:
-        return [step(pattern, values, dense) for step, pattern, values, dense in jobs]
+        return [made.result([pattern], [values], dense) for made, pattern, values, dense in jobs]
     joint = [job for job, t in zip(jobs, together, strict=True) if t]
-    packed, outputs, rows = iter(_packed(joint)), iter(_zeros(joint)), []
-    for (step, pattern, values, dense), t in zip(jobs, together, strict=True):
+    packed = iter(_packed(joint))
+    outputs = iter(_zeros(joint))
+    results = []
+    for (made, pattern, values, dense), t in zip(jobs, together, strict=True):
         if t:
-            tables = step.canonical.arrange(dense, step.settings)
-            out = next(outputs)
-            rows.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
+            step, out = made.leaf, next(outputs)
+            tables = step.tables(made.pull([values], dense)[1])
+            rows = step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None)
+            results.append(step.of_rows(rows))
         else:
-            rows.append(step(pattern, values, dense))
-    return rows
+            results.append(made.result([pattern], [values], dense))
+    return results
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
-    runs = [(step.executable, step.device) for step, *_ in jobs]
+    runs = [(made.leaf.executable, made.device) for made, *_ in jobs]
     outputs = [
         torch.empty(run.shape, dtype=run.dtype, device=device) if run.zeroes and not run.stores else None
         for run, device in runs
@@ -342,12 +348,12 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
-    with_values = [(step, pattern, values) for step, pattern, values, _ in jobs if values is not None]
+    with_values = [(made.leaf, pattern, values) for made, pattern, values, _ in jobs if values is not None]
     gathered = [part.packed for step, *_ in with_values for part in step.parts if not part.packed.in_order]
     _, pattern, values = with_values[0] if with_values else (None, None, None)
     together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
     if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
-        return [step.packed_values(job_values) for step, _, job_values, _ in jobs]
+        return [made.leaf.packed_values(job_values) for made, _, job_values, _ in jobs]
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
@@ -356,7 +362,8 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
-    return [step.packed_values(None) if job_values is None else packed(step) for step, _, job_values, _ in jobs]
+    steps = [(made.leaf, job_values) for made, _, job_values, _ in jobs]
+    return [step.packed_values(None) if job_values is None else packed(step) for step, job_values in steps]
 
 
 @lasting()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from cmath import isfinite
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
-from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
+from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
-from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 
@@ -41,7 +39,9 @@ class Guard:
 
     def __init__(self, test: Callable[[Tensors], bool], instead: str = "", **changes: object) -> None:
         """Take a test of tables; the name of what the caller runs where it does not hold, and its settings."""
-        self.test, self.instead, self.changes = test, instead, changes
+        self.test = test
+        self.instead = instead
+        self.changes = changes
         self._known: tuple[tuple[weakref.ref[torch.Tensor], tuple[object, ...]], ...] = ()
         self._held = True
 
@@ -93,7 +93,6 @@ class IntegerSums:
     def __init__(self, terms: int) -> None:
         self.terms = terms
         self._guard = Guard(self._bounded)
-        self._in_floats: Contraction | None = None
 
     @classmethod
     def of(cls, bound: Bound, sparse: Sequence[SparseTensor]) -> IntegerSums | None:
@@ -133,27 +132,15 @@ class IntegerSums:
         if self._guard.admits(operands, operands) if operands[0].is_cuda else self._bounded(operands):
             return
         floats = [t.double() for t in values], [t.double() for t in dense]
-        if self._in_floats is None:
-            self._in_floats = _in_floats(made, floats[0])
-        close = self._in_floats.result(patterns, *floats)
-        magnitude = self._in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
+        # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
+        wanted = requested(made.settings.plan)
+        plan = wanted.name if wanted.by_nonzeros else "auto"
+        in_floats = made.instead("in floats", torch.float64, plan=plan)
+        close = in_floats.result(patterns, *floats)
+        magnitude = in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
         # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
         blurred = magnitude * self.terms > 2.0**100
         refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{made.bound.einsum.text}"')
 
 
 LARGEST = 2**63 - 1
-
-
-def _in_floats(made: Contraction, values: Tensors) -> Contraction:
-    """The contraction of operands of the same patterns and shapes in float64."""
-    from sparsetc.contraction.contraction import contraction
-
-    like = torch.zeros((), dtype=torch.float64, device=made.device)
-    # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
-    wanted = requested(made.settings.plan)
-    plan = wanted.name if wanted.by_nonzeros else "auto"
-    with lasting():
-        sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
-        operands = stand_ins(made.bound, sparse)
-        return contraction(made.bound, operands, replace(made.settings, plan=plan), made.form)

@@ -58,8 +58,10 @@ class Kernel(Inspectable):
     """
 
     def __init__(self, contraction: Contraction, operands: Sequence[SparseTensor], drop_zeros: bool = False) -> None:
-        self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
-        self.inner = (contraction,)
+        self.contraction = contraction
+        self.operands = tuple(operands)
+        self.drop_zeros = drop_zeros
+        self.inner = (contraction.leaf,)
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -241,7 +243,7 @@ class Kernel(Inspectable):
 
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
-        return self.contraction.ptx(target)
+        return self.contraction.leaf.ptx(target)  # type: ignore[no-any-return]
 
     @property
     def cost(self) -> SymbolicCost:

@@ -67,7 +67,9 @@ def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
     """Return the result of values and dense operands, or an operand's gradient, with the result's as last tensor."""
     contraction = _of(kernel)
     count, end = len(contraction.bare), None if operand == RESULT else -1
-    values, dense, upstream = tensors[:count], tensors[count:end], tensors[-1]
+    values = tensors[:count]
+    dense = tensors[count:end]
+    upstream = tensors[-1]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):  # in no graph that torch made gradients of
         if end is None:
             return contract(kernel, values, dense)  # type: ignore[no-any-return]

@@ -71,7 +71,9 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> torc
     sizes = recipe and recipe.sizes(operands)
     if not recipe or not sizes or is_sparse(form, recipe.einsum, [recipe.einsum.inputs[sparse[0]]]):
         return None
-    rows, width, count = recipe.extent(recipe.kept, sizes), recipe.extent(recipe.free, sizes), len(values)
+    rows = recipe.extent(recipe.kept, sizes)
+    width = recipe.extent(recipe.free, sizes)
+    count = len(values)
     if count > ENTRIES or max(count, rows) * width > ELEMENTS:
         return None
     uses.count += 1

@@ -103,7 +103,7 @@ def tune(made: Step | Pair) -> None:
                 runs = _search(made, candidates, known, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
-        if made.settled:
+        if getattr(made, "turns", None) is None:
             _decide(made, known, candidates, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
@@ -200,7 +200,7 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
     plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
     run = runs.get(best.name)
     if run and isinstance(made, Step):
-        for key in storage_keys(plan, made.canonical.kept):  # others of the pattern may take what is packed
+        for key in storage_keys(plan, made.problem.kept):  # others of the pattern may take what is packed
             if (packed := run.packed.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
@@ -227,7 +227,10 @@ class Turns:
     """
 
     def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]) -> None:
-        self._trials, self._known, self._candidates, self._owner = trials, known, candidates, weakref.ref(step)
+        self._trials = trials
+        self._known = known
+        self._candidates = candidates
+        self._owner = weakref.ref(step)
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
 

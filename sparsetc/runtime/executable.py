@@ -142,7 +142,9 @@ class Executable:
             strides: of the result where no zeros are made first; contiguous where there are none.
         """
         self.strides = strides
-        self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
+        self.programs = programs
+        self.shape = (rows, *width)
+        self.dtype = dtype
         stored = [owned(p) for p in programs.programs]
         self.stores = any(stored)
         self.zeroes = not (all(stored) and covered)
@@ -190,7 +192,8 @@ class Executable:
                 out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
         elif zeroes and not accumulate:
             out.zero_()
-        _zero(out, zeroed)
+        if zeroed is not None:
+            _zero(out, zeroed)
         call(values, dense, out)
         return out
 

@@ -117,8 +117,8 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         kept = None
         if rows is not None:
             compiler = Compiler(bound, given.dtype, settings, "sparse", target)
-            modes, letters = bound.einsum.inputs[0], compiler.canonical.letters
-            kept = [modes.index(letters[m]) for m in compiler.canonical.kept]  # of a repeated letter the first
+            modes, problem = bound.einsum.inputs[0], compiler.template.problem
+            kept = [modes.index(problem.letters[m]) for m in problem.kept]  # of a repeated letter the first
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
