@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from reference import run, whole
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
@@ -25,7 +26,6 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.packing.tiles import sides_of
 from sparsetc.planner.registry import PLANS
 from sparsetc.tensor.sums import summed_dtype
-from sparsetc.testing.reference import run, whole
 
 TOLERANCE = {
     torch.float64: 1e-13,

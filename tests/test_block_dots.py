@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import reference
 import torch
 from block_dot_cases import CASES, SPMM, BlockDot, in_halves
 from golden_blocks import CASES as GOLDEN
@@ -19,7 +20,6 @@ from test_ir_runners import interpreted
 import sparsetc as stc
 from sparsetc.ir.program.tile import Add
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.testing import reference
 
 compiling = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 HALF, SINGLE = torch.float16, torch.float32

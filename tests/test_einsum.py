@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import DENSE, run, sampled
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.ir.equation.rewrite import GROWTH, UPSTREAM, dense_products, gradient
-from sparsetc.testing.reference import DENSE, run, sampled
 
 
 def einsum(text: str, sparse: tuple[int, ...] = (0,)) -> Einsum:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import reference
 import torch
 from cases import wrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpret import run_plan, run_program
 
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
@@ -17,8 +19,6 @@ from sparsetc.ir.nest.coordinates import Computed, Field
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.tile import Add, walk
-from sparsetc.testing import reference
-from sparsetc.testing.interpret import run_plan, run_program
 
 SIZES = {"i": 7, "j": 9, "k": 6, "l": 4, "m": 3, "r": 5, "s": 20, "t": 3}
 

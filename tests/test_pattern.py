@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from interpret import run_program
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
 from sparsetc.codegen.launch import Programs
@@ -15,7 +16,6 @@ from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.program.cost import STORED, cost_of
 from sparsetc.ir.program.tile import Value, walk
-from sparsetc.testing.interpret import run_program
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 32])

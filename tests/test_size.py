@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 353_200, size.COMPILER: 247_600, size.FILES: 224, size.CLASSES: 303, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 346_300, size.COMPILER: 247_600, size.FILES: 221, size.CLASSES: 297, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import tile_plan, wrapped
 from extensions import as_before
+from interpret import run_program
 
 import sparsetc as stc
 from sparsetc.formats.hls import TileFormat
@@ -17,7 +18,6 @@ from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.packing.base import pack
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.packing.words import bits_of
-from sparsetc.testing.interpret import run_program
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "mttkrp-0": ("ijk,jr,kr->ir", (40, 33, 50), {"r": 20}),
