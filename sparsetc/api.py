@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
 from typing_extensions import Unpack
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.canonical import Operands, as_operand, promoted
 from sparsetc.contraction.contraction import (
     Contraction,
     Workload,
@@ -29,6 +28,7 @@ from sparsetc.contraction.contraction import (
     wrap,
 )
 from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
@@ -36,15 +36,13 @@ from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
+from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor import inputs
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-if TYPE_CHECKING:
-    from sparsetc.planner.symbolic import SymbolicCost
 
 
 @overload

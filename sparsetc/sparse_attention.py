@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from sparsetc import masks
 from sparsetc.api import einsum
-from sparsetc.contraction.canonical import as_operand, promoted
+from sparsetc.contraction.operands import as_operand, promoted
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.maps.body import Body
 from sparsetc.maps.computed import computed

@@ -106,7 +106,7 @@ def made(name: str, backend: str, deterministic: bool = False) -> Made:
     settings: dict[str, Any] = {"backend": backend, "deterministic": deterministic}
     kernel = stc.compile(equation, *operands, plan=plan(equation, operands), **settings)
     step = kernel.step
-    values = step.packed(x.values, None)
+    values = step.packed(x.values)
     assert values is not None
     expected = step.rows(x.values, dense)
     assert bool(expected.any())

@@ -22,7 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Tensors, repeated_dims, resolved
+from sparsetc.contraction.operands import Tensors, repeated_dims, resolved
 from sparsetc.errors import TransformError
 from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
@@ -151,7 +151,7 @@ def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
 
 
 def carry_derivatives(operands: Sequence[Any]) -> bool:
-    """Whether any of these requires a gradient or has a tangent itself, whatever is active around it."""
+    """Return True if any of these requires a gradient or has a tangent itself, whatever is active around it."""
     tensors = [t for t in operands if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
@@ -198,7 +198,7 @@ def one_by_one(
 
 
 def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
-    """What an argument is in one call of a batch: one of a tensor along its batch dimension; zeros of no batch.
+    """Return an argument for one call of a batch: one slice along the batch dimension; zeros of an empty batch.
 
     Tensors in a list have a dimension each; what has none is the same in all calls.
     """

@@ -22,7 +22,8 @@ from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
-from sparsetc.contraction.canonical import (
+from sparsetc.contraction.guard import IntegerSums
+from sparsetc.contraction.operands import (
     Operands,
     Patterns,
     Tensors,
@@ -32,7 +33,6 @@ from sparsetc.contraction.canonical import (
     stand_in,
     stand_ins,
 )
-from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.output import Result, check_form, sparse_result, without_zeros
 from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request, Rewrite
@@ -45,6 +45,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
+from sparsetc.planner.workload import choose_together
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
@@ -55,7 +56,7 @@ _numbers = itertools.count()
 
 
 class Contraction:
-    """What a kernel runs: an einsum compiled for the patterns of its operands, as rewrites round a leaf.
+    """An einsum compiled for the patterns of its operands: rewrites round a leaf, which is what runs.
 
     Attributes:
         key: the name by which operators of `torch.library` know the contraction.
@@ -127,12 +128,12 @@ class Contraction:
 
     @property
     def steps(self) -> Sequence[Any]:
-        """What runs, in order: steps of one sparse operand, or pairs of two."""
+        """The leaves that run, in order: steps of one sparse operand, or pairs of two."""
         return getattr(self.leaf, "steps", (self.leaf,))
 
     @property
     def settled(self) -> bool:
-        """Whether the plans of all steps are decided."""
+        """True if the plans of all steps are decided; False while candidates take turns in calls."""
         return all(getattr(step, "turns", None) is None for step in self.steps)
 
     @property
@@ -233,7 +234,7 @@ class Contraction:
 
 
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
-    """Which of some patterns one is, or itself: what is kept for a pattern does not refer to it."""
+    """Return the number of a pattern among some, else the pattern: what is kept for a pattern does not refer to it."""
     return next((n for n, own in enumerate(patterns) if own is pattern), pattern)
 
 
@@ -268,7 +269,7 @@ def contraction(
 
 
 def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
-    """What runs an einsum, a few operands at a time or as rules leave it; the rewrites round it, and what it is of."""
+    """Compile what runs an einsum; return it, the rewrites round it, and the einsum that these lead to."""
     wanted = requested(request.settings.plan)
     if choice is None and (len(request.operands) > 2 or request.settings.path or wanted.path or wanted == STEPS):
         from sparsetc.contraction.path import Path, in_steps  # which few einsums need
@@ -318,7 +319,7 @@ def kept(text: str, operands: Operands, settings: Options, form: str) -> Contrac
 
 
 def _found(first: Pattern, key: Any) -> Any:
-    """What is kept with a pattern by a key; None where it is not there, or a plan cannot be hashed."""
+    """Look a key up in what is kept with a pattern; None if it is not there, or a plan cannot be hashed."""
     try:
         return first.cache.get(key)
     except TypeError:
@@ -326,7 +327,7 @@ def _found(first: Pattern, key: Any) -> Any:
 
 
 def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
-    """What is kept with a pattern by a key, for as long as the others live; made where it is not there."""
+    """Look a key up in what is kept with a pattern, or make it and keep it for as long as the other patterns live."""
     kept: T | None = _found(first, key)
     if kept is None:
         kept = make()
@@ -336,7 +337,7 @@ def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Patt
 
 
 def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
-    """What a contraction is kept by, with the pattern of its first sparse operand."""
+    """Return the key that a contraction is kept by, with the pattern of its first sparse operand."""
     kinds, patterns = list[Any](), list[weakref.ref[Pattern]]()
     for operand in operands:
         if isinstance(operand, SparseTensor):
@@ -368,10 +369,8 @@ def compiled_together(
         workload: equations with operands; values are only looked at for their dtypes.
         settings: the plan, the memory limit and all else that is common to them.
         form: of the results, ``auto``, ``dense`` or ``sparse``.
-        repeated: as `canonicalise` takes it.
+        repeated: as of `Request`.
     """
-    from sparsetc.planner.workload import choose_together  # which an import of the package does not need
-
     settings = replace(settings, precision=settings.effective_precision())
     bounds = [parsed(text, operands) for text, operands in workload]
     each_operands = [operands for _, operands in workload]

@@ -24,7 +24,7 @@ from string import ascii_letters
 
 import torch
 
-from sparsetc.contraction.canonical import Patterns
+from sparsetc.contraction.operands import Patterns
 from sparsetc.contraction.output import SPARE, Letters, is_sparse
 from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError

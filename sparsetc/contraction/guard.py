@@ -1,4 +1,4 @@
-"""Which operands a step may take, found by looking at all of them again where one changed; and sums that did not fit.
+"""Guards: a look at the operands of a step, again where one changed, which says if it takes them; and integer sums.
 
 In: dense operands, or values, as the caller has them, and the tables that kernels read. Out: a verdict, for which the
 GPU is waited for once: no infinities, values fit for halves. Programs make integers modulo 2**64, so a result does not
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
-from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call
+from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -46,7 +46,7 @@ class Guard:
         self._held = True
 
     def admits(self, operands: Tensors, tables: Tensors) -> bool:
-        """Whether the test holds for the tables, which were made of these operands.
+        """Return True if the test holds for the tables, which were made of these operands.
 
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
         it is not known.
@@ -72,14 +72,14 @@ def _view(operand: torch.Tensor) -> tuple[object, ...]:
 
 
 def finite(tables: Tensors) -> bool:
-    """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
+    """Return True if no element is infinite or NaN; a sum that overflows counts as infinite."""
     if not tables:
         return True
     return isfinite(reduce(add, (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)).item())
 
 
 def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
-    """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`.
+    """Return True if no element is infinite or NaN, and halves are exact enough for the tables that are `split`.
 
     Tables are of float32. The GPU is waited for once.
     """
@@ -88,7 +88,7 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
 
 class IntegerSums:
-    """Whether the sums of a contraction of integers fit in 64 bits, looked at again where operands changed."""
+    """A check that the sums of a contraction of integers fit in 64 bits, made again where operands changed."""
 
     def __init__(self, terms: int) -> None:
         self.terms = terms
@@ -114,7 +114,7 @@ class IntegerSums:
         return cls(terms) if most ** len(e.inputs) * terms > LARGEST else None
 
     def _bounded(self, operands: Tensors) -> bool:
-        """Whether the product of the largest magnitudes, times the number of terms of a sum, fits in 64 bits."""
+        """Return True if the product of the largest magnitudes, times the terms of a sum, fits in 64 bits."""
         if not self.terms or not all(operand.numel() for operand in operands):
             return True
         bound = self.terms

@@ -1,6 +1,6 @@
-"""What an einsum returns: a dense tensor, or values on a pattern that is known once the sparse operand is.
+"""The result of an einsum: a dense tensor, or values on a pattern that is known once the sparse operand is.
 
-In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the pattern, and the row each nonzero adds to. And
+In: an einsum as rules leave it, its sparse operand. Out: `Output`: shapes, pattern, the row each nonzero adds to. And
 what may be done to results once they are made: zeros dropped, another tensor added (``alpha Z + beta out``: BCB-SpTC,
 formula (1)); nothing is changed in place.
 """
@@ -33,7 +33,7 @@ SPARE = 2
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returns: a dense tensor, or values on a pattern known since compilation.
+    """The form of a result: a dense tensor, or values on a pattern known since compilation.
 
     Attributes:
         width_shape: sizes of the dense letters, in the output's order.
@@ -52,7 +52,7 @@ class Output:
 
     @property
     def sparse(self) -> bool:
-        """Whether the result is a SparseTensor."""
+        """True if the result is a SparseTensor."""
         return self.pattern is not None
 
     @property
@@ -98,7 +98,7 @@ def check_form(form: str, e: Einsum) -> None:
 
 
 def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> bool:
-    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand.
+    """Return True if a result in this form is sparse, given the letters with coordinates of each sparse operand.
 
     By itself (``auto``) it is where it keeps a letter with coordinates; of a single sparse operand's letters it must
     keep two or more, or all.

@@ -17,8 +17,8 @@ import torch
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
-from sparsetc.contraction.canonical import Patterns, Tensors, resolved
 from sparsetc.contraction.guard import finite
+from sparsetc.contraction.operands import Patterns, Tensors, resolved
 from sparsetc.contraction.output import known_result, sparse_result
 from sparsetc.contraction.request import Request
 from sparsetc.errors import PlanError

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from sparsetc.contraction.canonical import Operands, Tensors
+from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Einsum

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Dims, Operands, Patterns, Tensors, einsum
 from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.guard import Guard, finite
+from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum
 from sparsetc.contraction.output import is_sparse, known_result, sparse_result
 from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request

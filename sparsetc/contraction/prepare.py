@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.codegen import transpose
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
-from sparsetc.contraction.canonical import Tensors, resolved
+from sparsetc.contraction.operands import Tensors, resolved
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import rewrites_of
@@ -47,7 +47,7 @@ class BoundPart:
 
     @property
     def reads_zeros(self) -> bool:
-        """Whether the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        """True if the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
@@ -253,7 +253,7 @@ class Preparation:
         return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
-        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
+        """Return True if sums must not depend on the order of atomics, and would; those of integers never do."""
         if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
             return False
         if not all(p.packed.view.loops[-1].ordered for p in parts):

@@ -1,4 +1,4 @@
-"""What rules rewrite: an einsum that is to be compiled, and one that it becomes.
+"""The records of rules: an einsum that is to be compiled, and its rewrite as another one.
 
 In: a `Bound` einsum, operands, options. Out: `Request`, and `Rewrite`, which a rule makes of it.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors
+from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.tensor.pattern import Pattern

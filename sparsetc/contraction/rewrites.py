@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sparsetc.contraction import dense_modes
-from sparsetc.contraction.canonical import Dims, Operands, Patterns, Tensors, einsum, repeated_dims
+from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum, repeated_dims
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import dense_products
@@ -180,7 +180,7 @@ def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
 
 @dataclass(frozen=True)
 class Pull:
-    """How the operands of an einsum follow from those of the one that it is run for: functions in a straight line.
+    """The way from the operands of an einsum to those of the one that is run for it: functions in a straight line.
 
     Attributes:
         steps: functions, and the numbers of the tensors that they take. Values and dense operands as they were written

@@ -20,8 +20,8 @@ from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values, stored_dtype
 from sparsetc.codegen.numba import unprinted
 from sparsetc.contraction.autograd import StepFunction, apply
-from sparsetc.contraction.canonical import Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
+from sparsetc.contraction.operands import Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.output import arranged
 from sparsetc.contraction.prepare import Preparation, Prepared, in_place
 from sparsetc.contraction.request import Request
@@ -33,6 +33,8 @@ from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
+from sparsetc.planner.report import report, statistics_of
+from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
@@ -44,7 +46,6 @@ from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed
 if TYPE_CHECKING:
     from sparsetc.contraction.contraction import Contraction
     from sparsetc.contraction.tuned import Turns
-    from sparsetc.planner.symbolic import SymbolicCost
 
 _numbers = itertools.count()
 
@@ -137,11 +138,6 @@ class Step(Preparation, Inspectable):
         values, *dense = operands
         return partial(self.rows, values, dense, self.packed_values(values), dense)
 
-    @property
-    def settled(self) -> bool:
-        """Whether the plan is decided; False while candidates take turns in calls."""
-        return self.turns is None
-
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result: the operand's own where all of its modes are kept; None of a dense one."""
         return patterns[0] if self.output.own else self._pattern
@@ -152,7 +148,7 @@ class Step(Preparation, Inspectable):
         return with_settings(self.settings, {"plan": plan_of_derived(self.settings.plan)})
 
     def _guard(self) -> Guard | None:
-        """What says which operands the step takes; None where it takes all.
+        """Return the guard that says which operands the step takes; None where it takes all.
 
         Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
         which come first where there are any, and dense operands that halves are exact enough for. What they do not take
@@ -167,7 +163,7 @@ class Step(Preparation, Inspectable):
         return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def packed(self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] | None) -> Values | None:
+    def packed(self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Values | None:
         """Return the values as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
@@ -380,10 +376,7 @@ class Step(Preparation, Inspectable):
         return self.instead("triton", {"backend": "triton"}).ptx(target)
 
     def cost(self) -> SymbolicCost:
-        """What a call costs, as expressions."""
-        from sparsetc.planner.report import statistics_of
-        from sparsetc.planner.symbolic import symbolic_cost
-
+        """Return the cost of a call, as expressions."""
         with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
             about = self.plan, self.programs, stored, self.problem.backend, self.problem.profile
@@ -391,8 +384,6 @@ class Step(Preparation, Inspectable):
 
     def reports(self) -> list[StepReport]:
         """Return the report of the step, for an explanation."""
-        from sparsetc.planner.report import report  # which a call does not need
-
         with in_place(self.settings, self.device):
             programs, stored = list(self.programs), [p.packed for p in self.parts]
             about = self.filled, self.problem, str(self.path)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import Tensors
+from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.step import Step
@@ -54,7 +54,7 @@ CLOSE = 1.1
 
 @dataclass
 class Leader:
-    """What one of several processes decides for all, each of which compiles the same of its share.
+    """The decisions of one of several processes, each of which compiles the same of its share.
 
     Attributes:
         leading: True where it decides, False where it follows.
@@ -67,7 +67,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Run:
-    """What was made by a candidate, a call of it on operands for timing, and the cache of what candidates packed."""
+    """A step made by a candidate, a call of it on operands for timing, and the cache of what candidates packed."""
 
     made: Any
     call: Callable[[], torch.Tensor]
@@ -186,7 +186,7 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
 
 
 def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
-    """What was made by each candidate, by its name."""
+    """Return what was made by each candidate, by its name."""
     return {t.candidate.name: t.run for t in trials}
 
 

@@ -72,7 +72,7 @@ class SecondPass:
 
 @dataclass(frozen=True)
 class Arrays:
-    """What is read beside values and dense operands.
+    """The tensors that are read beside values and dense operands.
 
     Attributes:
         second: the partial rows that make up each row of a deterministic sum; None of any other.
@@ -96,7 +96,7 @@ class Inspectable:
 
     @cached_property
     def plan(self) -> Any:
-        """How it runs; given as ``plan=``, it makes the same of the same operands."""
+        """The plan that it runs by; given as ``plan=``, it makes the same of the same operands."""
         return self.inner[0].plan
 
     @property
@@ -240,10 +240,10 @@ def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:
 
 
 def copies(program: TileProgram) -> int:
-    """How many copies of its results a program adds to."""
+    """Return the number of copies of its results that a program adds to."""
     return max((s.copies for s, _ in program.statements if isinstance(s, Add)), default=1)
 
 
 def owned(program: TileProgram) -> bool:
-    """Whether a program stores every result, being the only one to write there."""
+    """Return True if a program stores every result, being the only one to write there."""
     return all(s.owned for s, _ in program.statements if isinstance(s, Add))

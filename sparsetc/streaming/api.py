@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.operands import check_operand
 from sparsetc.contraction.output import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.atomic import replacing

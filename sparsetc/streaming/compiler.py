@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
-from sparsetc.contraction.canonical import stand_ins
 from sparsetc.contraction.contraction import contraction
+from sparsetc.contraction.operands import stand_ins
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import Pull, rewrites_of
@@ -59,7 +59,7 @@ class Variant:
 
     @property
     def copies(self) -> int:
-        """How many copies of the result the programs add to."""
+        """The number of copies of the result that programs add to."""
         return max(map(copies, self.programs))
 
 
@@ -95,7 +95,7 @@ class Compiler:
 
     @property
     def pull(self) -> Pull:
-        """How the dense operands of the einsum as it is lowered follow from those of a call."""
+        """The way from the dense operands of a call to those of the einsum as it is lowered."""
         return self._template[1]
 
     @cached_property
@@ -105,7 +105,7 @@ class Compiler:
 
     @property
     def backend(self) -> str:
-        """What runs: ``triton`` or ``torch``."""
+        """The backend of programs: ``triton`` or ``torch``."""
         return self.template.problem.backend
 
     def _prepared(self, coords: torch.Tensor, values: torch.Tensor) -> tuple[Preparation, Pull]:

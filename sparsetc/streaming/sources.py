@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sparsetc.contraction.canonical import resolved
+from sparsetc.contraction.operands import resolved
 from sparsetc.errors import EquationError, IOFormatError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.tensor import coords as crd

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 
 from sparsetc.contraction.autograd import carry_derivatives
-from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.guard import finite
+from sparsetc.contraction.operands import dense_of_call
 from sparsetc.contraction.output import Result
 from sparsetc.errors import PlanError, TransformError
 from sparsetc.io.atomic import replacing

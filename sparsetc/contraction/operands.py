@@ -150,7 +150,7 @@ def _pair(equation: str) -> tuple[list[str], str, set[str]] | None:
 
 @lru_cache(maxsize=1024)
 def _outer(equation: str) -> tuple[list[tuple[list[int], tuple[slice | None, ...]]], int] | None:
-    """How two operands of which nothing is summed lie in the output; None of other einsums.
+    """Return how two operands lie in the output of an einsum that sums nothing; None of other einsums.
 
     Returns:
         For each operand the order of its modes in the output, and an index with a mode of size 1 for each that it
@@ -170,7 +170,7 @@ def _outer(equation: str) -> tuple[list[tuple[list[int], tuple[slice | None, ...
 
 @lru_cache(maxsize=1024)
 def _within(equation: str, small: int) -> tuple[int, bool, list[int]] | None:
-    """How a matrix, the operand of this number, is multiplied into a mode within the other; None where it cannot be.
+    """Return how a matrix, the operand of this number, is multiplied into a mode of the other; None if it cannot be.
 
     Returns:
         The modes up to that one, whether the matrix is transposed, and the order of the result's modes.
