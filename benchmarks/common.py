@@ -157,9 +157,9 @@ def device_microseconds(call: Callable[[], Any]) -> float:
 def kernel_microseconds(kernel: stc.Kernel, dense: list[torch.Tensor]) -> float:
     """Time of the launches alone, into an output that exists: without allocating, zeroing or summing copies of it."""
     step = kernel.step
-    tables, run = step.canonical.arrange(dense), step.executable
+    tables, run = step.tables(dense), step.executable
     out = torch.zeros((run.copies, *run.shape), dtype=run.dtype, device=kernel.operand.device)
-    packed, call = step.packed(kernel.operands), run.programs.bind(step.arrays.parts)
+    packed, call = kernel.contraction.packed([x.values for x in kernel.operands]), run.programs.bind(step.arrays.parts)
     assert packed is not None
     return microseconds(lambda: call(packed, tables, out))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import synthetic
 import torch
@@ -15,7 +16,10 @@ from common import DEVICE, kernel_microseconds, microseconds, record, tensor
 
 import sparsetc as stc
 from sparsetc.ir.equation.parse import parse
-from sparsetc.testing.reference import run, sampled
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from reference import run, sampled
 
 CASES: list[tuple[str, str, dict[str, int]]] = [
     ("c2000_5_mat", "ij,jr->ir", {"r": 128}),

@@ -316,22 +316,22 @@ def draw_call() -> str:
     sizes = {"j": 4, "t": 8, "r": RANK, "k": 4}
     dense = [torch.ones(sizes[a], sizes[b]) for a, b in ("jt", "tr", "kr")]
     kernel, page, title = stc.compile(CALL, example(), *dense, backend="triton"), Page(), "The way of one call"
-    canonical, (part,) = kernel.step.canonical, kernel.step.parts
+    bound, (part,) = kernel.step.bound, kernel.step.parts
     source = kernel.source.splitlines()
     loop = next(n for n, line in enumerate(source) if "for first in range(full" in line)
     end = next(n for n, line in enumerate(source) if "tl.store" in line)
-    tables = ", ".join(f"{o.name} {canonical.bound.dense_shapes[n]}" for n, o in enumerate(part.program.operands))
+    tables = ", ".join(f"{o.name} {bound.dense_shapes[n]}" for n, o in enumerate(part.program.operands))
     steps = {
-        ("equation", "ir/equation/"): [f"{CALL}   {' '.join(f'{c}={n}' for c, n in canonical.written.sizes)}"],
+        ("equation", "ir/equation/"): [f"{CALL}   {' '.join(f'{c}={n}' for c, n in kernel.contraction.bound.sizes)}"],
         ("rewrites", "contraction/"): [
-            *(f"{text} by torch, at each call" for _, text in canonical.reduction.steps),
-            str(canonical.bound.einsum),
+            *(f"{text.partition('first ')[2]} by torch, at each call" for text in kernel.contraction.rewrites),
+            str(bound.einsum),
         ],
         ("plan", "planner/, formats/"): str(kernel.plan).splitlines(),
         ("program", "ir/lower/"): str(kernel.programs[0]).splitlines()[1:],
         ("source", "codegen/"): ["…", *source[loop : end + 1]],
         ("launch", "runtime/"): [
-            f"{part.packed.items} programs, one a work item; {tables} in, A {kernel.step.shape} out"
+            f"{part.packed.items} programs, one a work item; {tables} in, A {kernel.contraction.shape} out"
         ],
     }
     page.text(MARGIN, 26, title, 14)

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
 from typing_extensions import Unpack
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.canonical import Operands, as_operand, promoted
 from sparsetc.contraction.contraction import (
     Contraction,
     Workload,
@@ -29,6 +28,7 @@ from sparsetc.contraction.contraction import (
     wrap,
 )
 from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
@@ -36,15 +36,13 @@ from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
+from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor import inputs
 from sparsetc.tensor.arithmetic import Arithmetic
-from sparsetc.tensor.pattern import clear_patterns, used
+from sparsetc.tensor.pattern import Pattern, clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-if TYPE_CHECKING:
-    from sparsetc.planner.symbolic import SymbolicCost
 
 
 @overload
@@ -136,16 +134,25 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapp
 
 def sharded_of(args: tuple[Any, ...]) -> Any:
     """The first operand that lies on several processes, which compiles einsums of itself; None if there is none."""
-    return next((operand for operand in args if "_einsum" in vars(type(operand))), None)
+    for operand in args:
+        if "_einsum" in type(operand).__dict__:
+            return operand
+    return None
 
 
 def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
     """Return the result of a contraction."""
-    sparse = [o for o in operands if type(o) is SparseTensor]
-    patterns, values = [o._pattern for o in sparse], [o._values for o in sparse]
+    patterns = list[Pattern]()
+    values = list[torch.Tensor]()
+    dense = list[torch.Tensor]()
+    for operand in operands:
+        if isinstance(operand, SparseTensor):
+            patterns.append(operand._pattern)
+            values.append(operand._values)
+        else:
+            dense.append(operand)
     patterns[0].uses.count += 1
-    dense = [o for o in operands if type(o) is not SparseTensor]
-    return wrap(made, made.evaluate(patterns, values, dense, made.packed(values)), patterns, drop_zeros)  # type: ignore[arg-type]
+    return wrap(made, made.evaluate(patterns, values, dense, made.packed(values)), patterns, drop_zeros)
 
 
 @entry_point
@@ -275,16 +282,21 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
 def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
-    operands = []
+    operands, sparse = list[SparseTensor | torch.Tensor](), False
     for number, operand in enumerate(given, 1):
+        if type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested:
+            operands.append(operand)
+            continue
         coerced = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
         if not isinstance(coerced, SparseTensor | torch.Tensor):
             found = inputs.not_sparse(coerced, "use torch.as_tensor")
             raise DtypeError(f"operand {number} must be a torch tensor or sparse, {found}")
-        if isinstance(coerced, SparseTensor) and coerced.device.type == "meta":
-            raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
+        if isinstance(coerced, SparseTensor):
+            sparse = True
+            if coerced.device.type == "meta":
+                raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
         operands.append(coerced)
-    if not any(isinstance(o, SparseTensor) for o in operands):
+    if not sparse:
         raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or make one by SparseTensor.from_dense')
     return text, promoted(operands)
 

@@ -128,7 +128,7 @@ def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:
 
 def counted(kernel: Any) -> dict[str, float]:
     """Return what the one part of a kernel does, by the names of `Cost.loops`."""
-    (step,) = kernel.inner
+    step = kernel.step
     assert isinstance(step, Step)
     statistics = statistics_of(step.choice, [p.packed for p in step.parts], step.filled, step.problem)
     return cost_of(step.programs[0]).loops(statistics[0], step.problem.profile)

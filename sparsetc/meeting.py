@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc import masks
-from sparsetc.contraction.canonical import as_operand
+from sparsetc.contraction.operands import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError
 from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import whole_blocks

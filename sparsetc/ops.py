@@ -21,7 +21,7 @@ import torch
 from typing_extensions import Unpack
 
 from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op, sharded_of
-from sparsetc.contraction.canonical import as_operand, check_operand
+from sparsetc.contraction.operands import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import DistributedError, EquationError, ShapeError
 from sparsetc.options import Auto, ToDense, ToSparse

@@ -66,7 +66,9 @@ def spy(
     if sparse is None:
         raise DtypeError(f"spy draws a sparse tensor, found {type(x).__name__}")
     x = sparse.expand_dense().coalesce()
-    coords, shape, order = x.coords, x.shape, max(2, x.order)
+    coords = x.coords
+    shape = x.shape
+    order = max(2, x.order)
     for mode, index in (at or {}).items():
         coords = coords[:, coords[mode_of(x.order, mode, "spy")] == index]
     pairs = (
@@ -102,7 +104,7 @@ def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, 
     from matplotlib.patches import Patch
 
     step = kernel.step
-    coords, shape = step.canonical.coords, step.canonical.shape
+    coords, shape = step.operand.coords, step.problem.shape
     rows, columns = (mode_of(max(2, len(shape)), mode, "tiles") for mode in modes)
     counts = []
     for part in step.parts:

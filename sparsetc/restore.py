@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import stand_ins
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel, Spelled
+from sparsetc.contraction.operands import stand_ins
 from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.einsum import Bound, Einsum

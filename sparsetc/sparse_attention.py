@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import Unpack
 
 from sparsetc import masks, pairwise_ops  # noqa: F401  the latter registers operators
-from sparsetc.contraction.canonical import promoted
 from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
+from sparsetc.contraction.operands import promoted
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body
 from sparsetc.meeting import pairs_of, parts_of, within_sequences

@@ -106,11 +106,11 @@ def made(name: str, backend: str, deterministic: bool = False) -> Made:
     settings: dict[str, Any] = {"backend": backend, "deterministic": deterministic}
     kernel = stc.compile(equation, *operands, plan=plan(equation, operands), **settings)
     step = kernel.step
-    values = step.packed([x.values])
+    values = step.packed(x.values)
     assert values is not None
     expected = step.rows(x.values, dense)
     assert bool(expected.any())
-    return Made(step.executable, step.arrays, values, step.canonical.arrange(dense), expected)
+    return Made(step.executable, step.arrays, values, step.tables(dense), expected)
 
 
 def check_output(m: Made) -> None:

@@ -15,13 +15,13 @@ from unittest import mock
 import torch
 from cases import PATTERNS, assert_matches, bound_of, poisoned, random_sparse, random_values
 from hypothesis import strategies as st
+from reference import run
 
 import sparsetc as stc
 from sparsetc.join import join
 from sparsetc.join import order as join_order
 from sparsetc.join import tasks as task_lists
 from sparsetc.tensor import coords as crd
-from sparsetc.testing.reference import run
 
 SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "n": 6, "b": 3, "r": 3, "s": 2}
 PLANS = ("auto", "scalar", "dense", "bcb", "bcb+scalar")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import reference
 import torch
 from cases import Problem, explicit_plan, wrapped
 
@@ -14,7 +15,6 @@ import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.prepare import BoundPart
 from sparsetc.ir.nest.values import Ones
-from sparsetc.testing import reference
 
 CASES: dict[str, tuple[str, str, str]] = {
     "neighbours": ("ij,jr->ir", "coo", "0||1"),
@@ -59,7 +59,7 @@ def without_values(kernel: Kernel) -> list[BoundPart]:
 
 def expected(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     """The dense result, by the reference."""
-    return reference.run(kernel.step.bound.einsum, kernel.operand, *dense)
+    return reference.run(kernel.contraction.bound.einsum, kernel.operand, *dense)
 
 
 def finished(kernel: Kernel, rows: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from coordinate_cases import Diagonals, check_einsums
+from interpret import run_program
 
 from sparsetc.codegen.torch import module_source
 from sparsetc.errors import FormatError
@@ -32,7 +33,6 @@ from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.packing.base import FORMATS
 from sparsetc.testing import check_format, pattern
-from sparsetc.testing.interpret import run_program
 
 HERE = Position("nonzero")
 NAMES = Readable(["i", "j", "k"], "nonzero")

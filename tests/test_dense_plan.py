@@ -181,7 +181,7 @@ def test_products_of_16_bits_have_sums_of_32() -> None:
 def test_an_output_is_overwritten_or_added_to() -> None:
     x, b = half_full(6, 5), torch.rand(5, 8)
     step = made("ij,jr->ir", x, b).step
-    packed, out = step.packed([x.values]), torch.full((6, 8), 3.0)
+    packed, out = step.packed(x.values), torch.full((6, 8), 3.0)
     expected = x.to_dense() @ b
     assert step.executable.run(step.arrays, packed, [b], out) is out
     torch.testing.assert_close(out, expected)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import DENSE, run, sampled
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse, parse_arguments
-from sparsetc.ir.equation.rewrite import GROWTH, UPSTREAM, dense_subexpressions, gradient
-from sparsetc.testing.reference import DENSE, run, sampled
+from sparsetc.ir.equation.rewrite import GROWTH, UPSTREAM, dense_products, gradient
 
 
 def einsum(text: str, sparse: tuple[int, ...] = (0,)) -> Einsum:
@@ -162,7 +162,6 @@ def test_queries() -> None:
     assert e.indices == ("i", "j", "k", "r", "s", "t")
     assert e.dense == (1, 2, 3)
     assert e.sparse_indices == ("i", "j", "k")
-    assert e.dense_indices == ("r", "s", "t")
     assert e.kept == ("i",)
     assert e.free == ("t", "s")
     assert e.contracted == ("j", "k", "r")
@@ -261,18 +260,28 @@ def test_gradient_of_no_operand() -> None:
         gradient(einsum("ij,jr->ir"), 2)
 
 
+def reduced_by_hand(b: Bound, tensors: list[torch.Tensor]) -> tuple[Bound, list[torch.Tensor]]:
+    """What dense work leaves of an einsum, and its operands."""
+    left = list(tensors)
+    for (first, *gone), equation, reduced in dense_products(b):
+        b = reduced
+        left[first] = torch.einsum(equation, *(left[p] for p in (first, *gone)))
+        for p in reversed(gone):
+            del left[p]
+    return b, left
+
+
 def gradient_by_hand(b: Bound, n: int, tensors: list[torch.Tensor], upstream: torch.Tensor) -> torch.Tensor:
     """The gradient for one operand, in dense torch: dense work first, then `gradient`, then back through the work."""
     wanted = tensors[n].detach().requires_grad_()
-    reduction = dense_subexpressions(b)
-    reduced = reduction.apply([*tensors[:n], wanted, *tensors[n + 1 :]], torch.einsum)
+    left, reduced = reduced_by_hand(b, [*tensors[:n], wanted, *tensors[n + 1 :]])
     (at,) = [p for p, x in enumerate(reduced) if x.requires_grad]
-    e, sources = gradient(reduction.bound.einsum, at)
+    e, sources = gradient(left.einsum, at)
     ones = torch.ones_like(reduced[at])
     operands = [upstream if s == UPSTREAM else ones if s == at else reduced[s].detach().conj() for s in sources]
     found = torch.einsum(str(e), *operands)
-    if e.output != reduction.bound.einsum.inputs[at]:  # the sparse operand's diagonal
-        target = "".join(reduction.bound.einsum.inputs[at])
+    if e.output != left.einsum.inputs[at]:  # the sparse operand's diagonal
+        target = "".join(left.einsum.inputs[at])
         torch.einsum(f"{target}->{''.join(e.output)}", whole := torch.zeros_like(ones)).copy_(found)
         found = whole
     return torch.autograd.grad(reduced[at], wanted, found)[0]
@@ -314,23 +323,24 @@ LARGE = {"i": 1000, "j": 900, "k": 800, "r": 16, "s": 12}
     ],
 )
 def test_dense_subexpressions(text: str, steps: list[str], left: str) -> None:
-    reduction = dense_subexpressions(Bound.of(einsum(text), LARGE))
-    assert [equation for _, equation in reduction.steps] == steps
-    assert str(reduction.bound.einsum) == left
+    b = Bound.of(einsum(text), LARGE)
+    products = list(dense_products(b))
+    assert [equation for _, equation, _ in products] == steps
+    assert str(products[-1][2].einsum if products else b.einsum) == left
 
 
 @pytest.mark.parametrize(("nonzeros", "steps"), [(899, []), (900, ["jd,rdo->rjo"])])
 def test_a_table_of_fewer_rows_than_nonzeros_is_made_first(nonzeros: int, steps: list[str]) -> None:
     b = Bound.of(einsum("rij,jd,rdo->io"), {"r": 9, "i": 50, "j": 100, "d": 8, "o": 8})
     products = 9 * 100 * 8 * 8
-    assert [equation for _, equation in dense_subexpressions(b, nonzeros, products).steps] == steps
-    assert not dense_subexpressions(b, nonzeros, products + 1).steps
+    assert [equation for _, equation, _ in dense_products(b, nonzeros, products)] == steps
+    assert not list(dense_products(b, nonzeros, products + 1))
 
 
 def test_dense_steps_before_the_sparse_operand_move_it() -> None:
-    reduction = dense_subexpressions(Bound.of(einsum("jr,rs,ijk->iks", sparse=(2,)), LARGE))
-    assert reduction.bound.einsum.sparse == (1,)
-    assert str(reduction) == "jr,rs->js  of operands 1, 2\njs,ijk->iks  j=900 s=12 i=1000 k=800"
+    ((positions, equation, left),) = dense_products(Bound.of(einsum("jr,rs,ijk->iks", sparse=(2,)), LARGE))
+    assert left.einsum.sparse == (1,)
+    assert (positions, equation, str(left)) == ((0, 1), "jr,rs->js", "js,ijk->iks  j=900 s=12 i=1000 k=800")
 
 
 @FEW
@@ -341,9 +351,7 @@ def test_dense_subexpressions_change_nothing(case: Case, empty: bool) -> None:
         b = Bound.of(b.einsum, {**b.by_index, b.sizes[0][0]: 0})
     shapes = [b.shape(p) for p in range(len(case.shapes))]
     tensors = draw_tensors(shapes, case.seed, torch.float64)
-    reduction = dense_subexpressions(b)
-    operands = reduction.apply(tensors, torch.einsum)
-    new = reduction.bound
+    new, operands = reduced_by_hand(b, tensors)
     assert [tuple(x.shape) for x in operands] == [new.shape(p) for p in range(len(operands))]
     assert [operands[q] is tensors[p] for p, q in zip(b.einsum.sparse, new.einsum.sparse, strict=True)].count(
         False
@@ -357,11 +365,12 @@ def test_dense_subexpressions_change_nothing(case: Case, empty: bool) -> None:
 def test_dense_steps_do_not_grow_and_do_not_repeat(case: Case, scale: int) -> None:
     b = Bound.of(case.bound.einsum, {i: n * scale for i, n in case.bound.sizes})
     left = [b.elements(term) for term in b.einsum.inputs]
-    reduction = dense_subexpressions(b)
-    for positions, equation in reduction.steps:
+    rest = b
+    for positions, equation, reduced in dense_products(b):
+        rest = reduced
         size = b.elements(equation.partition("->")[2])
         assert size <= GROWTH * sum(left[p] for p in positions)
         left[positions[0]] = size
         for p in reversed(positions[1:]):
             del left[p]
-    assert dense_subexpressions(reduction.bound).steps == ()
+    assert not list(dense_products(rest))

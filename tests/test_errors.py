@@ -180,12 +180,12 @@ def test_a_plan_that_does_not_apply(equation: str) -> None:
         (stc.Plan("none", ()), "'none' has no parts"),
         (explicit_plan("coo", "0||1", {}), "deals 2 modes, the tensor has 3"),
         (explicit_plan("coo", "0||11", {}), "each mode must be at one level"),
-        (explicit_plan("csr5", "0||12", {}), "no format is called 'csr5'"),
+        (explicit_plan("csr5", "0||12", {}), "plan 'explicit', part 0: no format is called 'csr5'"),
         (explicit_plan("coo", "0|1|2", {}), "no lanes that share modes"),
         (explicit_plan("coo", "0||12", {}, lanes=3), "power of two"),
         (explicit_plan("coo", "0||12", {"r": 3}), "power of two"),
         (explicit_plan("coo", "0||12", {"r": 4}, precision="fp8"), "'fp8' is not one of"),
-        (explicit_plan("coo", "0||12", {}), "no block for axis 'r'"),
+        (explicit_plan("coo", "0||12", {}), r"'explicit', part 0 \(coo\), of \"ijk,jr->ir\": .* no block for axis 'r'"),
     ],
 )
 def test_a_plan_that_makes_no_sense(plan: stc.Plan, message: str) -> None:

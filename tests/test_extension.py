@@ -294,8 +294,8 @@ def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
     kernels = {k for k in x.pattern.cache.values() if hasattr(k, "steps")}
     (kernel,) = [k for k in kernels if k.bound.einsum.text == "ij,jr->ir"]
     (gradient,) = kernels - {kernel}
-    (batched,) = kernel._others.values()
-    return [gradient.plan.name, batched.plan.name]
+    (batched,) = kernel.leaf._others.values()
+    return [gradient.leaf.plan.name, batched.leaf.plan.name]
 
 
 def test_gradients_take_a_shared_plan_where_it_applies() -> None:

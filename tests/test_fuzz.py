@@ -28,12 +28,12 @@ from fuzz.check import (
 from fuzz.run import KINDS, ROUND, sweep
 from fuzz.strategies import cases
 from hypothesis import Phase, given, seed, settings
+from reference import Term, evaluate
 
 import sparsetc as stc
 import sparsetc.io as sio
 from sparsetc.io import lines, npz
 from sparsetc.planner.registry import PLANS
-from sparsetc.testing.reference import Term, evaluate
 
 F64 = torch.float64
 RUN = Path(__file__).parent / "fuzz" / "run.py"

@@ -9,7 +9,7 @@ import torch
 from cases import assert_matches, random_sparse
 
 import sparsetc as stc
-from sparsetc.contraction import guard
+from sparsetc.contraction.contraction import Contraction
 
 SMALL = [torch.int8, torch.int16, torch.int32]
 
@@ -150,8 +150,8 @@ def test_a_kernel_looks_at_each_call() -> None:
 
 def test_sums_that_cannot_pass_64_bits_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[object] = []
-    made = guard._in_floats
-    monkeypatch.setattr(guard, "_in_floats", lambda *a: again.append(a) or made(*a))
+    made = Contraction.instead
+    monkeypatch.setattr(Contraction, "instead", lambda *a, **settings: again.append(a) or made(*a, **settings))
     x = random_sparse((6, 8), "random", torch.float64).to(torch.int64)
     for most, expected in ((1, 0), (2**62, 1)):
         b = torch.zeros(8, 2, dtype=torch.int64)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import reference
 import torch
 from cases import wrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpret import run_plan, run_program
 
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
@@ -17,8 +19,6 @@ from sparsetc.ir.nest.coordinates import Computed, Field
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.tile import Add, walk
-from sparsetc.testing import reference
-from sparsetc.testing.interpret import run_plan, run_program
 
 SIZES = {"i": 7, "j": 9, "k": 6, "l": 4, "m": 3, "r": 5, "s": 20, "t": 3}
 
@@ -170,8 +170,8 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     out = torch.full((kernel.step.output.rows, *kernel.step.output.width_shape), 10**9, dtype=wide)
     if kernel.step.executable.zeroes:
         out.zero_()
-    canonical = kernel.step.canonical
-    tables = canonical.arrange(canonical.reduced(dense))
+    _, pulled = kernel.contraction.pull([x.values for x in kernel.operands], dense)
+    tables = kernel.step.tables(pulled)
     for part, values in zip(kernel.step.parts, kernel._packed or kernel.step._ones, strict=True):
         arrays = part.packed.arrays | part.arrays.named(part.program)
         if part.packed.padded and part.packed.view.blocks:  # runs have no mask: they add the zeros of padding
@@ -188,7 +188,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
 
 
 def expected(kernel: Kernel, x: stc.SparseTensor, dense: list[torch.Tensor]) -> torch.Tensor:
-    return reference.run(kernel.step.bound.einsum, x, *dense)
+    return reference.run(kernel.contraction.bound.einsum, x, *dense)
 
 
 def key_of(kernel: Kernel) -> Add:
@@ -222,10 +222,9 @@ def test_a_tile_program_computes_its_einsum(case: Case) -> None:
 @pytest.mark.parametrize("case", [*COO, *FIBER, *DENSE], ids=lambda c: f"{c.format} {c}")
 def test_a_plan_stores_what_the_einsum_needs(case: Case) -> None:
     kernel, x, dense = compiled(case)
-    canonical = kernel.step.canonical
-    coords = canonical.coords.flip(1)  # in any order
-    values = kernel.step.taking_part(x.values).flip(0)
-    found = run_plan(kernel.plan, canonical.written, coords, values, dense)
+    coords = kernel.step.operand.coords.flip(1)  # in any order
+    (values,), pulled = kernel.contraction.pull([x.values], dense)
+    found = run_plan(kernel.plan, kernel.step.bound, coords, values.flip(0), pulled)
     torch.testing.assert_close(found, expected(kernel, x, dense), rtol=1e-11, atol=1e-11)
 
 

@@ -10,8 +10,10 @@ import torch
 from cases import random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.contraction.canonical import one_mode_a_letter
+from sparsetc.contraction.request import Request
+from sparsetc.contraction.rewrites import coordinates
 from sparsetc.ir.equation.parse import parse
+from sparsetc.options import Options
 from sparsetc.tensor.pattern import Pattern
 
 SPMM = "ij,jr->ir"
@@ -113,9 +115,8 @@ def test_kernels_that_are_held_go_on() -> None:
 def derived(equation: str, x: stc.SparseTensor, *dense: torch.Tensor) -> Pattern:
     """The pattern that a contraction is planned and packed for."""
     bound = parse(equation, [x.shape, *(tuple(d.shape) for d in dense)], [True, *(False for _ in dense)])
-    sparse = one_mode_a_letter(bound, [x, *dense])[1][0]
-    assert isinstance(sparse, stc.SparseTensor)
-    return sparse.pattern
+    rewrite = coordinates(Request(bound, [x, *dense], Options(), "auto"))
+    return rewrite.inner.sparse[0].pattern if rewrite else x.pattern
 
 
 def test_an_uncoalesced_pattern_is_sorted_once() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import reference
 import torch
+from interpret import run_program
 from listed_cases import FORMATS_OF_LISTS, SIDES, Grouped
 
 from sparsetc.errors import FormatError, PlanError
@@ -18,8 +20,7 @@ from sparsetc.ir.program.cost import FIBERS, ITEMS, cost_of
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.tiles import slots_along
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.testing import PATTERNS, check_format, pattern, reference
-from sparsetc.testing.interpret import run_program
+from sparsetc.testing import PATTERNS, check_format, pattern
 
 SHAPES = {2: (10, 13), 3: (7, 11, 9), 4: (7, 6, 5, 9)}
 RANKS = {"r": 5, "s": 3}

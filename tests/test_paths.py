@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc.contraction.guard import Guard
 from sparsetc.device.profile import cpu
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -252,3 +253,16 @@ def test_a_chain_of_long_fibers_sums_the_long_mode_first() -> None:
     picked = found.picked(asked=True)
     assert picked is not None
     assert picked[1][0] == (0, 2)
+
+
+def test_a_step_looks_at_its_operands_again_where_those_of_the_path_changed() -> None:
+    x, dense = ttmc()
+    kernel, looks = stc.compile(TTMC, x, *dense, path=[(1, 2), (0, 1), (0, 1)]), list[int]()
+    step = kernel.steps[0]
+    step.guard = Guard(lambda operands: not looks.append(len(operands)))  # type: ignore[func-returns-value]
+    for _ in range(3):
+        kernel(*dense)
+    assert len(looks) == 1
+    dense[0][0] = 2
+    kernel(*dense)
+    assert len(looks) == 2

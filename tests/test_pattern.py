@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from interpret import run_program
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
 from sparsetc.codegen.launch import Programs
@@ -15,7 +16,6 @@ from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.program.cost import STORED, cost_of
 from sparsetc.ir.program.tile import Value, walk
-from sparsetc.testing.interpret import run_program
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 32])
@@ -27,7 +27,7 @@ def test_a_tile_program_needs_no_values(name: str, lanes: int) -> None:
         assert "values" not in part.program.arrays
         arrays = part.packed.arrays | part.arrays.named(part.program)
         like = torch.zeros(1, dtype=torch.float64)
-        tables = k.step.canonical.arrange(dense)
+        tables = k.step.tables(dense)
         run_program(part.program, arrays, like, tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(finished(k, out), expected(k, dense))
 
@@ -43,7 +43,7 @@ def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
     assert "sparse, of ones" in programs.source
     for _ in range(2):
         out = zeros(k, dtype)
-        programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.canonical.arrange(dense), out)
+        programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.tables(dense), out)
         torch.testing.assert_close(finished(k, out), expected(k, dense), check_dtype=False)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from cases import ends, every_wide_shape
+from reference import Term, join, pattern, whole
 
 import sparsetc as stc
-from sparsetc.testing.reference import Term, join, pattern, whole
 
 Operand = stc.SparseTensor | torch.Tensor
 

@@ -44,7 +44,7 @@ def test_they_are_the_numbers_that_plans_are_priced_by(equation: str, plan: str,
         k = kernel(equation, plan, seed, backend)
     except stc.PlanError:
         pytest.skip("there is no such plan")
-    step = k.contraction
+    step = k.step
     stored = statistics_of(step.choice, [p.packed for p in step.parts], step.filled, step.problem)
     costs, profile = [cost_of(program) for program in k.programs], of_backend(backend)
     found, work = k.cost.at(), [cost.work(own, profile) for cost, own in zip(costs, stored, strict=True)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import assert_matches, random_sparse
 from hypothesis import given, settings
+from interpret import run_program
 from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, small_chunks
 
 import sparsetc as stc
@@ -21,7 +22,6 @@ from sparsetc.join.order import JoinOrder
 from sparsetc.join.tasks import distinct, groups, spans
 from sparsetc.products.scalar import EINSUMS
 from sparsetc.testing import check_arrays, read
-from sparsetc.testing.interpret import run_program
 
 
 def step_of(equation: str, given: list[stc.SparseTensor], **settings: object) -> Pair:

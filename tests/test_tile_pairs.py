@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import random_sparse
 from hypothesis import given, settings
+from interpret import run_program
 from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
@@ -29,7 +30,6 @@ from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, co
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.products.blocks import WHOLE, block_program
-from sparsetc.testing.interpret import run_program
 
 
 def run(case: DrawnTiles) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import tile_plan, wrapped
 from extensions import as_before
+from interpret import run_program
 
 import sparsetc as stc
 from sparsetc.formats.hls import TileFormat
@@ -17,7 +18,6 @@ from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.packing.base import pack
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.packing.words import bits_of
-from sparsetc.testing.interpret import run_program
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "mttkrp-0": ("ijk,jr,kr->ir", (40, 33, 50), {"r": 20}),
@@ -110,7 +110,7 @@ def test_the_tile_program_means_the_einsum(name: str, format: str) -> None:
     k = stc.compile(equation, *given, plan=plan, output="dense", backend="triton")
     (part,) = k.step.parts
     out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
-    tables = k.step.canonical.arrange(given[1:])
+    tables = k.step.tables(given[1:])
     run_program(part.program, part.packed.arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(wrapped(k, out), expected(equation, given))
 
@@ -130,7 +130,7 @@ def test_sparse_outputs(name: str, format: str) -> None:
     (part,) = k.step.parts
     out = torch.zeros(k.step.output.rows, *k.step.output.width_shape, dtype=torch.float64)
     arrays = part.packed.arrays | part.arrays.named(part.program)
-    tables = k.step.canonical.arrange(given[1:])
+    tables = k.step.tables(given[1:])
     run_program(part.program, arrays, k._packed[0], tables, out, part.packed.items, part.packed.stored)
     torch.testing.assert_close(wrapped(k, out).values, other.values)
 

@@ -22,7 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Tensors, repeated_dims, resolved
+from sparsetc.contraction.operands import Tensors, repeated_dims, resolved
 from sparsetc.errors import TransformError
 from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
@@ -34,6 +34,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured
 
 if TYPE_CHECKING:
+    from sparsetc.contraction.contraction import Contraction
     from sparsetc.contraction.step import Step
 
 
@@ -151,7 +152,7 @@ def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
 
 
 def carry_derivatives(operands: Sequence[Any]) -> bool:
-    """Whether any of these requires a gradient or has a tangent itself, whatever is active around it."""
+    """Return True if any of these requires a gradient or has a tangent itself, whatever is active around it."""
     tensors = [t for t in operands if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
@@ -198,7 +199,7 @@ def one_by_one(
 
 
 def one_of_batch(n: int, argument: Any, dim: Any) -> Any:
-    """What an argument is in one call of a batch: one of a tensor along its batch dimension; zeros of no batch.
+    """Return an argument for one call of a batch: one slice along the batch dimension; zeros of an empty batch.
 
     Tensors in a list have a dimension each; what has none is the same in all calls.
     """
@@ -245,23 +246,24 @@ class StepFunction(Multilinear):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
-        step = self.step.batched(size, [d is not None for d in dense_dims])
-        return step(self.pattern, values, moved), 1
+        made, (rows, *width) = self.step.batched(size, [d is not None for d in dense_dims]), self.step.executable.shape
+        return made.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
-        rows = iter(run_all([job for job in jobs if job is not None]))
-        if wanted[0] and not self.ones:  # values that are packed here are still those of the call before
+        results = iter(run_all([job for job in jobs if job is not None]))
+        gradients = [None if job is None else next(results) for job in jobs]
+        if not self.ones and gradients[0] is not None:  # values that were packed here are those of the call before
             gradient_taken(tensors[0])
-        return [
-            None if job is None else job[0].output.shaped(next(rows)) if n or self.ones else self._of_all(next(rows))
-            for n, job in enumerate(jobs)
-        ]
+            gradients[0] = self._of_all(gradients[0])
+        return gradients
 
     def _job(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> Job:
         values, dense = self._split(tensors)
-        step, e, sparse = self.step, self.step.raw, self.step.output.sparse
+        step = self.step
+        e = self.step.raw
+        sparse = self.step.output.sparse
         operand = e.dense[n - 1 + self.ones] if n or self.ones else e.sparse[0]
         einsum, sources = gradient(e, operand)
         values = None if operand in e.sparse else values
@@ -274,18 +276,18 @@ class StepFunction(Multilinear):
         pattern = step.slotted if sparse else self.pattern
         if values is None and step.problem.backend == "triton":
             pattern = pattern.of_ones
-        return self._step_of(operand, einsum, pattern, operands), pattern, values, operands
+        return self._compiled(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
         """The gradient for all values in their order, of those sorted by slot."""
         order = self.step.by_slot
         return values if order is None else torch.empty_like(values).index_copy(0, order, values)
 
-    def _step_of(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Step:
-        """The gradient's step, kept with the pattern that it is of."""
+    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Contraction:
+        """The gradient's contraction, kept with the pattern that it is of."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
-        step: Step | None = pattern.cache.get(key)
-        if step is None:
+        made: Contraction | None = pattern.cache.get(key)
+        if made is None:
             from sparsetc.contraction.contraction import compiled
 
             x = SparseTensor._make(
@@ -294,9 +296,9 @@ class StepFunction(Multilinear):
             others = iter(dense)
             operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
             form = "sparse" if operand in self.step.raw.sparse else "dense"
-            (compiled_step,) = compiled(str(e), operands, self.step.derived, form).steps
-            step = pattern.cache.put(key, compiled_step)  # or that of a thread that was first
-        return step
+            # Or that of a thread that was first.
+            made = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
+        return made
 
 
 # -- several at once --------------------------------------------------------------------------------------------------
@@ -306,41 +308,44 @@ MOST_TOGETHER = 1 << 22
 the host took three times as long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
-Job = tuple["Step", Pattern, torch.Tensor | None, list[torch.Tensor]]
-"""A gradient to be computed: a step, and what it is called with."""
+Job = tuple["Contraction", Pattern, torch.Tensor | None, list[torch.Tensor]]
+"""A gradient to be computed: a contraction, and what it is called with."""
 
 
 def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
-    """The rows of every job.
+    """The result of every job.
 
     What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
     call of torch for each kernel would take more time than the kernels do.
     """
-    together = [step.alone and not followed([values, *dense]) for step, _, values, dense in jobs]
+    together = [made.leaf.alone and not followed([values, *dense]) for made, _, values, dense in jobs]
     if sum(together) < 2:
         return [_alone(*job) for job in jobs]
     joint = [job for job, t in zip(jobs, together, strict=True) if t]
-    packed, outputs, rows = iter(_packed(joint)), iter(_zeros(joint)), []
-    for (step, pattern, values, dense), t in zip(jobs, together, strict=True):
+    packed = iter(_packed(joint))
+    outputs = iter(_zeros(joint))
+    results = []
+    for (made, pattern, values, dense), t in zip(jobs, together, strict=True):
         if t:
-            tables = step.canonical.arrange(dense, step.settings, read=step.programs[0].operands)
-            out = next(outputs)
-            rows.append(step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None))
+            step, out = made.leaf, next(outputs)
+            tables = step.tables(made.pull([values], dense)[1])
+            rows = step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None)
+            results.append(step.of_rows(rows))
         else:
-            rows.append(_alone(step, pattern, values, dense))
-    return rows
+            results.append(_alone(made, pattern, values, dense))
+    return results
 
 
-def _alone(step: Step, pattern: Pattern, values: torch.Tensor | None, dense: list[torch.Tensor]) -> torch.Tensor:
-    """The rows of one job; values that a call before has packed are not packed again, unless a CUDA graph has to."""
-    if values is None or captured(values) or followed([values, *dense]):
-        return step(pattern, values, dense)
-    return step(pattern, values, dense, step.packed([values]))
+def _alone(made: Contraction, pattern: Pattern, values: torch.Tensor | None, dense: list[torch.Tensor]) -> torch.Tensor:
+    """The result of one job; values that a call before has packed are not packed again, unless a CUDA graph has to."""
+    again = values is None or captured(values) or followed([values, *dense])
+    packed = None if again else made.packed([values])  # type: ignore[list-item]
+    return made.result([pattern], [values], dense, packed)
 
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
-    runs = [(step.executable, step.device) for step, *_ in jobs]
+    runs = [(made.leaf.executable, made.device) for made, *_ in jobs]
     outputs = [run.empty(device) if run.zeroes and not run.stores else None for run, device in runs]
     if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
         torch._foreach_zero_(added)
@@ -349,13 +354,17 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
-    with_values = [(step, pattern, values) for step, pattern, values, _ in jobs if values is not None]
+    with_values = [(made.leaf, pattern, values) for made, pattern, values, _ in jobs if values is not None]
     gathered = [part.packed for step, *_ in with_values for part in step.parts if not part.packed.in_order]
     _, pattern, values = with_values[0] if with_values else (None, None, None)
     together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
     if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
         again = values is None or captured(values)
-        return [step.packed_values(own) if own is None or again else step.kept_values(own) for step, _, own, _ in jobs]
+        packs = [made.leaf.packed_values if again else made.leaf.kept_values for made, *_ in jobs]
+        return [
+            made.leaf.packed_values(None) if own is None else pack(own)
+            for pack, (made, _, own, _) in zip(packs, jobs, strict=True)
+        ]
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
@@ -364,7 +373,8 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
-    return [step.packed_values(None) if job_values is None else packed(step) for step, _, job_values, _ in jobs]
+    steps = [(made.leaf, job_values) for made, _, job_values, _ in jobs]
+    return [step.packed_values(None) if job_values is None else packed(step) for step, job_values in steps]
 
 
 @lasting()

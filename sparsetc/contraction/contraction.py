@@ -1,9 +1,8 @@
-"""Contraction: an einsum compiled for the patterns of its sparse operands, as a list of steps; it holds no values.
+"""Contraction: an einsum compiled for the patterns of its sparse operands; it holds no values.
 
-In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand. It is
-the base of all kinds, with what a kernel asks of them: `Step`, of one sparse operand and whatever dense ones there
-are; `Pair`, of two sparse operands; `Path`, whose links are contractions; and `Rewritten`, a contraction of another
-einsum, of blocks or of entries with dense modes, with how operands and result are rewritten.
+In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand:
+rewrites round a leaf, which is a `Step`, of one sparse operand and whatever dense ones there are; a `Pair`, of two
+sparse operands; or a `Path`, whose links are contractions.
 """
 
 from __future__ import annotations
@@ -12,153 +11,197 @@ import itertools
 import logging
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, check_operand, repeated_dims, stand_in
 from sparsetc.contraction.guard import IntegerSums
-from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, without_zeros
-from sparsetc.contraction.prepare import Preparation, in_place
+from sparsetc.contraction.operands import (
+    Operands,
+    Patterns,
+    Tensors,
+    check_operand,
+    dense_of_call,
+    repeated_dims,
+    stand_in,
+    stand_ins,
+)
+from sparsetc.contraction.output import Result, check_form, sparse_result, without_zeros
+from sparsetc.contraction.prepare import in_place, problem_of
+from sparsetc.contraction.request import Request, Rewrite
+from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
+from sparsetc.contraction.step import Step
 from sparsetc.device.profile import of_backend
-from sparsetc.explain import Explanation, StepReport, device_name
+from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import STEPS, requested
+from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
-from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import memory
+from sparsetc.planner.workload import choose_together
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured, result_bytes, summed_dtype
-
-if TYPE_CHECKING:
-    from sparsetc.contraction.path import Path
+from sparsetc.tensor.sums import INTEGERS, captured
 
 _numbers = itertools.count()
 
 
-class Contraction(Inspectable, ABC):
-    """What a kernel runs: an einsum compiled for the patterns of its operands.
-
-    What `inner` holds, steps or contractions, says all that is not said here.
+class Contraction:
+    """An einsum compiled for the patterns of its operands: rewrites round a leaf, which is what runs.
 
     Attributes:
         key: the name by which operators of `torch.library` know the contraction.
         compiled_for: the pattern of each sparse operand, and the shape of its values.
-        sparse: whether the result is a SparseTensor.
-        pattern: the pattern of a sparse result, where it was found when the contraction was compiled.
+        leaf: what is planned and run: a `Step` of one sparse operand, a `Pair` of two, or a `Path`.
+        pull: how operands of the leaf follow from those of a call.
         rewrites: the einsums that are run in its place, and why.
+        sparse: whether the result is a SparseTensor.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
         sums: what finds sums of integers that pass 64 bits; None where none can.
         equation: the einsum as written.
-        number: no other contraction in this process has it.
         bare: the patterns of the sparse operands, with nothing kept.
         kernels: those that live, which have values packed, by the ids of the tensors of these.
+        _inner: the pattern of each sparse operand of the leaf, or which one of a call's it is.
+        _pattern: the pattern of a sparse result, or which one of a call's it is; None of a dense one.
+        _pushes: what is done to the leaf's result.
+        _holds: what says whether rewrites serve the dense operands of a call; None where they serve all.
     """
 
     key: str
-    compiled_for: tuple[tuple[weakref.ref[Pattern], torch.Size], ...]
-    pattern: Pattern | None = None
-    rewrites: tuple[str, ...] = ()
-    sparse: bool
-    empty: bool
-    shape: tuple[int, ...]
-    result_dtype: torch.dtype
 
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str, expanded: bool = True) -> None:
-        """Check dtypes, devices, the form and the size of a dense result; nothing is kept of the values.
+    def __init__(self, request: Request, choice: Choice | None = None) -> None:
+        """Check dtypes, devices, the form and the size of a dense result, and compile; nothing is kept of the values.
 
         Args:
-            bound: the einsum as written.
-            operands: its operands.
-            settings: plan, precision, memory limit, backend, determinism.
-            form: of the output that was asked for: ``auto``, ``dense`` or ``sparse``.
-            expanded: whether dense modes become coordinates.
+            request: the einsum as written.
+            choice: of the plan, where there is one step.
 
         Raises:
             OutOfMemoryError: a dense result would pass the memory limit.
             DtypeError, DeviceError: operands differ.
             PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
         """
-        sparse = [o for o in operands if isinstance(o, SparseTensor)]
-        self.bound, self.settings, self.form, self.number = bound, settings, form, next(_numbers)
+        bound = request.bound
+        settings = request.settings
+        sparse = request.sparse
+        self.bound = bound
+        self.settings = settings
+        self.form = request.form
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
-        self.result_dtype = self.dtype
         self.kernels: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
-        for position, operand in enumerate(operands):
+        for position, operand in enumerate(request.operands):
             check_operand(operand, position, self.dtype, self.device)
-        e = bound.einsum
-        check_form(form, e)
-        orders = [x.order if expanded else x.sparse_order for x in sparse]
-        self.sparse = is_sparse(form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
-        if not self.sparse:
-            nbytes = prod(bound.output_shape) * result_bytes(self.dtype)
-            memory.check(f"the result of {bound}", nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
+        check_form(request.form, bound.einsum)
+        sparse_result(request, expanded=True)
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
-        self.bare = [x.pattern.bare() for x in sparse]
-        # Intermediate sums may need 64 bits where the result does not.
-        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
-
-    def known_pattern(self, patterns: Patterns, pattern: Pattern) -> Pattern:
-        """The pattern of a result on these patterns, or its equal that an einsum of the same operands has."""
-        (first, *others), e = patterns, self.bound.einsum
-        return first.known((e.inputs, e.output, e.sparse, self.bound.sizes), pattern, others)
+        patterns = [x.pattern for x in sparse]
+        self.bare = [pattern.bare() for pattern in patterns]
+        self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
+        self._others = dict[str, Contraction]()
+        self.leaf: Any
+        self.leaf, rewrites, inner = _leaf(request, choice)
+        self.pull = Pull.of(bound.einsum, rewrites)
+        self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
+        self._holds = rewrites[0].holds if rewrites else getattr(self.leaf, "holds", None)
+        leaf_patterns = [x.pattern for x in inner.sparse]
+        self._inner = [_place(pattern, patterns) for pattern in leaf_patterns]
+        self._as_given = self._inner == [*range(len(patterns))]
+        self.empty, self.result_dtype = self.leaf.empty, self.leaf.result_dtype
+        found = self.leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
+        pattern, self._pushes = put_back(patterns, rewrites, found, self.empty)
+        self.sparse, self.shape = pattern is not None, bound.output_shape
+        if pattern is not None:
+            self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
+        self._pattern = None if pattern is None else _place(pattern, patterns)
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The contractions that run no others, in order: of one sparse operand, or of two."""
-        return tuple(step for one in self.inner for step in getattr(one, "steps", ())) or (self,)
+        """The leaves that run, in order: steps of one sparse operand, or pairs of two."""
+        return getattr(self.leaf, "steps", (self.leaf,))
 
     @property
     def settled(self) -> bool:
-        """Whether the plans of all steps are decided."""
-        return all(getattr(one, "settled", True) for one in self.inner)
+        """True if the plans of all steps are decided; False while candidates take turns in calls."""
+        return all(getattr(step, "turns", None) is None for step in self.steps)
 
     @property
     def result_size(self) -> int:
         """Entries of a sparse result, elements of a dense one."""
         return self.shape[0] if self.sparse else prod(self.shape)
 
-    def reports(self) -> list[StepReport]:
-        """Return the report of each step, for an explanation."""
-        return [report for one in self.inner for report in one.reports()]
-
     def explain(self) -> Explanation:
         """Steps and their parts, costs, and why this plan."""
         with in_place(self.settings, self.device):
-            plan, profile = self.plan, of_backend(self.backend)
-            about = self.bound.einsum.text, plan.name, plan.reason, self.backend, device_name(self.device)
-            reports = tuple(self.reports())
+            plan, backend = self.leaf.plan, self.leaf.backend
+            reports = tuple(self.leaf.reports())
+            profile = of_backend(backend)
+            about = self.equation, plan.name, plan.reason, backend, device_name(self.device)
             nnz = self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None
             return Explanation(*about, profile.describe(), profile.measured, reports, nnz, self.rewrites)
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
-        return self.pattern
+        return patterns[self._pattern] if isinstance(self._pattern, int) else self._pattern
 
     def packed(self, values: Tensors) -> Values | None:
         """Return the sparse operands' values as the storages have them; None where each call reads them as they are."""
-        return None
+        pull = self.pull
+        if len(values) != 1 or not pull.values:
+            return None
+        return self.leaf.packed(values[0], pull.value if pull.of_values else None)  # type: ignore[no-any-return]
 
-    @abstractmethod
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`."""
+    def result(
+        self,
+        patterns: Patterns,
+        values: Sequence[Any],
+        dense: Tensors,
+        packed: Values | None = None,
+        given: Tensors | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`.
+
+        `given` is what all operands were made of, where a guard is to know its verdict by that.
+        """
+        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        if self._holds is not None and not self._holds(dense):
+            changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
+            return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
+        pull = self.pull
+        if self.rewrites:
+            beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
+            given = given or ([*values, *dense] if pull.values == () else dense)
+            values, dense = pull(values, dense, beside)
+        if not self._as_given:
+            patterns = [patterns[one] if isinstance(one, int) else one for one in self._inner]
+        result = self.leaf.result(patterns, values, dense, packed, given)
+        for push in self._pushes:
+            result = push(result)
+        return result
+
+    def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:
+        """The contraction of any operands of these shapes, in another dtype or by other settings; made once."""
+        other = self._others.get(why)
+        if other is None:
+            like = torch.zeros((), dtype=dtype or self.dtype, device=self.device)
+            with lasting():
+                shapes = (shape for _, shape in self.compiled_for)
+                sparse = [SparseTensor._make(p, like.expand(s)) for p, s in zip(self.bare, shapes, strict=True)]
+                settings = replace(self.settings, **changes)  # type: ignore[arg-type]
+                other = contraction(self.bound, stand_ins(self.bound, sparse), settings, self.form)
+            self._others[why] = other
+        return other
 
     def evaluate(
         self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None
@@ -169,15 +212,15 @@ class Contraction(Inspectable, ABC):
             DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
                 or a transform of `torch.func` is active.
         """
-        with self._profiled() if torch.autograd._profiler_enabled() else nullcontext():
+        if torch.autograd._profiler_enabled():
+            # A range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`.
+            with record_function(f'sparsetc "{self.equation}" {self.leaf.plan.name}'):
+                result = self.result(patterns, values, dense, packed)
+        else:
             result = self.result(patterns, values, dense, packed)
         if self.sums is not None and not transforming() and not captured(result):
             self.sums.check(self, result, patterns, values, dense)
         return result
-
-    def _profiled(self) -> record_function:
-        """Return a range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`."""
-        return record_function(f'sparsetc "{self.equation}" {self.plan.name}')
 
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
@@ -190,6 +233,11 @@ class Contraction(Inspectable, ABC):
             return torch.autograd.grad(result, wanted, upstream)[0]
 
 
+def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
+    """Return the number of a pattern among some, else the pattern: what is kept for a pattern does not refer to it."""
+    return next((n for n, own in enumerate(patterns) if own is pattern), pattern)
+
+
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 """Contractions by key, for as long as they live: what operators of `torch.library` look them up in."""
 T = TypeVar("T")
@@ -197,7 +245,7 @@ T = TypeVar("T")
 
 def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
     """The result of a contraction on operands of these patterns, from its values."""
-    pattern = made.pattern_on(patterns)
+    pattern = made.pattern_on(patterns) if made.sparse else None
     if pattern is None:
         return values
     result = SparseTensor._make(pattern, values)
@@ -207,78 +255,52 @@ def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros
 def contraction(
     bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
 ) -> Contraction:
-    """Compile an einsum; `repeated` as `canonicalise` takes it, `choice` as `Step` does, where there is one step."""
+    """Compile an einsum; `repeated` as of `Request`, `choice` as `Step` takes it, where there is one step."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        inputs = [*map(stand_in, operands)]
-        path = choice or _path(bound, inputs, settings, form, repeated)
-        if isinstance(path, Contraction):
-            made: Contraction = path
-        else:
-            made = _compiled(bound, inputs, settings, form, repeated, path)
+        made = Contraction(Request(bound, [*map(stand_in, operands)], settings, form, repeated), choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
-    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{made.number}"
-    sparse = (o for o in operands if isinstance(o, SparseTensor))
-    made.compiled_for = tuple((weakref.ref(x.pattern), x._values.shape) for x in sparse)
+    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
     known[made.key] = made
-    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, made.plan.name, made.device)
+    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, made.leaf.plan.name, made.device)
     return made
 
 
-def _path(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
-    """Return the path of an einsum, or the plan of one pass; None where that is to be chosen."""
-    wanted = requested(settings.plan)
-    if len(operands) < 3 and not (settings.path or wanted.path or wanted == STEPS):
-        return None
-    from sparsetc.contraction.path import in_steps  # which few einsums need
+def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
+    """Compile what runs an einsum; return it, the rewrites round it, and the einsum that these lead to."""
+    wanted = requested(request.settings.plan)
+    if choice is None and (len(request.operands) > 2 or request.settings.path or wanted.path or wanted == STEPS):
+        from sparsetc.contraction.path import Path, in_steps  # which few einsums need
 
-    return in_steps(bound, operands, settings, form, repeated)
-
-
-def _compiled(
-    bound: Bound,
-    operands: Operands,
-    settings: Options,
-    form: str,
-    repeated: bool,
-    choice: Choice | None = None,
-    plain_sum: bool | None = None,
-) -> Contraction:
-    """Compile an einsum: as it is, a few operands at a time, or as that of blocks, or of entries, where it has one."""
-    from sparsetc.contraction.step import Step
-
-    sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    if any(x._values.ndim > 1 for x in sparse):
-        from sparsetc.contraction.path import Path
-        from sparsetc.contraction.rewrites import rewrites_of
-        from sparsetc.contraction.rewritten import Rewritten
-
-        if len(sparse) > 2 and not requested(settings.plan).by_nonzeros:
-            return Path(bound, operands, settings, form, expanded=False)
-        if rewrites := rewrites_of(bound, operands, settings, form, repeated):
-            last, plain_sum = rewrites[-1], bound.einsum.plain_sum
-            inner = partial(_compiled, last.bound, last.operands, settings, last.form, repeated, None, plain_sum)
-            return Rewritten(bound, operands, settings, form, rewrites, inner)
-    if len(sparse) == 1:
-        step = Step(bound, operands, settings, form, repeated, plain_sum, choice)
-        if settings.effective_tune()[0] != "model":
-            from sparsetc.contraction.tuned import tune
-
-            tune(step)
-        step.pattern_on(step.bare)  # found here, and not while a CUDA graph is captured
-        return step
+        path = in_steps(request)
+        if path is None and len(request.sparse) > 2 and request.dense_modes and not wanted.by_nonzeros:
+            path = Path(request, expanded=False)
+        if isinstance(path, Path):
+            return path, [], request
+        choice = path
+    rewrites, inner = rewrites_of(request)
+    if len(inner.sparse) == 1:
+        step = Step(inner, choice)
+        _tune(step)
+        return step, rewrites, inner
     from sparsetc.products.problem import paired  # imported where an einsum has two sparse operands, which few have
 
-    paired(settings.plan, bound.einsum.indices)  # refused at once where it is not known
-    if len(operands) == 2:
+    paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
+    if len(inner.operands) == 2:
         from sparsetc.contraction.pair import Pair
 
-        return Pair(bound, operands, settings, form)
-    from sparsetc.contraction.path import Path
+        return Pair(inner), rewrites, inner
+    return Path(inner, expanded=True), rewrites, inner
 
-    return Path(bound, operands, settings, form, expanded=True)
+
+def _tune(step: Step) -> None:
+    """Choose the plan of a step by time, where options ask for that."""
+    if step.settings.effective_tune()[0] != "model":
+        from sparsetc.contraction.tuned import tune
+
+        tune(step)
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
@@ -290,31 +312,41 @@ def compiled(text: str, operands: Operands, settings: Options, form: str) -> Con
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
     """The contraction that is kept for these patterns, this equation and these sizes; None where there is none yet."""
-    first = next(o for o in operands if isinstance(o, SparseTensor))
-    if first._unsorted is not None:
-        return None
+    for first in operands:
+        if isinstance(first, SparseTensor):
+            return _found(first._pattern, _key(text, operands, settings, form)) if first._unsorted is None else None
+    return None
+
+
+def _found(first: Pattern, key: Any) -> Any:
+    """Look a key up in what is kept with a pattern; None if it is not there, or a plan cannot be hashed."""
     try:
-        return first._pattern.cache.get(_key(text, operands, settings, form))  # type: ignore[no-any-return]
-    except TypeError:  # a plan that cannot be hashed
+        return first.cache.get(key)
+    except TypeError:
         return None
 
 
 def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
-    """What is kept with a pattern by a key, for as long as the others live; made where it is not there."""
-    try:
-        kept: T | None = first.cache.get(key)
-    except TypeError:  # a plan that cannot be hashed
-        return make()
-    return first.cache.put(key, make(), needs=others) if kept is None else kept
+    """Look a key up in what is kept with a pattern, or make it and keep it for as long as the other patterns live."""
+    kept: T | None = _found(first, key)
+    if kept is None:
+        kept = make()
+        with suppress(TypeError):  # a plan that cannot be hashed
+            kept = first.cache.put(key, kept, needs=others)
+    return kept
 
 
 def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
-    """What a contraction is kept by, with the pattern of its first sparse operand."""
-    # What of an operand, beside its shape, dtype and device, decides how it is read.
-    dims = [repeated_dims(o) if isinstance(o, torch.Tensor) else None for o in operands]
-    kinds = [(o.shape, o.dtype, o.device) for o in operands]
-    others = [weakref.ref(o._pattern) for o in operands if isinstance(o, SparseTensor)][1:]
-    return "kernel", text, tuple(kinds), tuple(dims), tuple(others), settings, form, settings.effective_precision()
+    """Return the key that a contraction is kept by, with the pattern of its first sparse operand."""
+    kinds, patterns = list[Any](), list[weakref.ref[Pattern]]()
+    for operand in operands:
+        if isinstance(operand, SparseTensor):
+            patterns.append(weakref.ref(operand._pattern))
+            kinds.append((operand._values.shape, operand._values.dtype))
+        else:  # how it is read depends on the slices that are repeated
+            dims = repeated_dims(operand) if 0 in operand.stride() else ()
+            kinds.append((operand.shape, operand.dtype, operand.device, dims))
+    return "kernel", text, tuple(kinds), tuple(patterns[1:]), settings, form, settings.effective_precision()
 
 
 def parsed(text: str, operands: Operands) -> Bound:
@@ -337,10 +369,8 @@ def compiled_together(
         workload: equations with operands; values are only looked at for their dtypes.
         settings: the plan, the memory limit and all else that is common to them.
         form: of the results, ``auto``, ``dense`` or ``sparse``.
-        repeated: as `canonicalise` takes it.
+        repeated: as of `Request`.
     """
-    from sparsetc.planner.workload import choose_together  # which an import of the package does not need
-
     settings = replace(settings, precision=settings.effective_precision())
     bounds = [parsed(text, operands) for text, operands in workload]
     each_operands = [operands for _, operands in workload]
@@ -351,8 +381,8 @@ def compiled_together(
     if plain:
         with lasting():
             problems = [
-                Preparation(b, operands, settings, form, repeated).problem
-                for b, operands in zip(bounds, each_operands, strict=True)
+                problem_of(Request(bound, operands, settings, form, repeated))
+                for bound, operands in zip(bounds, each_operands, strict=True)
             ]
             with in_place(settings, x.device):
                 limit = settings.memory_on(x.device)

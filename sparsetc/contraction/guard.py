@@ -1,4 +1,4 @@
-"""Which operands a step may take, found by looking at all of them again where one changed; and sums that did not fit.
+"""Guards: a look at the operands of a step, again where one changed, which says if it takes them; and integer sums.
 
 In: dense operands, or values, as the caller has them, and the tables that kernels read. Out: a verdict, for which the
 GPU is waited for once: no infinities, values fit for halves. Programs make integers modulo 2**64, so a result does not
@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from cmath import isfinite
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
-from sparsetc.contraction.canonical import Patterns, Tensors, dense_of_call, stand_ins
+from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
-from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 
@@ -41,12 +39,14 @@ class Guard:
 
     def __init__(self, test: Callable[[Tensors], bool], instead: str = "", **changes: object) -> None:
         """Take a test of tables; the name of what the caller runs where it does not hold, and its settings."""
-        self.test, self.instead, self.changes = test, instead, changes
+        self.test = test
+        self.instead = instead
+        self.changes = changes
         self._known: tuple[tuple[weakref.ref[torch.Tensor], tuple[object, ...]], ...] = ()
         self._held = True
 
     def admits(self, operands: Tensors, tables: Tensors) -> bool:
-        """Whether the test holds for the tables, which were made of these operands.
+        """Return True if the test holds for the tables, which were made of these operands.
 
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
         it is not known.
@@ -72,14 +72,14 @@ def _view(operand: torch.Tensor) -> tuple[object, ...]:
 
 
 def finite(tables: Tensors) -> bool:
-    """Whether no element is infinite or NaN; a sum that overflows counts as infinite."""
+    """Return True if no element is infinite or NaN; a sum that overflows counts as infinite."""
     if not tables:
         return True
     return isfinite(reduce(add, (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)).item())
 
 
 def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
-    """Whether no element is infinite or NaN, and halves are exact enough for the tables that are `split`.
+    """Return True if no element is infinite or NaN, and halves are exact enough for the tables that are `split`.
 
     Tables are of float32. The GPU is waited for once.
     """
@@ -88,12 +88,11 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
 
 class IntegerSums:
-    """Whether the sums of a contraction of integers fit in 64 bits, looked at again where operands changed."""
+    """A check that the sums of a contraction of integers fit in 64 bits, made again where operands changed."""
 
     def __init__(self, terms: int) -> None:
         self.terms = terms
         self._guard = Guard(self._bounded)
-        self._in_floats: Contraction | None = None
 
     @classmethod
     def of(cls, bound: Bound, sparse: Sequence[SparseTensor]) -> IntegerSums | None:
@@ -115,7 +114,7 @@ class IntegerSums:
         return cls(terms) if most ** len(e.inputs) * terms > LARGEST else None
 
     def _bounded(self, operands: Tensors) -> bool:
-        """Whether the product of the largest magnitudes, times the number of terms of a sum, fits in 64 bits."""
+        """Return True if the product of the largest magnitudes, times the terms of a sum, fits in 64 bits."""
         if not self.terms or not all(operand.numel() for operand in operands):
             return True
         bound = self.terms
@@ -133,27 +132,15 @@ class IntegerSums:
         if self._guard.admits(operands, operands) if operands[0].is_cuda else self._bounded(operands):
             return
         floats = [t.double() for t in values], [t.double() for t in dense]
-        if self._in_floats is None:
-            self._in_floats = _in_floats(made, floats[0])
-        close = self._in_floats.result(patterns, *floats)
-        magnitude = self._in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
+        # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
+        wanted = requested(made.settings.plan)
+        plan = wanted.name if wanted.by_nonzeros else "auto"
+        in_floats = made.instead("in floats", torch.float64, plan=plan)
+        close = in_floats.result(patterns, *floats)
+        magnitude = in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
         # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
         blurred = magnitude * self.terms > 2.0**100
         refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{made.bound.einsum.text}"')
 
 
 LARGEST = 2**63 - 1
-
-
-def _in_floats(made: Contraction, values: Tensors) -> Contraction:
-    """The contraction of operands of the same patterns and shapes in float64."""
-    from sparsetc.contraction.contraction import contraction
-
-    like = torch.zeros((), dtype=torch.float64, device=made.device)
-    # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
-    wanted = requested(made.settings.plan)
-    plan = wanted.name if wanted.by_nonzeros else "auto"
-    with lasting():
-        sparse = [SparseTensor._make(p, like.expand(v.shape)) for p, v in zip(made.bare, values, strict=True)]
-        operands = stand_ins(made.bound, sparse)
-        return contraction(made.bound, operands, replace(made.settings, plan=plan), made.form)

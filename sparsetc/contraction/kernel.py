@@ -9,26 +9,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import Tensors
 from sparsetc.contraction.contraction import Contraction, wrap
+from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
+from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-if TYPE_CHECKING:
-    from sparsetc.planner.symbolic import SymbolicCost
 
 NewValues = torch.Tensor | Sequence[torch.Tensor | None]
 SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend")
@@ -58,8 +56,10 @@ class Kernel(Inspectable):
     """
 
     def __init__(self, contraction: Contraction, operands: Sequence[SparseTensor], drop_zeros: bool = False) -> None:
-        self.contraction, self.operands, self.drop_zeros = contraction, tuple(operands), drop_zeros
-        self.inner = (contraction,)
+        self.contraction = contraction
+        self.operands = tuple(operands)
+        self.drop_zeros = drop_zeros
+        self.inner = (contraction.leaf,)
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -247,11 +247,11 @@ class Kernel(Inspectable):
 
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
-        return self.contraction.ptx(target)
+        return self.contraction.leaf.ptx(target)  # type: ignore[no-any-return]
 
     @property
     def cost(self) -> SymbolicCost:
-        """What a call costs as sympy expressions of nonzeros, sizes and the rates of the device.
+        """The cost of a call as sympy expressions of nonzeros, sizes and the rates of the device.
 
         Examples:
             >>> cost = stc.compile("ij,jr->ir", stc.eye(8), torch.ones(8, 4)).cost
@@ -268,7 +268,7 @@ class Kernel(Inspectable):
         return self.steps[0].cost()
 
     def benchmark(self, *dense: torch.Tensor, seconds: float = 0.2) -> Timing:
-        """What a call takes with these dense operands: `median` seconds, `low` and `high` quartiles, number of `calls`.
+        """Time calls with these dense operands: `median` seconds, `low` and `high` quartiles, number of `calls`.
 
         On a GPU it is the time of the device, with the L2 cache written over before each call; on a CPU, of its clock.
 

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import in_batches, one_by_one
-from sparsetc.contraction.canonical import Tensors, converted, promoted
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.kernel import RESULT, Kernel, NewValues, operators
+from sparsetc.contraction.operands import Tensors, converted, promoted
 from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
@@ -67,7 +67,9 @@ def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
     """Return the result of values and dense operands, or an operand's gradient, with the result's as last tensor."""
     contraction = _of(kernel)
     count, end = len(contraction.bare), None if operand == RESULT else -1
-    values, dense, upstream = tensors[:count], tensors[count:end], tensors[-1]
+    values = tensors[:count]
+    dense = tensors[count:end]
+    upstream = tensors[-1]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):  # in no graph that torch made gradients of
         if end is None:
             return contract(kernel, values, dense)  # type: ignore[no-any-return]
@@ -243,7 +245,7 @@ def traced_einsum(
 
 
 def _transforms(tracing: bool) -> bool:
-    """Whether the graph is traced (by Dynamo, if `tracing`) in a transform of `torch.func`, which no operator follows.
+    """Return True if the graph is traced (by Dynamo, if `tracing`) in a transform, which no operator follows.
 
     Dynamo then runs the function as it is: a graph cannot go on after a break there, since its inputs would be what the
     transform wraps. A full graph breaks, which is an error that says where. Modes that trace can only do without.

@@ -1,6 +1,6 @@
-"""What an einsum returns: a dense tensor, or values on a pattern that is known once the sparse operand is.
+"""The result of an einsum: a dense tensor, or values on a pattern that is known once the sparse operand is.
 
-In: a canonical einsum and its sparse operand. Out: `Output`: shapes, the pattern, and the row each nonzero adds to. And
+In: an einsum as rules leave it, its sparse operand. Out: `Output`: shapes, pattern, the row each nonzero adds to. And
 what may be done to results once they are made: zeros dropped, another tensor added (``alpha Z + beta out``: BCB-SpTC,
 formula (1)); nothing is changed in place.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import Canonical
+from sparsetc.contraction.request import Request
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
-from sparsetc.ir.equation.einsum import Einsum
-from sparsetc.support.lru import cached_property
+from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.support import memory
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, refuse_wrapped
+from sparsetc.tensor.sums import fitted, refuse_wrapped, result_bytes
 
 Letters = tuple[str, ...]
 KEEP_SPARSE = "keep more modes sparse in the output"
@@ -32,7 +32,7 @@ SPARE = 2
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returns: a dense tensor, or values on a pattern known since compilation.
+    """The form of a result: a dense tensor, or values on a pattern known since compilation.
 
     Attributes:
         width_shape: sizes of the dense letters, in the output's order.
@@ -51,7 +51,7 @@ class Output:
 
     @property
     def sparse(self) -> bool:
-        """Whether the result is a SparseTensor."""
+        """True if the result is a SparseTensor."""
         return self.pattern is not None
 
     @property
@@ -105,7 +105,7 @@ def check_form(form: str, e: Einsum) -> None:
 
 
 def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> bool:
-    """Whether a result in this form is sparse, given the letters with coordinates of each sparse operand.
+    """Return True if a result in this form is sparse, given the letters with coordinates of each sparse operand.
 
     By itself (``auto``) it is where it keeps a letter with coordinates; of a single sparse operand's letters it must
     keep two or more, or all.
@@ -116,22 +116,50 @@ def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> boo
     return form == "sparse" or (form == "auto" and kept and enough)
 
 
-def output_of(canonical: Canonical, pattern: Pattern, form: str) -> Output:
+def sparse_result(request: Request, expanded: bool) -> bool:
+    """Return True if the result of an einsum is sparse, and False if it is dense and fits the memory limit.
+
+    Args:
+        request: the einsum.
+        expanded: whether dense modes become coordinates.
+
+    Raises:
+        OutOfMemoryError: it does not fit.
+    """
+    bound, sparse = request.bound, request.sparse
+    e, x = bound.einsum, sparse[0]
+    orders = [x.order if expanded else x.sparse_order for x in sparse]
+    if is_sparse(request.form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]):
+        return True
+    nbytes = prod(bound.output_shape) * result_bytes(x.dtype)
+    memory.check(f"the result of {bound}", nbytes, x.device, request.settings.memory_limit, KEEP_SPARSE)
+    return False
+
+
+def known_result(bound: Bound, patterns: Sequence[Pattern], pattern: Pattern) -> Pattern:
+    """The pattern of a result on these patterns, or its equal that an einsum of the same operands has."""
+    (first, *others), e = patterns, bound.einsum
+    return first.known((e.inputs, e.output, e.sparse, bound.sizes), pattern, others)
+
+
+def output_of(bound: Bound, pattern: Pattern, form: str) -> Output:
     """Shape and pattern of the result, given the sparse operand's pattern.
 
     Einsums that keep the same modes of it share their results' pattern.
     """
-    bound, kept = canonical.bound, canonical.kept
     e = bound.einsum
-    order, shape, width = (*e.kept, *e.free), bound.extents(e.kept), bound.extents(e.free)
+    kept = tuple(map(e.sparse_indices.index, e.kept))
+    order = (*e.kept, *e.free)
+    shape = bound.extents(e.kept)
+    width = bound.extents(e.free)
     moved = None if order == e.output else tuple([order.index(c) for c in e.output])
-    everything = len(kept) == len(canonical.letters)
-    if not is_sparse(form, e, [canonical.letters]):
+    everything = len(kept) == pattern.order
+    if not is_sparse(form, e, [e.sparse_indices]):
         return Output(shape, width, moved, None, False, None)
     if everything and kept == tuple(range(len(kept))):
         whole = pattern.known(("modes", kept), Pattern(pattern.coords, shape, pattern.is_coalesced))
         return Output(shape, width, moved, whole, moved is None, None)
-    rows = canonical.coords[list(kept)]
+    rows = pattern.coords[list(kept)]
     numbering = numbered(rows.unbind(), shape, rows.shape[1], rows)
     some = pattern.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
     return Output(shape, width, moved, some, False, numbering.rank)

@@ -11,55 +11,59 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import Values
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, dense_of_call, resolved
-from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import finite
+from sparsetc.contraction.operands import Patterns, Tensors, resolved
+from sparsetc.contraction.output import known_result, sparse_result
+from sparsetc.contraction.request import Request
 from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
-from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import JoinBudget, pattern_of
-from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.products.hybrid import PATHS, HybridPath, Path, choose, estimates
 from sparsetc.products.problem import PairProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, fitted, in_order
+from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 
-class Pair(Contraction):
-    """A contraction of two sparse operands and nothing else; dense modes become coordinates."""
+class Pair(Inspectable):
+    """A contraction of two sparse operands and nothing else."""
 
-    def __init__(self, bound: Bound, operands: Operands, settings: Options, form: str) -> None:
+    def __init__(self, request: Request) -> None:
         """Join the operands, choose a path and find the pattern.
 
         Args:
-            bound: ``x,y->output``; letters may repeat, and may be absent from all else.
-            operands: their patterns; values are only looked at for their dtype.
-            settings: plan, precision, memory limit, backend, determinism.
-            form: of the result.
+            request: ``x,y->output`` without dense modes; letters may repeat, and may be absent from all else.
 
         Raises:
             PlanError: a plan that is not known here, or does not apply.
             OutOfMemoryError: the result, or what the named plan stores, would pass the memory limit.
         """
-        super().__init__(bound, operands, settings, form)
-        e, sizes, self.equation = bound.einsum, bound.by_index, str(bound.einsum)
-        expanded = [o.expand_dense().pattern for o in operands if isinstance(o, SparseTensor)]
+        bound, settings = request.bound, request.settings
+        self.bound, self.settings = bound, settings
+        self.dtype, self.device = request.like.dtype, request.like.device
+        self.result_dtype = self.dtype
+        self.sparse = sparse_result(request, expanded=True)
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+        e = bound.einsum
+        sizes = bound.by_index
+        self.equation = str(bound.einsum)
+        patterns = [x.pattern for x in request.sparse]
         # Results come row by row of the first operand, so it had better be the one that the output begins with.
         swapped = bool(e.output) and e.output[0] not in e.inputs[0]
-        both = list(zip(e.inputs, expanded, strict=True))
+        both = list(zip(e.inputs, patterns, strict=True))
         (x_letters, x), (y_letters, y) = reversed(both) if swapped else both
         roles = Roles.of(x_letters, y_letters, e.output)
         self.join = Join.of(
@@ -67,7 +71,9 @@ class Pair(Contraction):
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
-        what, limit, dtype = f"the result of {self.equation}", settings.memory_on(self.device), self._like.dtype
+        what = f"the result of {self.equation}"
+        limit = settings.memory_on(self.device)
+        dtype = self._like.dtype
         budget = JoinBudget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
         budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
@@ -84,9 +90,7 @@ class Pair(Contraction):
         budget.check(places.numel())
         self.coords, self._order = pattern_of(self.join, places)
         if e.output:
-            self._pattern = self.known_pattern(expanded, Pattern(self.coords, bound.output_shape, True))
-            self.pattern = self._pattern if self.sparse else None
-        self.shape = (self.nnz,) if self.sparse else bound.output_shape
+            self._pattern = known_result(bound, patterns, Pattern(self.coords, bound.output_shape, True))
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
@@ -120,7 +124,9 @@ class Pair(Contraction):
     @property
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
-        sizes, width, parts = self.numeric.sizes, self._like.dtype.itemsize, []
+        sizes = self.numeric.sizes
+        width = self._like.dtype.itemsize
+        parts = []
         read = [of_operand for n in range(0, len(sizes), 2) for of_operand in self.problem.given(sizes[n : n + 2])]
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
@@ -131,10 +137,13 @@ class Pair(Contraction):
         """Entries of the result."""
         return self.coords.shape[1]
 
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
+        """The pattern of a sparse result; None of a dense one."""
+        return self._pattern if self.sparse else None
+
+    def result(self, patterns: Patterns, values: Tensors, *_: Any) -> torch.Tensor:
         """The result's values in lexicographic order of its coordinates, or a dense result; differentiable."""
-        dense_of_call(self.bound, dense, self.dtype, self.device)
-        left, right = (v.reshape(-1).to(self._like.dtype) for v in values)
+        left, right = (v.to(self._like.dtype) for v in values)
         x, y = (right, left) if self.problem.swapped else (left, right)
         m, deterministic = self.join, self.settings.deterministic
         result = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))

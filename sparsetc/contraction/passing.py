@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from sparsetc.contraction.canonical import Operands, Tensors
+from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Einsum
@@ -71,7 +71,9 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> torc
     sizes = recipe and recipe.sizes(operands)
     if not recipe or not sizes or is_sparse(form, recipe.einsum, [recipe.einsum.inputs[sparse[0]]]):
         return None
-    rows, width, count = recipe.extent(recipe.kept, sizes), recipe.extent(recipe.free, sizes), len(values)
+    rows = recipe.extent(recipe.kept, sizes)
+    width = recipe.extent(recipe.free, sizes)
+    count = len(values)
     if count > ENTRIES or max(count, rows) * width > ELEMENTS:
         return None
     uses.count += 1

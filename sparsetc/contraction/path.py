@@ -18,50 +18,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.canonical import (
-    Dims,
-    Operands,
-    Patterns,
-    Tensors,
-    broadcast_dims,
-    dense_of_call,
-    einsum,
-    stand_ins,
-    without,
-)
 from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.guard import Guard, finite
-from sparsetc.contraction.output import is_sparse
-from sparsetc.contraction.prepare import Preparation, in_place
+from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum
+from sparsetc.contraction.output import is_sparse, known_result, sparse_result
+from sparsetc.contraction.prepare import in_place, problem_of
+from sparsetc.contraction.request import Request
+from sparsetc.contraction.rewrites import broadcast_dims, without
 from sparsetc.device.profile import profile_of
 from sparsetc.errors import PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
-from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import choose
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import memory
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, add_rows, fitted
+from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
 
 if TYPE_CHECKING:
     from sparsetc.join.join import JoinOperand
 
 
-def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
+def in_steps(request: Request) -> Path | Choice | None:
     """Return the path of an einsum, where one is asked for or expected to be fastest, or the plan of one pass.
 
     None where that is to be chosen. On a CPU, steps and a pass are priced by the same rates. On a GPU a pass has the
@@ -70,26 +63,28 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
     Raises:
         PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
     """
+    bound = request.bound
+    settings = request.settings
+    operands = request.operands
     wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
     given, asked = settings.path or wanted.path, wanted == STEPS
     if given:
-        dense_modes = any(o._values.ndim > 1 for o in operands if isinstance(o, SparseTensor))
-        expanded = several and (wanted.by_nonzeros or not dense_modes)
-        return Path(bound, operands, settings, form, expanded, checked_order(given, len(operands)))
+        expanded = several and (wanted.by_nonzeros or not request.dense_modes)
+        return Path(request, expanded, checked_order(given, len(operands)))
     fault = _fault(bound, operands, asked) if asked or wanted == AUTO else "another plan is asked for"
     if fault and not asked:
         return None
     if fault:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
-    (x,) = (o for o in operands if isinstance(o, SparseTensor))
+    (x,) = request.sparse
     backend = settings.effective_backend(x.device)
     choice = None
     if backend == "triton" and not asked:
         if x.dense_order:
             return None
-        problem = Preparation(bound, operands, settings, form, repeated).problem
+        problem = problem_of(request)
         with in_place(settings, x.device):
-            choice = choose(wanted, problem, repeated and settings.effective_tune()[0] == "model")
+            choice = choose(wanted, problem, request.repeated and settings.effective_tune()[0] == "model")
     search = Search(
         bound,
         order=x.sparse_order,
@@ -98,13 +93,13 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
         laws=profile_of(x.device, settings, backend).laws,
         itemsize=x.dtype.itemsize,
         limit=settings.memory_on(x.device),
-        sparse_result=is_sparse(form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
+        sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
     )
     exact = settings.effective_precision() == "highest"
     picked = search.picked(asked, sum(choice.seconds) if choice else None, exact)
     if picked is not None:
         reason, order = picked
-        return Path(bound, operands, settings, form, False, order, reason)
+        return Path(request, False, order, reason)
     if asked:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": no steps fit the memory limit')
     return choice
@@ -132,7 +127,7 @@ def _fault(bound: Bound, operands: Operands, asked: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Term:
+class LinkOperand:
     """An operand of a link, given or intermediate.
 
     Attributes:
@@ -167,7 +162,9 @@ class Link:
     positions: torch.Tensor | None = None
     sizes: tuple[int, ...] = ()
 
-    def run(self, operands: Tensors, patterns: Patterns, precision: str, packed: Values | None) -> torch.Tensor:
+    def run(
+        self, operands: Tensors, patterns: Patterns, precision: str, packed: Values | None, given: Tensors
+    ) -> torch.Tensor:
         """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
         if self.positions is not None:
             (entries,) = operands
@@ -181,8 +178,8 @@ class Link:
         if self.contraction is None:
             return einsum(self.equation, *operands, precision=precision)
         e, patterns = self.contraction.bound.einsum, patterns if self.patterns is None else self.patterns
-        values = [operands[p] for p in e.sparse]
-        return self.contraction.result(patterns, values, [operands[p] for p in e.dense], packed)
+        values, tables = (list(map(operands.__getitem__, of)) for of in (e.sparse, e.dense))
+        return self.contraction.result(patterns, values, tables, packed, given)
 
     def reports(self) -> list[StepReport]:
         """Return the reports of the contraction, for an explanation."""
@@ -190,32 +187,34 @@ class Link:
             return [StepReport(self.equation, "dense", "made a dense tensor")]
         if self.contraction is None:
             return [StepReport(self.equation, "torch.einsum", "dense operands")]
-        return self.contraction.reports()
+        return self.contraction.leaf.reports()  # type: ignore[no-any-return]
 
 
-class Path(Contraction):
+class Path(Inspectable):
     """A contraction of several operands, a few at a time.
 
     Attributes:
         order: the operands of each link.
         _expands: whether dense modes are coordinates, as the plan says.
         _reader: the link that reads the one sparse operand; None where there are several, or it is made dense.
-        _guard: what says whether dense operands may meet the zeros of a tensor that was made dense; None where none is.
+        holds: what says whether dense operands may meet the zeros of a tensor that was made dense; None where none is.
     """
 
     def __init__(
-        self,
-        bound: Bound,
-        operands: Operands,
-        settings: Options,
-        form: str,
-        expanded: bool,
-        order: Order | None = None,
-        reason: str = "a few operands at a time",
+        self, request: Request, expanded: bool, order: Order | None = None, reason: str = "a few operands at a time"
     ) -> None:
-        super().__init__(bound, operands, settings, form, expanded)
+        bound = request.bound
+        settings = request.settings
+        operands = request.operands
+        self.bound, self.settings = bound, settings
+        self.dtype, self.device = request.like.dtype, request.like.device
+        self.result_dtype = self.dtype
+        self.sparse = sparse_result(request, expanded)
+        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         e = bound.einsum
-        self._expanded, self._dropped, self._reason = expanded, _empty_sums(bound), reason
+        self._expanded = expanded
+        self._dropped = _empty_sums(bound)
+        self._reason = reason
         self._expands = expanded and any(isinstance(o, SparseTensor) and o.dense_order for o in operands)
         self._within = without(bound, self._dropped)
         self._single = len(e.sparse) == 1
@@ -226,28 +225,27 @@ class Path(Contraction):
         terms = [self._term(operand, p) for p, operand in enumerate(operands)]
         self.order = self._order_of(terms) if order is None else order
         last = self._compiled(terms).operand
-        self.inner = [link.contraction for link in self.links if link.contraction is not None]
+        self.inner = [link.contraction.leaf for link in self.links if link.contraction is not None]
         self._reader = next((link for link in self.links if self._single and link.patterns is None), None)
-        self._guard = Guard(finite) if self._guarded and self._single else None
-        self._instead: Contraction | None = None
+        self.holds = partial(_finite, Guard(finite)) if self._guarded and self._single else None
         self.empty = any(one.empty for one in self.inner)
-        self.shape = bound.output_shape
         self._merged: JoinOperand | None = None
-        if isinstance(last, SparseTensor):
-            self.shape = (last.nnz, *last._values.shape[1:])
-            sparse = [o for o in operands if isinstance(o, SparseTensor)]
-            if self._reader is not self.links[-1]:  # its pattern may be the operand's, which must not be kept here
-                self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in sparse])
+        self._pattern: Pattern | None = None
+        if isinstance(last, SparseTensor) and self._reader is not self.links[-1]:
+            # Its pattern may be the operand's otherwise, which must not be kept here.
+            self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in request.sparse])
 
-    def _term(self, operand: SparseTensor | torch.Tensor, position: int) -> Term:
+    def _term(self, operand: SparseTensor | torch.Tensor, position: int) -> LinkOperand:
         letters = self._within.einsum.inputs[position]
         if isinstance(operand, torch.Tensor):
-            return Term(letters, self._like.expand(self._within.shape(position)))
+            return LinkOperand(letters, self._like.expand(self._within.shape(position)))
         x = operand.expand_dense() if self._expanded else operand
         pattern = x.pattern if self._single else x.pattern.bare()
-        return Term(letters, SparseTensor._make(pattern, self._like.expand(x._values.shape)), as_given=self._single)
+        return LinkOperand(
+            letters, SparseTensor._make(pattern, self._like.expand(x._values.shape)), as_given=self._single
+        )
 
-    def _compiled(self, terms: list[Term]) -> Term:
+    def _compiled(self, terms: list[LinkOperand]) -> LinkOperand:
         """Compile the links, in the order in which they run; the result of the last."""
         for number, places in enumerate(self.order):
             rest = [term for n, term in enumerate(terms) if n not in places]
@@ -255,7 +253,7 @@ class Path(Contraction):
             terms = [*rest, self._linked(places, [terms[n] for n in places], rest, plan)]
         return terms[0]
 
-    def _order_of(self, terms: Sequence[Term]) -> Order:
+    def _order_of(self, terms: Sequence[LinkOperand]) -> Order:
         """The order of several sparse operands; dense ones are ordered with them only where all are expanded."""
         e = self.bound.einsum
         ordered = range(len(terms)) if self._expanded else e.sparse
@@ -264,7 +262,9 @@ class Path(Contraction):
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
         kept = {*e.output, *(c for n in others for c in terms[n].letters)}
         path = sparse_order([terms[n].letters for n in ordered], kept, self.bound.by_index, entries)
-        order, left, every = list[tuple[int, ...]](), list(ordered), list(range(len(terms)))
+        order = list[tuple[int, ...]]()
+        left = list(ordered)
+        every = list(range(len(terms)))
         for number, places in enumerate(path):
             chosen = [left[p] for p in places]
             if number == len(path) - 1:
@@ -273,7 +273,9 @@ class Path(Contraction):
             left, every = ([*(n for n in own if n not in chosen), len(terms) + number] for own in (left, every))
         return tuple(order)
 
-    def _linked(self, places: tuple[int, ...], chosen: Sequence[Term], rest: Sequence[Term], plan: Plan) -> Term:
+    def _linked(
+        self, places: tuple[int, ...], chosen: Sequence[LinkOperand], rest: Sequence[LinkOperand], plan: Plan
+    ) -> LinkOperand:
         """Compile one link, and give its result: it has the letters that the others and the output need."""
         inputs, operands = tuple(term.letters for term in chosen), [term.operand for term in chosen]
         sparse = tuple(n for n, operand in enumerate(operands) if isinstance(operand, SparseTensor))
@@ -295,7 +297,7 @@ class Path(Contraction):
             memory.check(f"the result of {bound}", nbytes, self.device, self.settings.memory_limit)
             self.links.append(Link(places, e.text))
             self._guarded |= summed
-            return Term(output, self._like.expand(bound.output_shape), summed=summed)
+            return LinkOperand(output, self._like.expand(bound.output_shape), summed=summed)
         if self._expanded and plan.is_request:  # one for pairs, of letters that this one need not have
             sides = {SIDE + c for c in self.bound.einsum.indices if c not in e.indices}
             options = tuple(option for option in plan.options if option[0] not in sides)
@@ -310,11 +312,11 @@ class Path(Contraction):
         self.links.append(Link(places, e.text, compiled, None if as_given else patterns))
         pattern = compiled.pattern_on(patterns)
         if pattern is None:
-            return Term(output, self._like.expand(compiled.shape), summed=True)
+            return LinkOperand(output, self._like.expand(compiled.shape), summed=True)
         result = SparseTensor._make(pattern, self._like.expand(compiled.shape))
-        return Term(output, result.expand_dense() if self._expanded else result)
+        return LinkOperand(output, result.expand_dense() if self._expanded else result)
 
-    def _made_dense(self, places: tuple[int, ...], term: Term) -> Term:
+    def _made_dense(self, places: tuple[int, ...], term: LinkOperand) -> LinkOperand:
         """Make a sparse operand dense."""
         x, text = term.operand, "".join(term.letters)
         assert isinstance(x, SparseTensor)
@@ -332,21 +334,20 @@ class Path(Contraction):
             positions = linear_key(x.coords, sizes)[0]
         as_given = term.as_given and self._like.dtype == self.dtype
         self.links.append(Link(places, f"{text}->{text}", None, None if as_given else (), positions, sizes))
-        return Term(term.letters, self._like.expand(x.shape), summed=True)
+        return LinkOperand(term.letters, self._like.expand(x.shape), summed=True)
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
         """Find the pattern of the result, of that of the last link."""
         from sparsetc.join.join import prepared  # which a path of one sparse operand does not need
 
-        pattern, width = last.pattern, last._values.shape[1:]
+        pattern = last.pattern
         if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
             letters = self.bound.einsum.output
             self._merged = prepared(letters, pattern.coords, self.bound.by_index, letters)
             pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
         if self.empty:  # its positions are known to hold 0
             pattern = pattern.like(pattern.coords[:, :0], True)
-        self.pattern = self._known(patterns, pattern)
-        self.shape = (pattern.nnz, *width)
+        self._pattern = self._known(patterns, pattern)
 
     def _known(self, patterns: Patterns, pattern: Pattern) -> Pattern:
         """The pattern of the result, or its equal that one pass of the same operand has."""
@@ -354,55 +355,57 @@ class Path(Contraction):
         kept = self.bound.einsum.output[: pattern.order]
         if self._single and all(c in letters[: patterns[0].order] for c in kept):
             return patterns[0].known(("modes", tuple(map(letters.index, kept))), pattern)
-        return self.known_pattern(patterns, pattern)
+        return known_result(self.bound, patterns, pattern)
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of the result; the one sparse operand's own where its last link keeps that."""
         last = self.links[-1]
         own = self.sparse and self._reader is last and last.contraction is not None
-        return last.contraction.pattern_on(patterns) if own else self.pattern  # type: ignore[union-attr]
+        return last.contraction.pattern_on(patterns) if own else self._pattern  # type: ignore[union-attr]
 
-    def packed(self, values: Tensors) -> Values | None:
+    def packed(self, values: torch.Tensor, flat: Any) -> Values | None:
         """Return the values of the one sparse operand as the link stores them that reads it."""
         if self._reader is None or self._reader.contraction is None or self._like.dtype != self.dtype:
             return None
-        return self._reader.contraction.packed(values)
+        return self._reader.contraction.packed([values])
 
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
+    def result(
+        self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None, *_: Any
+    ) -> torch.Tensor:
         """The result's values on its pattern, or a dense result; differentiable."""
-        e = self.bound.einsum
-        tensors = dict(zip(e.sparse, values, strict=True))
-        if self._expanded:
-            tensors = {p: v.reshape(-1) for p, v in tensors.items()}
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        if self._guard is not None and (transforming() or not self._guard.admits(dense, dense)):
-            return self._in_one_pass(patterns, values).result(patterns, values, dense)
-        for p, operand in zip(e.dense, dense, strict=True):
-            full, dropped = operand.expand(self.bound.shape(p)), self._dropped.get(p)
+        tensors: list[Any] = [None] * len(self.bound.einsum.inputs)
+        for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
+            tensors[p] = entries.reshape(-1) if self._expanded else entries
+        for p, shape, operand in zip(self.bound.einsum.dense, self.bound.dense_shapes, dense, strict=True):
+            full, dropped = operand.expand(shape), self._dropped.get(p)
             tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
-        terms = [tensors[p].to(self._like.dtype) for p in range(len(e.inputs))]
+        given, terms, dtype = [*values, *dense], tensors, self._like.dtype
+        if dtype != self.dtype:
+            terms = [term.to(dtype) for term in terms]
         precision, packed = self.settings.effective_precision(), packed or None  # none are `UNREAD`: links follow
         for link in self.links:
-            chosen = [terms[n] for n in link.places]
-            result = link.run(chosen, patterns, precision, packed if link is self._reader else None)
+            chosen = list(map(terms.__getitem__, link.places))
+            own_packed = packed if link is self._reader else None
+            result = link.run(chosen, patterns, precision, own_packed, given)
             if self._expanded and link.contraction is not None and link.contraction.sparse:
                 result = result.reshape(-1)
-            terms = [*(t for n, t in enumerate(terms) if n not in link.places), result]
+            for n in reversed(link.places):
+                del terms[n]
+            terms.append(result)
         (result,) = terms
         if self._merged is not None:
             result = self._merged.values(result, self.settings.deterministic)
-        return fitted(result[:0] if self.sparse and self.empty else result, self.dtype, f'the result of "{e.text}"')
+        return fitted(
+            result[:0] if self.sparse and self.empty else result,
+            self.dtype,
+            f'the result of "{self.bound.einsum.text}"',
+        )
 
-    def _in_one_pass(self, patterns: Patterns, values: Tensors) -> Contraction:
-        """The contraction that multiplies no zeros, which an infinity would turn into NaN; made when first needed."""
-        if self._instead is None:
-            with lasting():
-                like = torch.zeros((), dtype=self.dtype, device=self.device)
-                x = SparseTensor._make(patterns[0], like.expand(values[0].shape))
-                settings = replace(self.settings, plan=ONE_PASS, path=None)
-                self._instead = contraction(self.bound, stand_ins(self.bound, [x]), settings, self.form)
-        return self._instead
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The steps of all links, in order."""
+        return tuple(step for one in self.inner for step in getattr(one, "steps", (one,))) or (self,)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
     @cached_property
@@ -414,7 +417,7 @@ class Path(Contraction):
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands where dense modes are coordinates."""
         contractions = (link.contraction for link in self.links)
-        steps = tuple(None if c is None else c.plan for c in contractions)  # None: torch's own product
+        steps = tuple(None if c is None else c.leaf.plan for c in contractions)  # None: torch's own product
         if self._single:
             return Plan(STEPS.name, steps=steps, path=self.order, reason=self._reason)
         pairs = [step.plan for step in self.steps if step.plan.pairs and self._expanded]
@@ -426,6 +429,10 @@ class Path(Contraction):
     def reports(self) -> list[StepReport]:
         """Return the reports of all links, for an explanation."""
         return [report for link in self.links for report in link.reports()]
+
+
+def _finite(guard: Guard, dense: Tensors) -> bool:
+    return not transforming() and guard.admits(dense, dense)
 
 
 def _empty_sums(bound: Bound) -> dict[int, Dims]:

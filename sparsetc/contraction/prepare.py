@@ -1,7 +1,7 @@
 """An einsum of one sparse operand -> what its plan is chosen by; then a plan -> what runs it, packed and generated.
 
-In: a `Bound` einsum, its operands, options. Out: `Preparation`: the canonical einsum, its output and the problem of
-planning it; of a `Plan`, an executable and the arrays that it reads. Nothing here touches values.
+In: a `Request` that no rule rewrites. Out: `Preparation`: the einsum's output and the problem of planning it; of a
+`Plan`, an executable and the arrays that it reads. Nothing here touches values.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from sparsetc.codegen import transpose
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
-from sparsetc.contraction.canonical import Operands, canonicalise, one_mode_a_letter
+from sparsetc.contraction.operands import Tensors, resolved
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
+from sparsetc.contraction.request import Request
+from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.errors import PlanError
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import distinct
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.operands import in_runs
@@ -30,8 +33,8 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.support import memory
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
-from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, result_bytes
 
 
@@ -45,7 +48,7 @@ class BoundPart:
 
     @property
     def reads_zeros(self) -> bool:
-        """Whether the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        """True if the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
@@ -53,37 +56,38 @@ Prepared = tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Array
 
 
 class Preparation:
-    """An einsum of one sparse operand, from which plans are made ready.
+    """An einsum of one sparse operand with a mode for each letter, from which plans are made ready.
 
     Attributes:
-        canonical: the einsum that is lowered.
-        output: of it.
+        bound: the einsum.
+        written: the einsum that it is run for.
+        operand: the sparse operand, with no values and nothing kept.
+        output: of the einsum.
         problem: of planning it.
-        entries: numbers of the elements of the operand's values that take part, in order; None for all as they are.
-        operand: the sparse operand of the canonical einsum, with no values and nothing kept.
     """
 
-    def __init__(
-        self, bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, cut: bool = False
-    ) -> None:
-        """Find the canonical einsum and the problem of planning it; arguments as of `Step` and `canonicalise`.
+    def __init__(self, request: Request) -> None:
+        """Find the problem of planning an einsum as `rewrites_of` leaves it.
 
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
         """
-        bound, operands, self.entries = one_mode_a_letter(bound, operands)
-        x = operands[bound.einsum.sparse[0]]
-        assert isinstance(x, SparseTensor)
-        self.settings, self.operand, pattern = settings, x._bare(), x.pattern
-        self.canonical = canonical = canonicalise(bound, operands, repeated, cut)
-        self.output = output_of(canonical, pattern, form)
+        (x,) = request.sparse
+        bound = request.bound
+        settings = request.settings
+        pattern = x.pattern
+        self.bound, self.settings = bound, settings
+        self.written = request.written or bound.einsum
+        self.operand = x._bare()
+        self.dtype, self.device = x.dtype, x.device
+        self.output = output_of(bound, pattern, request.form)
         nbytes = self.output.rows * self.output.width * result_bytes(x.dtype)
         what = f"the result of {bound.einsum.text or bound}"
         memory.check(what, nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        counts = Counts(canonical.coords, canonical.shape, pattern.counts, pattern.cache)
+        counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
         rows, sparse = self.output.rows, self.output.sparse
-        self.problem = Problem.of(canonical.bound, rows, sparse, x, counts, backend, settings)
+        self.problem = Problem.of(bound, rows, sparse, x, counts, backend, settings)
 
     def prepare(self, plan: Plan) -> Prepared:
         """Deal and pack the nonzeros, lower each part, and generate its program.
@@ -102,8 +106,10 @@ class Preparation:
         """
         plan = plan if self.problem.halves else without_halves(plan)
         filled, parts = self.bound_parts(plan)
-        chosen, second, zeroed = [plan.parts[n] for n in filled], None, self._zeroed(parts)
-        dtype, backend = self.canonical.dtype, self.problem.backend
+        chosen = [plan.parts[n] for n in filled]
+        second = None
+        zeroed = self._zeroed(parts)
+        dtype, backend = self.dtype, self.problem.backend
         schedules = [p.program.schedule for p in parts]  # with trees, where the default rule gave them
         if self._needs_second_pass(plan, parts):
             second, parts = self._in_partial_rows(chosen, parts)
@@ -140,11 +146,9 @@ class Preparation:
         ]
         ends = list(accumulate((rows_of_part.numel() for rows_of_part in each), initial=first))
         count = ends[-1] - first
-        nbytes = (
-            2 * count * self.output.width * accumulator(self.canonical.dtype).itemsize
-        )  # as they are stored, and in order
+        nbytes = 2 * count * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
-        memory.check(what, nbytes, self.canonical.device, self.settings.memory_limit)
+        memory.check(what, nbytes, self.device, self.settings.memory_limit)
         bound = [
             self.bound_part(part, old.packed, number, False, range(*span), ends[-1]) if adds else old
             for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
@@ -157,17 +161,26 @@ class Preparation:
         Arguments and errors as of `prepare`.
         """
         self._verify_axes(plan)
-        c = self.canonical
-        packed = stored_parts(plan, c.coords, c.shape, c.kept, self.problem.counts.cache)
+        problem = self.problem
+        packed = stored_parts(plan, self.operand.coords, problem.shape, problem.kept, problem.counts.cache)
         filled = tuple(n for n, p in enumerate(packed) if p.nnz) or (len(packed) - 1,)
         self._strides = self._output_strides() if len(filled) == 1 else None
-        alone = not self.problem.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
-        return filled, [self.bound_part(plan.parts[n], packed[n], number, alone) for number, n in enumerate(filled)]
+        alone = not problem.adding and (len(filled) == 1 or PARTITIONS[plan.partition].whole_rows)
+        bound = list[BoundPart]()
+        for number, n in enumerate(filled):
+            part = plan.parts[n]
+            try:
+                bound.append(self.bound_part(part, packed[n], number, alone))
+            except PlanError as error:  # a tree or a schedule that does not fit the einsum
+                raise PlanError(
+                    f'plan {plan.name!r}, part {n} ({part.format}), of "{problem.equation}": {error}'
+                ) from error
+        return filled, bound
 
     def _output_strides(self) -> tuple[int, ...] | None:
         """The strides by which kernels write a dense result in the output's order; None where they write rows."""
-        e, problem = self.canonical.bound.einsum, self.problem
-        rows, sizes = (*e.kept, *e.free), self.canonical.bound.by_index
+        e, problem = self.bound.einsum, self.problem
+        rows, sizes = (*e.kept, *e.free), self.bound.by_index
         if problem.backend != "triton" or problem.ordered or problem.adding or self.output.sparse:
             return None
         return self.output.strides if in_runs(e.output, rows, sizes) else None
@@ -199,7 +212,7 @@ class Preparation:
             ones=problem.ones,
             strides=() if partial is not None or self._strides is None else self._strides,
         )
-        lower_part, bound = getattr(get_format(part.format), "lower", None), self.canonical.bound
+        lower_part, bound = getattr(get_format(part.format), "lower", None), self.bound
         if lower_part is None:
             program = lower(bound, packed.view, part.schedule, target, number=number, format=part.format)
         else:
@@ -207,14 +220,14 @@ class Preparation:
         slot = None
         if program.slot:
             if partial is not None:
-                slot = torch.arange(partial.start, partial.stop, device=self.canonical.device)
+                slot = torch.arange(partial.start, partial.stop, device=self.device)
             elif (key := program.key).letters:
-                slot = slots_along(packed, self.canonical.kept, key.level, self._rows_of_part(packed))
+                slot = slots_along(packed, problem.kept, key.level, self._rows_of_part(packed))
             else:
                 slot = packed.slots(key.level, self._slot_of_nonzeros())
             if problem.backend == "triton":  # torch's own functions take 64 bits
                 slot = slot.to(index_dtype(target.rows))
-        if program.dots and self.canonical.dtype == torch.float64 and problem.backend == "triton":
+        if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
             packed = _wide_words(packed)
         packed = packed.unrolled(program.schedule.unroll)
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
@@ -224,11 +237,12 @@ class Preparation:
 
         A letter that is summed before kernels run, or is broadcast, is one of the einsum as written.
         """
-        e = self.canonical.written.einsum
+        e, written = self.bound.einsum, self.written
+        axes = distinct(c for c in (*written.indices, *e.indices) if c not in e.sparse_indices)
         for number, part in enumerate(plan.parts):
             for letter, _ in (*part.schedule.blocks, *part.schedule.pieces):
-                if letter not in e.dense_indices:
-                    dense_letters = ", ".join(e.dense_indices) or "none"
+                if letter not in axes:
+                    dense_letters = ", ".join(axes) or "none"
                     raise PlanError(
                         f"plan {plan.name!r}, part {number} ({part.format}): the schedule has a block of axis "
                         f'{letter!r}; "{e.text or e}" has these dense axes: {dense_letters}'
@@ -239,8 +253,8 @@ class Preparation:
         covered = [p.covers for p in programs]
         if any(covered) and len(covered) > 1:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
-        backend, operand_dtype = "torch" if covered[0] else self.problem.backend, self.canonical.dtype
-        generated_programs = Programs(programs, operand_dtype, backend, self.canonical.device, folder, plan.fused)
+        backend, operand_dtype = "torch" if covered[0] else self.problem.backend, self.dtype
+        generated_programs = Programs(programs, operand_dtype, backend, self.device, folder, plan.fused)
         # Sums that are stored once need not be kept wide: registers hold them, or torch's product of matrices does.
         once = self.problem.backend == "triton" and (backend == "triton" or programs[0].is_product)
         narrow = once and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
@@ -250,7 +264,7 @@ class Preparation:
         return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
-        """Whether sums must not depend on the order of atomics, and would; integers' never do."""
+        """Return True if sums must not depend on the order of atomics, and would; those of integers never do."""
         if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
             return False
         if not all(p.packed.view.loops[-1].ordered for p in parts):
@@ -262,23 +276,56 @@ class Preparation:
             )
         return True
 
-    def taking_part(self, values: torch.Tensor) -> torch.Tensor:
-        """(nnz,) values of the canonical einsum's operand, of those of the operand as it was written."""
-        flat = values if values.ndim == 1 else values.reshape(-1)
-        return flat if self.entries is None else flat.index_select(0, self.entries)
+    @cached_property
+    def orders(self) -> list[tuple[tuple[int, ...], tuple[int, ...] | None, bool]]:
+        """The shape of each dense operand, the order of its dimensions as they are read, and whether by strides.
+
+        The order is None where they lie so. Triton's kernels read what lies in another order by its strides, if in
+        runs: it is neither permuted nor copied.
+        """
+        e, orders, kernels = self.bound.einsum, [], self.problem.backend == "triton"
+        for p in e.dense:
+            letters = tuple(c for c in (*e.sparse_indices, *e.axes) if c in e.inputs[p])
+            order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
+            strided = kernels and in_runs(e.inputs[p], letters, self.bound.by_index)
+            orders.append((self.bound.shape(p), order, strided))
+        return orders
+
+    def tables(self, dense: Tensors, contiguous: bool = True) -> list[torch.Tensor]:
+        """Return the dense operands in full, in the order and contiguous as kernels read them, or views for torch.
+
+        Raises:
+            OutOfMemoryError: the copy of a broadcast operand would pass the memory limit.
+        """
+        tables = []
+        for operand, (shape, order, strided) in zip(dense, self.orders, strict=True):
+            table = operand if operand.shape == shape else operand.expand(shape)
+            table = table if order is None or (strided and contiguous) else table.permute(order)
+            if table.is_conj() or table.is_neg():
+                table = resolved(table)
+            if contiguous and not table.is_contiguous():
+                if 0 in table.stride():
+                    what = f"a broadcast operand of shape {shape}, which kernels read whole,"
+                    nbytes = table.numel() * table.element_size()
+                    memory.check(what, nbytes, table.device, self.settings.memory_limit)
+                table = transpose.contiguous(table)
+            tables.append(table)
+        return tables
 
     # -- rows of the result -----------------------------------------------------------------------------------------
     def _row_of_nonzeros(self) -> torch.Tensor:
         """(nnz,) the output row each nonzero adds to."""
         if self.output.sparse:
             return self._slot_of_nonzeros()
-        coords, shape, kept = self.canonical.coords, self.canonical.shape, self.canonical.kept
+        coords = self.operand.coords
+        shape = self.problem.shape
+        kept = self.problem.kept
         return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
         """(nnz,) the row of a sparse output each nonzero adds to."""
         if self.output.slot is None:
-            return torch.arange(self.operand.nnz, device=self.canonical.device)
+            return torch.arange(self.operand.nnz, device=self.device)
         return self.output.slot
 
     def _rows_of_part(self, packed: Packed) -> torch.Tensor:
@@ -297,14 +344,19 @@ class Preparation:
             return None
         if not sparse and sum(p.nnz for p in storing) < count // 2:
             return None
-        reached = torch.zeros(count, dtype=torch.bool, device=self.canonical.device)
+        reached = torch.zeros(count, dtype=torch.bool, device=self.device)
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
             reached.index_fill_(0, self._rows_of_part(packed), True)
         zeroed = torch.nonzero(reached if sparse else ~reached).flatten()
-        row = self.output.width * accumulator(self.canonical.dtype).itemsize
+        row = self.output.width * accumulator(self.dtype).itemsize
         law = self.problem.profile.laws
         listed = zeroed.numel() * (law["listed_row"] + law["listed_byte"] * row)
         return zeroed if listed <= count * row else None
+
+
+def problem_of(request: Request) -> Problem:
+    """The problem of planning an einsum of one sparse operand."""
+    return Preparation(rewrites_of(request)[1]).problem
 
 
 def _wide_words(packed: Packed) -> Packed:

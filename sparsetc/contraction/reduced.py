@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import Operands
+from sparsetc.contraction.operands import Operands
 from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, narrowed
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.parse import parse

@@ -1,385 +1,252 @@
-"""Rules by which an einsum is run as another one: of operands in blocks, and of entries with dense modes.
+"""An einsum run as another one: the list of rules, and their composition.
 
-In: a `Bound` einsum and operands to compile it for. Out: a `Rewrite`: the einsum that it becomes, how each of its
-operands follows from those as written, and how the result is put back. Both are linear, so gradients go through their
-transposes, which autograd knows. `rewrites_of` applies the rules one after another.
+In: a `Request`, an einsum and operands to compile it for. Out: the `Rewrite`s that lead to an einsum which is planned
+and run as it is. A rule gives the einsum that another one becomes, how each of its operands follows from those before,
+and how its result is put back. All of it is linear, so gradients go through its transposes, which autograd knows.
 
-`blocks` gives the einsum of blocks, in which each letter of a block's mode becomes two: i is that of positions in a
-block, and another, I if it is free, that of blocks. Operands in blocks are entries with dense modes there; coordinates
-of nonzeros are divided, dense operands have two dimensions for one. Blocks that meet in a letter with different sides
-are cut into blocks of the sides' greatest common divisor. A side of 1 needs no second letter.
-
-`entries` makes one or two sparse operands with dense modes (more are a `Path`), ``X[i,j,h]`` and ``Y[j,k,h]``, a
-pattern of ones with the numbers of entries as its first modes, and their values dense operands. ``X[i,j,h]`` is
-``P[n,i,j] V[n,h]``; a product with Y is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each pair of entries
-that meet. So nothing is expanded, and dense modes are letters of a row.
+The order of `RULES` is a contract: what is one slice repeated is left out before anything is cut or made larger; blocks
+become entries with dense modes; these are numbered, or become coordinates; last come products of dense operands alone,
+with the values of entries among them. In which order dimensions lie is no rule's: a plan's price knows it.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from math import gcd
-from string import ascii_letters
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import Operands, Patterns, repeated_dims
-from sparsetc.contraction.output import SPARE, Letters, is_sparse
-from sparsetc.errors import EquationError, OutOfMemoryError
+from sparsetc.contraction import dense_modes
+from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum, repeated_dims
+from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.plan import requested
-from sparsetc.options import Options
-from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
-from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Change = Callable[[torch.Tensor], torch.Tensor]
-Put = Callable[[Patterns, Pattern | None, bool], Pattern | None]
-Take = tuple[int, Change | None]
-"""The operand that another one follows from, and how; None where it is that one."""
+STEP = 1 << 29
+"""Products of a dense step from which it is worth its call on a GPU: of 10^8 a kernel alone took half the time of step
+and kernel, of 3 * 10^9 four times it (one H200)."""
 
 
-@dataclass(frozen=True)
-class Rewrite:
-    """An einsum run as another.
+# -- rules ------------------------------------------------------------------------------------------------------------
 
-    Attributes:
-        name: for a reader.
-        bound: the einsum that it becomes.
-        form: the form of that one's result, ``dense`` or ``sparse``.
-        take: how each of its operands follows from those of the einsum before; None for a pattern of ones.
-        put: the pattern of a sparse result, given the patterns of the operands before, that of the other einsum's
-            result, and whether no nonzeros take part; None of a dense result.
-        push: what the dense result is, of the other einsum's; None where it is that one.
-        operands: those of the other einsum, to compile it for.
+
+def broadcast(r: Request) -> Rewrite | None:
+    """Leave out the dimensions along which a dense operand is one slice repeated, where another has the letter."""
+    e = r.bound.einsum
+    if len(e.sparse) > 1 and not r.dense_modes:
+        return None
+    dropped = broadcast_dims(r.bound, r.operands, r.repeated)
+    letters = distinct(e.inputs[p][n] for p, dims in dropped.items() for n in dims)
+    if not letters:
+        return None
+    take, operands = r.as_it_is, list(r.operands)
+    for p, dims in dropped.items():
+        if dims:
+            take[p] = (p,), partial(_one_slice, dims)
+            operands[p] = _one_slice(dims, operands[p])  # type: ignore[arg-type]
+    inner = replace(r, bound=without(r.bound, dropped), operands=operands)
+    return Rewrite(
+        f"broadcast along {', '.join(letters)}", inner, take, holds=partial(_repeat, tuple(dropped.values()))
+    )
+
+
+def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int, Dims]:
+    """For each dense operand, the dimensions whose letters it need not have: another operand has them in full.
+
+    Args:
+        bound: the einsum as written.
+        operands: its operands; a size of 1 broadcasts.
+        repeated: whether a dimension that is one slice repeated is left out as one of size 1 is.
     """
+    e = bound.einsum
+    holders = {c: set(e.holders(c)) for c in e.indices}
+    dropped: dict[int, Dims] = {}
+    for p in e.dense:
+        operand, dims = operands[p], []
+        alike = repeated_dims(operand) if repeated and isinstance(operand, torch.Tensor) else ()
+        for n, (letter, size) in enumerate(zip(e.inputs[p], operand.shape, strict=True)):
+            one_slice = n in alike or size == 1 != bound.by_index[letter]
+            if one_slice and e.inputs[p].count(letter) == 1 and len(holders[letter]) > 1:
+                holders[letter].discard(p)
+                dims.append(n)
+        dropped[p] = tuple(dims)
+    return dropped
 
-    name: str
-    bound: Bound
-    form: str
-    take: tuple[Take | None, ...]
-    put: Put | None
-    push: Change | None
-    operands: Operands
+
+def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
+    """The einsum whose dense operands lack these dimensions."""
+    e = bound.einsum
+    inputs = tuple(
+        [tuple([c for n, c in enumerate(term) if n not in dropped.get(p, ())]) for p, term in enumerate(e.inputs)]
+    )
+    return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
 
 
-def rewrites_of(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> list[Rewrite]:
-    """Return the rewrites by which an einsum is run, outermost first; arguments as of `contraction`.
+def _one_slice(dims: Dims, operand: torch.Tensor) -> torch.Tensor:
+    for n in reversed(dims):
+        operand = operand.select(n, 0)
+    return operand
+
+
+def _repeat(dropped: Sequence[Dims], dense: Tensors) -> bool:
+    """Return True if each dense operand is one slice repeated along the dimensions that are left out of it."""
+    for operand, dims in zip(dense, dropped, strict=True):
+        repeated = repeated_dims(operand) if dims else ()
+        if any(operand.shape[n] != 1 and n not in repeated for n in dims):
+            return False
+    return True
+
+
+def coordinates(r: Request) -> Rewrite | None:
+    """Make coordinates of dense modes; of one sparse operand, sort the entries on the diagonal of repeated letters."""
+    e = r.bound.einsum
+    if len(e.sparse) > 1 and len(e.inputs) > 2:
+        return None
+    inputs = list(e.inputs)
+    operands = list(r.operands)
+    take = r.as_it_is
+    for p, x in zip(e.sparse, r.sparse, strict=True):
+        pattern, entries = x.pattern.expanded(tuple(x._values.shape[1:])), None
+        if len(e.sparse) == 1:
+            pattern, entries = pattern.distinct(inputs[p])
+            inputs[p] = distinct(inputs[p])
+        if pattern is not x.pattern:
+            operands[p] = SparseTensor._make(pattern, r.like.expand(pattern.nnz))
+            take[p] = (p,), partial(_taking_part, entries)
+    if take == r.as_it_is:
+        return None
+    bound = Bound(Einsum(tuple(inputs), e.output, e.sparse, e.text), r.bound.sizes)
+    what = "dense modes as coordinates" if r.dense_modes else "entries in order"
+    name = what if tuple(inputs) == e.inputs else f"{what}, on the diagonal"
+    return Rewrite(name, replace(r, bound=bound, operands=operands), take)
+
+
+def _taking_part(entries: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+    flat = values.reshape(-1)
+    return flat if entries is None else flat.index_select(0, entries)
+
+
+def products(r: Request) -> Rewrite | None:
+    """Multiply dense operands that have nothing to do with the sparse one before kernels read the result."""
+    e = r.bound.einsum
+    if len(e.sparse) > 1:
+        return None
+    (x,) = r.sparse
+    least = 0 if x.device.type == "cpu" else STEP
+    product = next(dense_products(r.bound, 0 if r.cut else max(1, x.nnz), least), None)
+    if product is None:
+        return None
+    positions, equation, bound = product
+    first, *gone = positions
+    shapes = [r.bound.shape(p) for p in positions]
+    change = partial(_multiplied, equation, shapes, r.settings.effective_precision())
+    left = [p for p in range(len(e.inputs)) if p not in gone]
+    take: list[Take] = [((p,), None) if p != first else (positions, change) for p in left]
+    operands = [r.operands[p] if p != first else r.like.expand(bound.shape(n)) for n, p in enumerate(left)]
+    return Rewrite(f"first {equation}", replace(r, bound=bound, operands=operands), take)
+
+
+def _multiplied(
+    equation: str, shapes: Sequence[tuple[int, ...]], precision: str, *operands: torch.Tensor
+) -> torch.Tensor:
+    whole = [operand.expand(shape) for operand, shape in zip(operands, shapes, strict=True)]
+    return einsum(equation, *whole, precision=precision)
+
+
+RULES = (broadcast, dense_modes.blocks, dense_modes.entries, coordinates, products)
+
+
+def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
+    """Return the rewrites by which an einsum is run, outermost first, and what they lead to.
 
     Raises:
         EquationError: there are not letters enough.
         OutOfMemoryError: blocks have to be multiplied by pairs that meet, which take too much memory.
     """
-    rewrites = list[Rewrite]()
-    by_entries = not requested(settings.plan).by_nonzeros
-    if any(o.blocksize for o in operands if isinstance(o, SparseTensor)):
-        rewrites.append(blocks(bound, operands, settings, form, repeated))
-        bound, operands, form = rewrites[0].bound, rewrites[0].operands, rewrites[0].form
-    sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    if by_entries and any(x.dense_order for x in sparse):
-        of_entries = entries(bound, operands, settings, form)
-        if of_entries is not None:
-            return [*rewrites, of_entries]
-        if rewrites:  # positions in blocks have no coordinates
-            device = sparse[0].device
-            raise OutOfMemoryError(
-                f'the pairs of blocks that meet in "{bound.einsum.text}" would take more than a quarter of the '
-                f"{settings.memory_on(device):,} bytes that are free on {device}; raise the limit with "
-                "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
-            )
-    return rewrites
+    rewrites, r = list[Rewrite](), replace(r, written=r.bound.einsum)
+    for rule in RULES:
+        while (rewrite := rule(r)) is not None:
+            rewrites.append(rewrite)
+            r = rewrite.inner
+    return rewrites, r
 
 
-# -- operands in blocks -----------------------------------------------------------------------------------------------
-
-LAST = 64
-"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
-instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
+# -- what they make together ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Letterings:
-    """The letters that are cut, which are then those of positions in blocks.
+class Pull:
+    """The way from the operands of an einsum to those of the one that is run for it: functions in a straight line.
 
     Attributes:
-        sides: the side of blocks along each of them.
-        blocks: the letter of blocks for each.
+        steps: functions, and the numbers of the tensors that they take. Values and dense operands as they were written
+            have the first numbers, results of functions the next ones.
+        beside: the steps without those that lead to the values of the one sparse operand.
+        values: the numbers of the values of sparse operands that are not of ones.
+        dense: the numbers of the dense operands.
+        of_values: the functions from the values of the one sparse operand to its values here.
     """
 
-    sides: dict[str, int]
-    blocks: dict[str, str]
+    steps: tuple[tuple[Change, Dims], ...]
+    beside: tuple[tuple[Change | None, Dims], ...]
+    values: Dims
+    dense: Dims
+    of_values: tuple[Change, ...]
 
-    def term(self, letters: Iterable[str]) -> Letters:
-        """Letters, each that is cut behind that of its blocks."""
-        return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
+    @classmethod
+    def of(cls, e: Einsum, rewrites: Sequence[Rewrite]) -> Pull:
+        """Compose the functions of rewrites of an einsum."""
+        count, steps = len(e.inputs), list[tuple[Any, Dims]]()
+        written = (*e.sparse, *e.dense)
+        numbers: list[int | None] = [written.index(p) for p in range(count)]
+        for rewrite in rewrites:
+            inner = list[int | None]()
+            for sources, change in rewrite.take:
+                read = tuple(n for n in map(numbers.__getitem__, sources) if n is not None)
+                if change is not None:
+                    steps.append((change, read))
+                    read = (count + len(steps) - 1,)
+                inner.append(read[0] if read else None)
+            numbers, e = inner, rewrite.inner.bound.einsum
+        values, dense = (tuple(n for p in of if (n := numbers[p]) is not None) for of in (e.sparse, e.dense))
+        beside, of_values = list(steps), list[Change]()
+        at = values[0] if len(values) == 1 else 0
+        while at >= count:
+            beside[at - count] = None, ()
+            change, (at,) = steps[at - count]
+            of_values.insert(0, change)
+        return cls(tuple(steps), tuple(beside), values, dense, tuple(of_values))
 
-    def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
-        """The side of each letter; 0 where it is not cut."""
-        return tuple(self.sides.get(c, 0) for c in letters)
+    def __call__(self, values: Sequence[Any], dense: Tensors, packed: bool = False) -> tuple[Sequence[Any], Tensors]:
+        """Return values and dense operands, differentiable; of packed values anything, since nobody reads them."""
+        tensors = [*values, *dense]
+        for change, read in self.beside if packed else self.steps:
+            tensors.append(tensors[0] if change is None else change(*map(tensors.__getitem__, read)))
+        return list(map(tensors.__getitem__, self.values)), list(map(tensors.__getitem__, self.dense))
 
-
-def blocks(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Rewrite:
-    """Return the einsum of blocks.
-
-    Strides tell one slice repeated only where operands are a caller's (`repeated`); else a stand-in of a shape will do.
-    """
-    e, sparse = bound.einsum, [o for o in operands if isinstance(o, SparseTensor)]
-    by_nonzeros = requested(settings.plan).by_nonzeros
-    cut = Letterings({}, {}) if by_nonzeros else _letterings(e, sparse)
-    grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
-    sizes = bound.by_index | cut.sides | grid
-    like, tf32 = sparse[0]._values.new_zeros(()), settings.effective_precision() == "high"
-    inputs, take, inner = list[Letters](), list[Take | None](), list[SparseTensor | torch.Tensor]()
-    coordinates, tables = set[str](), False
-    for p, operand in enumerate(operands):
-        letters = e.inputs[p]
-        change: Change
-        if isinstance(operand, SparseTensor):
-            pattern, rows, columns, change = _cut(operand, letters, bound, cut)
-            inputs.append((*rows, *columns))
-            coordinates.update(rows)
-            tables |= bool(columns)
-            inner.append(SparseTensor._make(pattern, like.expand(pattern.nnz, *(sizes[c] for c in columns))))
-        else:
-            term, summed = cut.term(letters), list[int]()
-            if tf32 and like.dtype == torch.float32 and term == distinct(term):
-                summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
-            order = [*(n for n in range(len(term)) if n not in summed), *summed]
-            change = partial(_table, cut.sides_of(letters), bound.shape(p), order if summed else None)
-            table = change(operand if repeated else torch.empty(operand.shape, device="meta"))
-            inputs.append(tuple([term[n] for n in order]))
-            inner.append(table if repeated else like.expand(table.shape))
-        take.append((p, change))
-    sparse_result = is_sparse(form, e, [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, sparse, strict=True)])
-    # What is contracted by nonzeros has coordinates of all letters.
-    whole = by_nonzeros or (len(sparse) > 1 and not tables)
-    output, form = cut.term(e.output), "dense"
-    push = partial(joined, sides=cut.sides_of(e.output), sizes=bound.output_shape)
-    put: Put | None = None
-    if sparse_result:
-        first = next(o.pattern for o in inner if isinstance(o, SparseTensor))
-        output, rows_of_result, put = _in_blocks(bound, cut, set(output) if whole else coordinates, first)
-        form = "sparse" if rows_of_result else "dense"
-    inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
-    name = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
-    return Rewrite(f"blocks of {name}", inner_bound, form, tuple(take), put, push, inner)
+    def value(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of the one sparse operand."""
+        return reduce(lambda tensor, change: change(tensor), self.of_values, values)
 
 
-def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
-    """The letters that operands in blocks ask to be cut.
-
-    Raises:
-        EquationError: there are not letters enough.
-    """
-    sides: dict[str, int] = {}
-    for p, x in zip(e.sparse, operands, strict=True):
-        for letter, side in zip(e.inputs[p], x.blocksize, strict=False):  # dense modes have none
-            sides[letter] = gcd(sides.get(letter, 0), side)
-    sides = {c: side for c, side in sides.items() if side > 1}
-    spare = [c for c in ascii_letters if c not in e.indices]
-    if len(spare) < len(sides) + len(e.sparse) + SPARE:
-        raise EquationError(
-            f'"{e.text}" has {len(e.indices)} indices; {len(sides)} of them, of operands in blocks, are taken '
-            f"apart into two, and {len(e.sparse) + SPARE} more number blocks, gradients and batches, which passes "
-            "the 52 letters there are; take expand_dense() of the operands in blocks"
-        )
-    swapped = {c: c.swapcase() for c in sides if c.swapcase() in spare}
-    others = (c for c in spare if c not in swapped.values())
-    return Letterings(sides, {c: swapped.get(c) or next(others) for c in sides})
-
-
-def _cut(x: SparseTensor, letters: Letters, bound: Bound, cut: Letterings) -> tuple[Pattern, Letters, Letters, Change]:
-    """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
-    modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
-    sides, sizes = cut.sides_of(dense), bound.extents(dense)
-    if x.pattern.blocks is None:
-        divided = x.pattern.divided(cut.sides_of(modes))
-        return divided, cut.term(modes), cut.term(dense), partial(split, sides=sides, sizes=sizes, first=1)
-    pattern, block_cut = x.pattern.cut(tuple(cut.sides.get(c, 1) for c in modes))
-    with lasting():
-        masks = x.pattern.blocks.masks(x.coords)
-    positions = tuple(c for c in modes if c in cut.sides)
-    rows = tuple(cut.blocks.get(c, c) for c in modes)
-    return pattern, rows, (*positions, *cut.term(dense)), partial(_cut_values, block_cut, masks, sides, sizes)
-
-
-def _cut_values(
-    cut: BlockCut, masks: Sequence[torch.Tensor], sides: Sequence[int], sizes: Sequence[int], values: torch.Tensor
-) -> torch.Tensor:
-    """The values of an operand in blocks as those of entries with dense modes."""
-    values = cut.values(inside_only(values, masks))
-    positions = [side for side in cut.blocks.sides if side > 1]
-    if 1 in cut.blocks.sides:
-        values = values.reshape(values.shape[0], *positions, *values.shape[1 + len(cut.times) :])
-    return split(values, sides, sizes, 1 + len(positions))
-
-
-def _table(
-    sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | None, operand: torch.Tensor
-) -> torch.Tensor:
-    """A dense operand with two dimensions for each that is cut, in another order; one slice repeated stays one."""
-    for n in repeated_dims(operand):
-        if sides[n] and sizes[n] % sides[n]:
-            operand = operand.narrow(n, 0, 1)
-    table = split(operand, sides, sizes)
-    return table if permutation is None else table.permute(permutation)
-
-
-def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Letters, bool, Put]:
-    """The output of the einsum of blocks, coordinates first; whether there are any, and the pattern of the result.
-
-    The result is in blocks along the letters that have coordinates of blocks alone. A letter without coordinates, in
-    front of one that has some, is a block as wide as its mode; those behind are dense modes.
+def put_back(
+    patterns: Patterns, rewrites: Sequence[Rewrite], pattern: Pattern | None, empty: bool
+) -> tuple[Pattern | None, list[Change]]:
+    """Return the pattern of a result, None of a dense one, and what is done to the result of the last einsum.
 
     Args:
-        bound: the einsum as written.
-        cut: the letters that are cut.
-        known: letters with coordinates.
-        inner_first: the pattern of the first sparse operand in the einsum of blocks.
+        patterns: those of the operands as written.
+        rewrites: outermost first.
+        pattern: that of the last einsum's result.
+        empty: True if no nonzeros take part.
     """
-    e = bound.einsum
-    rows = [tuple(d for d in cut.term([c]) if d in known) for c in e.output]  # two make one coordinate, none is 0
-    del rows[1 + max((n for n, letters in enumerate(rows) if letters), default=0) :]
-    sides = []
-    for c, letters in zip(e.output, rows, strict=False):
-        side = cut.sides.get(c, 1) if len(letters) == 1 else 1
-        sides.append(side if letters else max(1, bound.by_index[c]))
-    lying = Blocks(tuple(sides), bound.extents(e.output[: len(rows)]))
-    width = tuple(d for d in cut.term(e.output) if d not in known)
-
-    def put(patterns: Patterns, other: Pattern | None, empty: bool) -> Pattern:
-        """The operand's own pattern where its blocks are the result's, one each; without coordinates one entry."""
-        (first, *others) = patterns
-        count = 0 if empty or 0 in lying.shape else 1 if other is None else other.nnz
-        lines = iter(() if other is None else other.coords.unbind())
-        coords = []
-        for letters in rows:
-            row = next(lines)[:count] if letters else torch.zeros(count, dtype=torch.long, device=first.device)
-            coords.append(row * cut.sides[letters[1]] + next(lines)[:count] if len(letters) > 1 else row)
-        single, coalesced = all(side == 1 for side in lying.sides), other is None or other.is_coalesced
-        pattern = Pattern(torch.stack(coords), lying.grid, coalesced, None if single else lying)
-        if other is inner_first and pattern.blocks == first.blocks:
-            return first
-        return first.known((e.inputs, e.output, e.sparse, bound.sizes, "blocks"), pattern, others)
-
-    return (*(d for letters in rows for d in letters), *width), any(rows), put
-
-
-# -- entries with dense modes -----------------------------------------------------------------------------------------
-
-SHARE = 4
-"""Pairs of entries that meet may take the memory limit divided by this. Not measured."""
-
-
-def entries(bound: Bound, operands: Operands, settings: Options, form: str) -> Rewrite | None:
-    """The einsum of the entries of operands with dense modes; its last operands are their values.
-
-    None where dense modes have to be expanded: too few letters are spare, a sparse result keeps dense modes alone, or
-    the pairs of entries take too much memory.
-    """
-    e = bound.einsum
-    sparse = [o for o in operands if isinstance(o, SparseTensor)]
-    terms = [e.inputs[p] for p in e.sparse]
-    coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
-    tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
-    kept = any(c in t for c in e.output for t in coordinates)
-    spare = [c for c in ascii_letters if c not in e.indices]
-    if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
-        return None
-    numbers = tuple(spare[: len(sparse)])
-    on_pattern = is_sparse(form, e, coordinates)
-    kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
-    own = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
-    output = e.output[len(coordinates[0]) :] if own else e.output
-    dense = [e.inputs[p] for p in e.dense]
-    used = {c for t in (output, *dense, *tables) for c in t}
-    letters = distinct(c for t in coordinates for c in t if c in used)
-    pattern = _pattern(sparse, coordinates, letters, settings)
-    if pattern is None:
-        return None
-    with lasting():
-        one = torch.zeros((), dtype=sparse[0].dtype, device=sparse[0].device)
-        ones = SparseTensor._make(pattern, one.expand(pattern.nnz))
-        # What is one slice repeated would be compiled as such, and later values need not be: an empty one instead.
-        values = [v if 0 not in v.stride() else one.new_empty(v.shape) for v in (x._values for x in sparse)]
-    inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
-    einsum = Einsum(inputs, (*numbers, *letters, *output) if own else output, (0,), e.text)
-    sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
-    return Rewrite(
-        f"entries numbered {', '.join(numbers)}",
-        Bound.of(einsum, sizes),
-        "sparse" if on_pattern else "dense",
-        take=(None, *((p, None) for p in (*e.dense, *e.sparse))),
-        put=(lambda patterns, other, _: patterns[0] if own else other) if on_pattern else None,
-        push=None,
-        operands=[ones, *(o for o in operands if not isinstance(o, SparseTensor)), *values],
-    )
-
-
-def _pattern(
-    sparse: Sequence[SparseTensor], terms: Sequence[Letters], letters: Letters, settings: Options
-) -> Pattern | None:
-    """Numbers of entries, or of pairs that meet, and their coordinates of some letters; kept with the first pattern.
-
-    An operand whose entries have no elements has no nonzeros, so no entry of it takes part. None where pairs take too
-    much memory.
-    """
-    first, *others = (x.pattern for x in sparse)
-    key = ("entries", tuple(terms), letters, any(map(_is_empty, sparse)), *map(weakref.ref, others))
-    pattern = first.cache.get(key)
-    if pattern is None:
-        with lasting():
-            most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
-            numbers = _meeting(sparse, terms, most) if others else [_taking_part(sparse[0], terms[0])]
-            if numbers is None:
-                return None
-            patterns, lines, sizes = (first, *others), list(numbers), [x.nnz for x in sparse]
-            for letter in letters:
-                n = next(n for n, t in enumerate(terms) if letter in t)
-                mode = terms[n].index(letter)
-                lines.append(patterns[n].coords[mode].index_select(0, numbers[n]))
-                sizes.append(patterns[n].shape[mode])
-            pattern = Pattern(torch.stack(lines), tuple(sizes), True)
-            pattern.ones = True
-            pattern = first.cache.put(key, pattern, needs=others)
-    return pattern  # type: ignore[no-any-return]
-
-
-def _is_empty(x: SparseTensor) -> bool:
-    """Return True if entries have no elements: a dense mode has size 0."""
-    return 0 in x._values.shape[1:]
-
-
-def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
-    """(n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no elements."""
-    numbers = None if _is_empty(x) else crd.on_diagonal(letters, x.coords)
-    return torch.arange(0 if _is_empty(x) else x.nnz, device=x.device) if numbers is None else numbers
-
-
-def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[torch.Tensor] | None:
-    """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
-
-    None where there are more than `most`.
-    """
-    from sparsetc.join.join import Join, JoinOperand, Roles, prepared  # which few einsums need
-    from sparsetc.join.order import JoinOrder, composed
-
-    shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
-
-    def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:
-        coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
-        sizes = dict(zip((number, *letters), (x.nnz, *x.pattern.shape), strict=True))
-        return prepared((number, *letters), coords, sizes, (number, *shared))
-
-    numbers = "number in x", "number in y"
-    x, y = (operand(*terms_of) for terms_of in zip(sparse, terms, numbers, strict=True))
-    join = Join.of(x, y, Roles.of(x.letters, y.letters, numbers))
-    if join.tasks > most:
-        return None
-    order = JoinOrder.of(join)
-    tasks = order.expand(0, join.tasks)
-    return [x.coords[0][composed(order.x_entry, tasks.p)], y.coords[0][composed(order.y_entry, tasks.q)]]
+    pushes, outer = list[Change](), [patterns, *([x.pattern for x in r.inner.sparse] for r in rewrites)]
+    for rewrite, own in reversed([*zip(rewrites, outer, strict=False)]):
+        if rewrite.put is not None:
+            pattern, push = rewrite.put(own, pattern, empty)
+            pushes += [push] if push else []
+    return pattern, pushes

@@ -1,16 +1,16 @@
 """A contraction of one sparse operand with dense ones, compiled for a pattern; it holds no values.
 
-In: a `Bound` einsum, the sparse operand's pattern, options. Out: `Step`, a contraction that is planned, packed and
-generated once, then a differentiable function from values and dense operands to the result.
+In: a `Request` as rules leave it. Out: `Step`, a contraction that is planned, packed and generated once, then a
+differentiable function from values and dense operands to the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ import torch
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values, stored_dtype
 from sparsetc.codegen.numba import unprinted
-from sparsetc.contraction.autograd import UNREAD, StepFunction, apply
-from sparsetc.contraction.canonical import Operands, Patterns, Tensors, resolved, stand_ins
-from sparsetc.contraction.contraction import Contraction
+from sparsetc.contraction.autograd import StepFunction, apply
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
+from sparsetc.contraction.operands import Patterns, Tensors, resolved, stand_ins
 from sparsetc.contraction.output import arranged
 from sparsetc.contraction.prepare import Preparation, Prepared, in_place
+from sparsetc.contraction.request import Request
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
@@ -33,68 +33,62 @@ from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
+from sparsetc.planner.report import report, statistics_of
+from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
-from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
 
 if TYPE_CHECKING:
+    from sparsetc.contraction.contraction import Contraction
     from sparsetc.contraction.tuned import Turns
-    from sparsetc.planner.symbolic import SymbolicCost
+
+_numbers = itertools.count()
 
 
-class Step(Contraction, Preparation):
+class Step(Preparation, Inspectable):
     """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
 
     Attributes:
-        _empty: whether there is nothing to sum.
+        number: no other step in this process has it.
+        empty: whether no nonzeros take part.
+        result_dtype: the dtype of what `result` gives.
         turned: calls of all steps in which a candidate had its turn.
         turns: the candidates that take turns in calls; None once the plan is decided.
-        _packed_alone: whether only packed values are read where they are given and nothing follows a call, so that the
-            values of the entries that take part need not be gathered.
-        _repacks: whether packed values are a copy; otherwise parts read values where they are given.
+        guard: what says which operands the step takes; None where it takes all.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
+        _empty: whether there is nothing to sum.
+        _repacks: whether packed values are a copy; otherwise parts read values where they are given.
     """
 
     turned = 0
 
-    def __init__(
-        self,
-        bound: Bound,
-        operands: Operands,
-        settings: Options,
-        form: str,
-        repeated: bool = False,
-        plain_sum: bool | None = None,
-        choice: Choice | None = None,
-    ) -> None:
+    def __init__(self, request: Request, choice: Choice | None = None) -> None:
         """Plan, pack and generate.
 
         Args:
-            bound: the einsum.
-            operands: its operands; values are only looked at for their dtype.
-            settings: plan, precision, memory limit, backend, determinism.
-            form: of the output, ``auto``, ``dense`` or ``sparse``.
-            repeated: as `canonicalise` takes it, for the operands of one call; their pattern may be one of many.
-            plain_sum: whether the result is a sum of one operand, which torch gives integers of 64 bits; None for what
-                the einsum says.
+            request: an einsum as `rewrites_of` leaves it.
             choice: of the plan, where it was chosen together with those of other einsums.
         """
-        Contraction.__init__(self, bound, operands, settings, form)
-        (self._sizes,) = (tuple(o._values.shape[1:]) for o in operands if isinstance(o, SparseTensor))
-        Preparation.__init__(self, bound, operands, settings, form, repeated)
-        self._plain_sum = self.canonical.written.einsum.plain_sum if plain_sum is None else plain_sum
-        self.result_dtype = summed_dtype(self.dtype) if self._plain_sum else self.dtype
-        self.empty, self._others = not self.operand.nnz, dict[object, Step]()
+        super().__init__(request)
+        settings = self.settings
+        self.number = next(_numbers)
+        self.equation = self.bound.einsum.text
+        self.form = request.form
+        self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
+        self.empty = not self.operand.nnz
+        self._others = dict[object, Any]()
+        self._pattern, self._order = arranged(self.output)
+        in_order = self.output.permutation is None
+        self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
         self.turns: Turns | None = None
         with in_place(settings, self.device):
-            recurs = repeated and settings.effective_tune()[0] == "model"
+            recurs = request.repeated and settings.effective_tune()[0] == "model"
             self.take(choice or choose(settings.plan, self.problem, recurs))
-        rows = self.executable.shape if self.output.permutation is None else (prod(self.executable.shape),)
-        self.shape = rows if self.sparse else self.canonical.narrow.output_shape
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
 
@@ -115,16 +109,14 @@ class Step(Contraction, Preparation):
             for p in self.parts
         ]
         self.guard = self._guard()
-        whole = self.canonical.narrow is self.canonical.written
-        self._packed_alone = self.entries is not None and whole and self.guard is None
+        self._covers = self.programs[0].covers
         as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
-        self._repacks = self.entries is not None or not (as_given and all(p.packed.in_order for p in self.parts))
-        sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.canonical.bound.sizes))
+        self._repacks = not (as_given and all(p.packed.in_order for p in self.parts))
+        sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
         self._empty = 0 in sizes
         self.alone = (
             self.backend == "triton"
             and not (self._empty or self.guard or self.arrays.second)
-            and (whole and not self.canonical.reduction.steps)
             and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
         )
 
@@ -139,26 +131,16 @@ class Step(Contraction, Preparation):
     @property
     def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
         """The dtype and the shapes of values and dense operands as `ready` takes them."""
-        return self.dtype, [(self.operand.nnz,), *self.canonical.bound.dense_shapes]
+        return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
 
     def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """A call of nothing but what runs, on these operands."""
         values, *dense = operands
         return partial(self.rows, values, dense, self.packed_values(values), dense)
 
-    @property
-    def settled(self) -> bool:
-        """Whether the plan is decided; False while candidates take turns in calls."""
-        return self.turns is None
-
-    @cached_property
-    def _arranged(self) -> tuple[Pattern | None, torch.Tensor | None]:
-        with lasting():
-            return arranged(self.output)
-
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The operand's own pattern where all of its modes are kept."""
-        return self._lowered(patterns[0]) if self.output.own else self._arranged[0]
+        """The pattern of a sparse result: the operand's own where all of its modes are kept; None of a dense one."""
+        return patterns[0] if self.output.own else self._pattern
 
     @cached_property
     def derived(self) -> Options:
@@ -166,7 +148,7 @@ class Step(Contraction, Preparation):
         return with_settings(self.settings, {"plan": plan_of_derived(self.settings.plan)})
 
     def _guard(self) -> Guard | None:
-        """What says which operands the step takes; None where it takes all.
+        """Return the guard that says which operands the step takes; None where it takes all.
 
         Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
         which come first where there are any, and dense operands that halves are exact enough for. What they do not take
@@ -181,21 +163,24 @@ class Step(Contraction, Preparation):
         return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def packed(self, values: Tensors) -> Values | None:
+    def packed(self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Values | None:
         """Return the values as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
+
+        Args:
+            values: as they are kept with their storage.
+            flat: gives those of the operand; None where they are these.
         """
         if transforming() or self.turns is not None:
             return None
-        return self.kept_values(values[0], self.taking_part)
+        return self.kept_values(values, flat)
 
-    def kept_values(
-        self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
-    ) -> Values:
-        """Return values as the parts store them, packed once for each change; `flat` gives those that take part."""
-        if not self._repacks:
-            return [resolved(flat(values).detach()).contiguous()] * len(self.parts)
+    def kept_values(self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Values:
+        """Return values as the parts store them, packed once for each change; arguments as of `packed`."""
+        if flat is None and not self._repacks:
+            return [resolved(values.detach()).contiguous()] * len(self.parts)
+        flat = flat or (lambda values: values)
         kept = kept_with(values)
         if kept is None:
             return self.packed_values(flat(values))
@@ -231,60 +216,47 @@ class Step(Contraction, Preparation):
             return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    def result(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> torch.Tensor:
-        """A dense result, or (rows, *dense sizes) values; differentiable. Without values, of 1 at each nonzero."""
-        pattern, flat = self._lowered(patterns[0]), values[0] if values else None
-        alone = packed and self._packed_alone and not followed([flat, *self.canonical.settled(dense)])
-        if not (flat is None or alone):
-            flat = self.taking_part(flat)
-        return self.of_rows(self(pattern, flat, dense, packed))
+    def result(
+        self,
+        patterns: Patterns,
+        values: Sequence[torch.Tensor | None],
+        dense: Tensors,
+        packed: Values | None = None,
+        given: Tensors | None = None,
+    ) -> torch.Tensor:
+        """A dense result, or (rows, *dense sizes) values; differentiable.
+
+        Args:
+            patterns: that which the step was compiled for; what is compiled for gradients is kept with it.
+            values: (nnz,) of the sparse operand; none for 1 at each nonzero.
+            dense: the dense operands.
+            packed: the values as `packed` gives them, where the caller has them.
+            given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
+        """
+        if not followed([*values, *dense]):
+            rows = self.rows(values[0] if values else None, dense, packed, given)
+            return rows if self._as_rows else self.of_rows(rows)
+        # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
+        expanded = [d.expand(s) for d, s in zip(dense, self.bound.dense_shapes, strict=True)]
+        tensors = [*(v for v in values if v is not None), *expanded]
+        at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
+        return self.of_rows(apply(at, tensors))
 
     def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
-        if not self.sparse:
+        if self._pattern is None:
             return self.output.shaped(rows)
-        order = self._arranged[1]
-        return rows if order is None else rows.reshape(-1).index_select(0, order)
-
-    def _lowered(self, pattern: Pattern) -> Pattern:
-        """The pattern that was packed, of the operand's: with coordinates of all letters, once each."""
-        e = self.bound.einsum
-        return pattern.expanded(self._sizes).distinct(e.inputs[e.sparse[0]])[0]
-
-    def __call__(
-        self, pattern: Pattern, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None
-    ) -> torch.Tensor:
-        """(rows, *dense sizes) of values and dense operands; differentiable.
-
-        Args:
-            pattern: that the step was compiled for; what is compiled for gradients is kept with it.
-            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
-            dense: the dense operands, as the einsum was written.
-            packed: the values as `pack` makes them, where the caller has them.
-        """
-        operands = self.canonical.settled(dense)
-        sliced = self.canonical.slices(operands)
-        if sliced is None:  # in full, along a dimension that was broadcast when this was compiled
-            full = self.instead("full", self.canonical.written, {})
-            return full(pattern, values, operands, UNREAD if packed is UNREAD else None)
-        reduced = self.canonical.reduced(sliced, self.settings)
-        if not followed(reduced if values is None else [values, *reduced]):
-            return self.rows(values, reduced, packed, sliced)
-        # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
-        shapes = self.canonical.bound.dense_shapes
-        expanded = [d if d.shape == s else d.expand(s) for d, s in zip(reduced, shapes, strict=True)]
-        at = StepFunction(self, pattern, values is None, packed, sliced)
-        return apply(at, expanded if values is None else [values, *expanded])
+        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
 
     def rows(
         self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
     ) -> torch.Tensor:
-        """The result as (rows, *dense sizes), of the dense operands of the reduced einsum, outside autograd.
+        """The result as (rows, *dense sizes), outside autograd.
 
         Args:
             values: (nnz,) of the sparse operand; None for 1 at each nonzero.
             dense: the dense operands.
-            packed: the values as `pack` makes them, where the caller has them.
+            packed: the values as `packed` gives them, where the caller has them.
             given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
         """
         device, ordered = self.device, self.settings.deterministic and self.problem.backend == "torch"
@@ -296,55 +268,59 @@ class Step(Contraction, Preparation):
     def _rows(
         self, values: torch.Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None
     ) -> torch.Tensor:
-        if self.turns is not None and not captured(self._like):
+        if self.turns is not None and not captured(self.operand._values):
             return self.turns.rows(values, dense, given)
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
-        program = self.programs[0]
-        tables = self.canonical.arrange(dense, self.settings, not program.covers, program.operands)
+        tables = self.tables(dense, contiguous=not self._covers)
         if self.problem.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
             looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
             if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
-                return self.instead(self.guard.instead, self.canonical.bound, self.guard.changes).rows(values, dense)
+                return self.instead(self.guard.instead, self.guard.changes).rows(values, dense)
         result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
 
-    def instead(self, why: Hashable, bound: Bound, changes: dict[str, object]) -> Step:
-        """The step to take in place of this one; made when first asked for.
-
-        Args:
-            why: what it is known by.
-            bound: its einsum, of the same sparse operand.
-            changes: the settings that differ.
-        """
-        other = self._others.get(why)
+    def instead(self, why: str, changes: dict[str, object]) -> Step:
+        """The step of the same einsum with other settings, to take in place of this one; made when first asked for."""
+        other: Step | None = self._others.get(why)
         if other is None:
             with lasting():
-                operands, settings = stand_ins(bound, [self.operand]), with_settings(self.settings, changes)
-                other = Step(bound, operands, settings, self.form, plain_sum=self._plain_sum)
+                settings = with_settings(self.settings, changes)
+                operands = stand_ins(self.bound, [self.operand])
+                other = Step(Request(self.bound, operands, settings, self.form, written=self.written))
             self._others[why] = other
         return other
 
     # -- gradients and batches --------------------------------------------------------------------------------------
-    def batched(self, size: int, which: Sequence[bool]) -> Step:
-        """The step whose dense operands, those named, and result have one more mode in front: a batch."""
+    def batched(self, size: int, which: Sequence[bool]) -> Contraction:
+        """The contraction whose dense operands, those named, and result have one more mode: a batch.
+
+        It is their first mode, and that behind the kept modes of the result.
+        """
         key = "batch", size, tuple(which)
-        if key in self._others:
-            return self._others[key]
-        e, letter, batched = self.canonical.bound.einsum, self.spare("a batch"), iter(which)
-        inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
-        einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
-        of_batch = Bound.of(einsum, {**self.canonical.bound.by_index, letter: size})
-        return self.instead(key, of_batch, {"plan": self.derived.plan})
+        made: Contraction | None = self._others.get(key)
+        if made is None:
+            from sparsetc.contraction.contraction import contraction
+
+            e = self.bound.einsum
+            letter = self.spare("a batch")
+            batched = iter(which)
+            inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
+            einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
+            bound = Bound.of(einsum, {**self.bound.by_index, letter: size})
+            with lasting():
+                made = contraction(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
+            self._others[key] = made
+        return made
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
-        e = self.canonical.bound.einsum
+        e = self.bound.einsum
         letter = next((c for c in ascii_letters if c not in e.indices), None)
         if letter is None:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
@@ -356,7 +332,7 @@ class Step(Contraction, Preparation):
 
         The slot is one more mode of the sparse operand, so that a result's gradient can join as a dense operand.
         """
-        e = self.canonical.bound.einsum
+        e = self.bound.einsum
         if not self.output.sparse:
             return Einsum(e.inputs, (*e.kept, *e.free), e.sparse, e.text)
         slot = self.spare("the gradient")
@@ -374,7 +350,9 @@ class Step(Contraction, Preparation):
     @cached_property
     def slotted(self) -> Pattern:
         """The operand's pattern with one more mode in front: the slot of a sparse result that each nonzero adds to."""
-        x, slot, order = self.operand, self.output.slot, self.by_slot
+        x = self.operand
+        slot = self.output.slot
+        order = self.by_slot
         with lasting():
             slot = torch.arange(x.nnz, device=x.device) if slot is None else slot[order]
             coords = x.coords if order is None else x.coords[:, order]
@@ -388,29 +366,24 @@ class Step(Contraction, Preparation):
         """
         generated_programs = self.executable.programs
         if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
-            return self.instead(self.guard.instead, self.canonical.bound, self.guard.changes).ptx(target)
+            return self.instead(self.guard.instead, self.guard.changes).ptx(target)
         if generated_programs.backend == "triton":
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.backend == "triton":
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return self.instead("triton", self.canonical.written, {"backend": "triton"}).ptx(target)
+        return self.instead("triton", {"backend": "triton"}).ptx(target)
 
     def cost(self) -> SymbolicCost:
-        """What a call costs, as expressions."""
-        from sparsetc.planner.report import statistics_of
-        from sparsetc.planner.symbolic import symbolic_cost
-
+        """Return the cost of a call, as expressions."""
         with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
             about = self.plan, self.programs, stored, self.problem.backend, self.problem.profile
-            return symbolic_cost(self.canonical.bound, *about)
+            return symbolic_cost(self.bound, *about)
 
     def reports(self) -> list[StepReport]:
         """Return the report of the step, for an explanation."""
-        from sparsetc.planner.report import report  # which a call does not need
-
         with in_place(self.settings, self.device):
             programs, stored = list(self.programs), [p.packed for p in self.parts]
             about = self.filled, self.problem, str(self.path)

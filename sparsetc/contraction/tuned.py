@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import Tensors
+from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.step import Step
@@ -54,7 +54,7 @@ CLOSE = 1.1
 
 @dataclass
 class Leader:
-    """What one of several processes decides for all, each of which compiles the same of its share.
+    """The decisions of one of several processes, each of which compiles the same of its share.
 
     Attributes:
         leading: True where it decides, False where it follows.
@@ -67,7 +67,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Run:
-    """What was made by a candidate, a call of it on operands for timing, and the cache of what candidates packed."""
+    """A step made by a candidate, a call of it on operands for timing, and the cache of what candidates packed."""
 
     made: Any
     call: Callable[[], torch.Tensor]
@@ -103,7 +103,7 @@ def tune(made: Step | Pair) -> None:
                 runs = _search(made, candidates, known, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
-        if made.settled:
+        if getattr(made, "turns", None) is None:
             _decide(made, known, candidates, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
@@ -186,7 +186,7 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
 
 
 def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
-    """What was made by each candidate, by its name."""
+    """Return what was made by each candidate, by its name."""
     return {t.candidate.name: t.run for t in trials}
 
 
@@ -200,7 +200,7 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
     plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
     run = runs.get(best.name)
     if run and isinstance(made, Step):
-        for key in storage_keys(plan, made.canonical.kept):  # others of the pattern may take what is packed
+        for key in storage_keys(plan, made.problem.kept):  # others of the pattern may take what is packed
             if (packed := run.packed.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
@@ -227,7 +227,10 @@ class Turns:
     """
 
     def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]) -> None:
-        self._trials, self._known, self._candidates, self._owner = trials, known, candidates, weakref.ref(step)
+        self._trials = trials
+        self._known = known
+        self._candidates = candidates
+        self._owner = weakref.ref(step)
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
 

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from sparsetc.api import compile as compile_local
 from sparsetc.contraction.autograd import carry_derivatives
-from sparsetc.contraction.canonical import check_operand
 from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.operands import check_operand
 from sparsetc.distributed.agree import agreed, alike, on_all
 from sparsetc.distributed.combine import Combined, dense_result, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of

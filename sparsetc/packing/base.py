@@ -178,12 +178,18 @@ def get_format(name: str) -> Format:
     try:
         return FORMATS[name]
     except KeyError:
-        raise FormatError(f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}") from None
+        raise FormatError(_unknown(name)) from None
+
+
+def _unknown(name: str) -> str:
+    return f"no format is called {name!r}; known: {', '.join(sorted(FORMATS))}"
 
 
 def unknown_parameter(format: str, storage: Storage, order: int) -> str:
-    """What is wrong where a storage has a parameter that its format does not know; empty where it has none."""
-    said: Callable[[int], Sequence[str]] | None = getattr(FORMATS.get(format), "parameters", None)
+    """Say what is wrong where a format, or a parameter of its storage, is not known; empty where nothing is."""
+    if format not in FORMATS:
+        return _unknown(format)
+    said: Callable[[int], Sequence[str]] | None = getattr(FORMATS[format], "parameters", None)
     if said is None:
         return ""
     names = said(order)

@@ -38,7 +38,7 @@ Members = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Term:
+class DenseTerm:
     """A dense operand, or the product of several."""
 
     letters: Letters
@@ -56,7 +56,7 @@ class State:
 
     sparse: Letters
     dense: frozenset[str]
-    terms: tuple[Term, ...]
+    terms: tuple[DenseTerm, ...]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Edge:
         kind: ``pass`` over the nonzeros, ``product`` of two dense terms, or ``dense`` from here on.
     """
 
-    taken: tuple[Term, ...]
+    taken: tuple[DenseTerm, ...]
     after: State | None
     kind: str
 
@@ -106,7 +106,7 @@ class Search:
         (self.position,) = e.sparse
         letters = e.inputs[self.position]
         self.modes = {c: mode for mode, c in enumerate(letters[: self.order])}
-        terms = tuple([Term(e.inputs[p], (p,)) for p in e.dense])
+        terms = tuple([DenseTerm(e.inputs[p], (p,)) for p in e.dense])
         self.root = State(letters[: self.order], frozenset(letters[self.order :]), terms)
 
     # -- edges ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Search:
             rows, elements = self._size(c for c in letters if c in s.sparse), self._size(letters)
             small = len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.laws["path_outer"]
             if small or set(a.letters) & set(b.letters):
-                made = Term(tuple(letters), tuple(sorted(a.members + b.members)))
+                made = DenseTerm(tuple(letters), tuple(sorted(a.members + b.members)))
                 yield Edge(pair, State(s.sparse, s.dense, (*rest, made)), "product")
 
     # -- prices -----------------------------------------------------------------------------------------------------
@@ -176,7 +176,9 @@ class Search:
         return nbytes * self.laws["path_fresh"] if nbytes >= self.laws["path_large"] else 0.0
 
     def _pass(self, s: State, edge: Edge, most: float) -> float:
-        law, nnz, after = self.laws, self._count(s.sparse), edge.after
+        law = self.laws
+        nnz = self._count(s.sparse)
+        after = edge.after
         if law["path_sparse_call"] + nnz * law["path_row"] >= most:
             return inf  # whatever else is counted
         output = self.bound.einsum.output
@@ -204,7 +206,7 @@ class Search:
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
         return base + seconds * (law["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
 
-    def _outer(self, terms: Iterable[Term], values: frozenset[str] = frozenset()) -> bool:
+    def _outer(self, terms: Iterable[DenseTerm], values: frozenset[str] = frozenset()) -> bool:
         """Return True if a row of the result has more elements than a row of any operand: it is an outer product."""
         width = self._size({*self.bound.einsum.output}.difference(self.modes))
         own = [frozenset(t.letters).difference(self.modes) for t in terms]

@@ -72,7 +72,7 @@ class SecondPass:
 
 @dataclass(frozen=True)
 class Arrays:
-    """What is read beside values and dense operands.
+    """The tensors that are read beside values and dense operands.
 
     Attributes:
         second: the partial rows that make up each row of a deterministic sum; None of any other.
@@ -96,7 +96,7 @@ class Inspectable:
 
     @cached_property
     def plan(self) -> Any:
-        """How it runs; given as ``plan=``, it makes the same of the same operands."""
+        """The plan that it runs by; given as ``plan=``, it makes the same of the same operands."""
         return self.inner[0].plan
 
     @property
@@ -142,7 +142,9 @@ class Executable:
             strides: of the result; contiguous where there are none.
         """
         self.strides = strides
-        self.programs, self.shape, self.dtype = programs, (rows, *width), dtype
+        self.programs = programs
+        self.shape = (rows, *width)
+        self.dtype = dtype
         stored = [owned(p) for p in programs.programs]
         self.stores = any(stored)
         self.zeroes = not (all(stored) and covered)
@@ -189,7 +191,8 @@ class Executable:
                 out.zero_()
         elif zeroes and not accumulate:
             out.zero_()
-        _zero(out, zeroed)
+        if zeroed is not None:
+            _zero(out, zeroed)
         call(values, dense, out)
         return out
 
@@ -242,10 +245,10 @@ def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:
 
 
 def copies(program: TileProgram) -> int:
-    """How many copies of its results a program adds to."""
+    """Return the number of copies of its results that a program adds to."""
     return max((s.copies for s, _ in program.statements if isinstance(s, Add)), default=1)
 
 
 def owned(program: TileProgram) -> bool:
-    """Whether a program stores every result, being the only one to write there."""
+    """Return True if a program stores every result, being the only one to write there."""
     return all(s.owned for s, _ in program.statements if isinstance(s, Add))

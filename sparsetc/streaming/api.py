@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.contraction.canonical import check_operand
+from sparsetc.contraction.operands import check_operand
 from sparsetc.contraction.output import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.atomic import replacing
@@ -117,8 +117,8 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         kept = None
         if rows is not None:
             compiler = Compiler(bound, given.dtype, settings, "sparse", target)
-            modes, letters = bound.einsum.inputs[0], compiler.canonical.letters
-            kept = [modes.index(letters[m]) for m in compiler.canonical.kept]  # of a repeated letter the first
+            modes, problem = bound.einsum.inputs[0], compiler.template.problem
+            kept = [modes.index(problem.letters[m]) for m in problem.kept]  # of a repeated letter the first
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))

@@ -164,12 +164,17 @@ class Budget:
             streams: each of which holds a chunk.
             drop_zeros: whether a sparse result is copied without zeros.
         """
-        canonical, output, dtype = compiler.canonical, compiler.template.output, compiler.dtype
-        given = [prod(shape) * dtype.itemsize for shape in canonical.written.dense_shapes]
-        elements, wide = sum(map(prod, canonical.bound.dense_shapes)), accumulator(dtype).itemsize
-        moved = bool(canonical.reduction.steps) or any(p is not None for p in canonical.arrangement)
+        template, dtype = compiler.template, compiler.dtype
+        output = template.output
+        given = [prod(shape) * dtype.itemsize for shape in compiler.bound.dense_shapes]
+        elements, wide = sum(map(prod, template.bound.dense_shapes)), accumulator(dtype).itemsize
+        moved = any(change for change, _ in compiler.pull.beside) or any(
+            o and not strided for _, o, strided in template.orders
+        )
         widened = compiler.backend == "torch" and wide != dtype.itemsize
-        dense = sum(given) + (elements * (wide if widened else dtype.itemsize) if widened or moved else 0)
+        dense = sum(given)
+        if widened or moved:
+            dense += elements * (wide if widened else dtype.itemsize)
         if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
             dense += elements * 2 * streams  # as many launches may round tables at once
         row, changed = output.width * wide, output.permutation is not None or wide != dtype.itemsize

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
-from sparsetc.contraction.canonical import Canonical, stand_ins
 from sparsetc.contraction.contraction import contraction
+from sparsetc.contraction.operands import stand_ins
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
+from sparsetc.contraction.request import Request
+from sparsetc.contraction.rewrites import Pull, rewrites_of
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
@@ -57,7 +59,7 @@ class Variant:
 
     @property
     def copies(self) -> int:
-        """How many copies of the result the programs add to."""
+        """The number of copies of the result that programs add to."""
         return max(map(copies, self.programs))
 
 
@@ -79,35 +81,43 @@ class Compiler:
             form: of the result as chunks have it: ``sparse`` numbers the rows of each.
             target: the device that the chunks are run on.
         """
-        self.bound, self.dtype, self.target = bound, dtype, target
+        self.bound = bound
+        self.dtype = dtype
+        self.target = target
         self.settings = replace(settings, backend=settings.effective_backend(target), memory_limit=None)
         self.form, self.copies = form, 1
         self.plan: Plan | None = None
 
-    @cached_property
+    @property
     def template(self) -> Preparation:
         """The einsum of a tensor without nonzeros: what is known before any is seen."""
+        return self._template[0]
+
+    @property
+    def pull(self) -> Pull:
+        """The way from the dense operands of a call to those of the einsum as it is lowered."""
+        return self._template[1]
+
+    @cached_property
+    def _template(self) -> tuple[Preparation, Pull]:
         coords = torch.empty((len(self.bound.shape(0)), 0), dtype=torch.long, device="cpu")
         return self._prepared(coords, torch.empty(0, dtype=self.dtype, device="cpu"))
 
     @property
     def backend(self) -> str:
-        """What runs: ``triton`` or ``torch``."""
+        """The backend of programs: ``triton`` or ``torch``."""
         return self.template.problem.backend
 
-    @property
-    def canonical(self) -> Canonical:
-        """The einsum as it is lowered."""
-        return self.template.canonical
-
-    def _prepared(self, coords: torch.Tensor, values: torch.Tensor) -> Preparation:
-        """Return the einsum of some nonzeros, as a tensor of their own."""
+    def _prepared(self, coords: torch.Tensor, values: torch.Tensor) -> tuple[Preparation, Pull]:
+        """Return the einsum of some nonzeros, as a tensor of their own, and how its operands follow from these."""
         x = SparseTensor._of(coords, values, tuple(self.bound.shape(0)), True)
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(shape) for shape in self.bound.dense_shapes]
-        prepared = Preparation(self.bound, [x, *dense], self.settings, self.form, cut=True)
+        request = Request(self.bound, [x, *dense], self.settings, self.form, cut=True)
+        rewrites, inner = rewrites_of(request)
+        prepared = Preparation(inner)
         prepared.problem = replace(prepared.problem, adding=True)
-        return prepared
+        return prepared, Pull.of(self.bound.einsum, rewrites)
 
     def choose(self, samples: Iterable[Nonzeros]) -> None:
         """Choose the plan of all chunks by the first nonzeros for which it applies.
@@ -120,8 +130,8 @@ class Compiler:
         refused = None
         with in_place(self.settings, self.target):
             for coords, values in samples:
-                prepared = self._prepared(coords, values)
-                if prepared.canonical.coords.shape[1]:
+                prepared, _ = self._prepared(coords, values)
+                if prepared.operand.nnz:
                     try:
                         self.plan = self._fitted(choose(self.settings.plan, prepared.problem).plan)
                         if self.settings.effective_tune()[0] != "model":
@@ -159,11 +169,11 @@ class Compiler:
             PlanError, FormatError: the plan does not apply.
         """
         with in_place(self.settings, self.target):
-            prepared = self._prepared(coords, values)
-            if not prepared.canonical.coords.shape[1]:
+            prepared, pull = self._prepared(coords, values)
+            if not prepared.operand.nnz:
                 return None
             plan, filled, bound = self._bound(prepared)
-            taking_part = prepared.taking_part(values)
+            taking_part = pull.value(values)
             wide = taking_part.to(accumulator(self.dtype)) if self.backend == "torch" else taking_part
             parts = [
                 (part.arrays, part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend)))
@@ -214,12 +224,12 @@ class Compiler:
         Raises:
             PlanError, FormatError, ValueError: parts that do not fit the einsum.
         """
-        c, lowered = self.canonical, []
+        template, lowered = self.template, []
         with in_place(self.settings, self.target):
             for number, (part, own, wide) in enumerate(zip(variant.parts, variant.ordered, variant.wide, strict=True)):
-                view = get_format(part.format).view(c.shape, part.storage)
-                target = Target(self.template.output.sparse, own, False, 1, wide, self.backend == "torch")
-                lowered.append(lower(c.bound, view, part.schedule, target, number=number, format=part.format))
+                view = get_format(part.format).view(template.problem.shape, part.storage)
+                target = Target(template.output.sparse, own, False, 1, wide, self.backend == "torch")
+                lowered.append(lower(template.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(lowered)
 
     def generate(self, variant: Variant, rows: int) -> Programs:

@@ -95,7 +95,9 @@ class Chunk:
 
     def views(self, buffer: torch.Tensor) -> tuple[list[PartArrays], list[torch.Tensor]]:
         """Return the arrays and the values of all parts, as programs are bound to them."""
-        tensors, arrays, values = iter(self.tensors(buffer)), [], []
+        tensors = iter(self.tensors(buffer))
+        arrays = []
+        values = []
         for part in self.parts:
             *index, stored = islice(tensors, len(part.arrays))
             arrays.append(PartArrays(tuple(index), part.items, stored.numel()))

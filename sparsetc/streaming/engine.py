@@ -118,18 +118,26 @@ class Engine:
             dtype: that sums are made in.
             resident: whether the result is kept on the device; else rows are copied back.
         """
-        self.chunks, self.copies, self.window = made.chunks, made.copies, made.window
-        self.order, self.programs, self.largest = order, programs, made.largest
+        self.chunks = made.chunks
+        self.copies = made.copies
+        self.window = made.window
+        self.order = order
+        self.programs = programs
+        self.largest = made.largest
         self.device, self.cuda = device, device.type == "cuda"
         self.streams = max(1, min(streams, len(order))) if self.cuda else 1
-        self.shape, self.dtype, self.resident = shape, dtype, resident
+        self.shape = shape
+        self.dtype = dtype
+        self.resident = resident
         self.lanes: list[Lane] = []
         self._bound: dict[int, tuple[int, Call, list[torch.Tensor]]] = {}
         self._marks: list[list[Any]] = []
 
     def _allocate(self) -> ResultTarget:
         """Return zeros for the result, and take the streams' buffers, which are kept from one run to the next."""
-        (rows, *width), device, cuda = self.shape, self.device, self.cuda
+        (rows, *width) = self.shape
+        device = self.device
+        cuda = self.cuda
         for _ in range(0 if self.lanes else self.streams):
             staging = torch.empty(self.largest, dtype=torch.uint8, device=device) if cuda else None
             own = None if self.resident else torch.empty((self.window, *width), dtype=self.dtype, device=device)

@@ -32,11 +32,12 @@ class ResultForm:
     """
 
     def __init__(self, recipe: Recipe, compiler: Compiler, made: StreamCut) -> None:
-        canonical, output = compiler.canonical, compiler.template.output
+        bound, template = compiler.bound, compiler.template
+        output = template.output
         self._text, self._drops = recipe.equation, recipe.drop_zeros
-        self.shape = canonical.written.output_shape
-        self.dtype = summed_dtype(compiler.dtype) if canonical.written.einsum.plain_sum else compiler.dtype
-        self.sparse = is_sparse(recipe.output, canonical.bound.einsum, [canonical.letters])
+        self.shape = bound.output_shape
+        self.dtype = summed_dtype(compiler.dtype) if bound.einsum.plain_sum else compiler.dtype
+        self.sparse = is_sparse(recipe.output, template.bound.einsum, [template.problem.letters])
         self.rows = made.coords.shape[1] if recipe.numbered else output.rows
         self._order: torch.Tensor | None = None
         self._pattern: Pattern | None = None

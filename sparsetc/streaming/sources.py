@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sparsetc.contraction.canonical import resolved
+from sparsetc.contraction.operands import resolved
 from sparsetc.errors import EquationError, IOFormatError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.tensor import coords as crd
@@ -46,7 +46,9 @@ class TensorSource:
     def __init__(self, x: SparseTensor, kept: Sequence[int] | None) -> None:
         """Args: a coalesced tensor without dense modes; the modes by which nonzeros are to be sorted, None for any."""
         self.x = x.with_values(resolved(x.values.detach()))
-        self.shape, self.nnz, self.dtype = x.shape, x.nnz, x.dtype
+        self.shape = x.shape
+        self.nnz = x.nnz
+        self.dtype = x.dtype
         self._order: torch.Tensor | None = None
         if kept is not None and not leading(kept):
             rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
@@ -66,7 +68,9 @@ class FileSource:
 
     def __init__(self, file: PackedFile) -> None:
         self.file = file
-        self.shape, self.nnz, self.dtype = file.shape, file.nnz, file.dtype
+        self.shape = file.shape
+        self.nnz = file.nnz
+        self.dtype = file.dtype
 
     def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Nonzeros by number, as of `Source`; `IOFormatError` where the file is damaged there."""

@@ -141,7 +141,10 @@ class ChunkFile:
             IOFormatError: no file of chunks, or a truncated or altered one.
             FileNotFoundError: no file.
         """
-        self.path, self.pinned, self.lock, self.closed = Path(path), pinned, Lock(), False
+        self.path = Path(path)
+        self.pinned = pinned
+        self.lock = Lock()
+        self.closed = False
         self.check: Callable[[int, torch.Tensor], None]
         self._ring: list[torch.Tensor] = []
         self._checked: set[int] = set()

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 
 from sparsetc.contraction.autograd import carry_derivatives
-from sparsetc.contraction.canonical import dense_of_call
 from sparsetc.contraction.guard import finite
+from sparsetc.contraction.operands import dense_of_call
 from sparsetc.contraction.output import Result
 from sparsetc.errors import PlanError, TransformError
 from sparsetc.io.atomic import replacing
@@ -78,9 +78,14 @@ class Stream:
         Raises:
             OutOfMemoryError: neither the result nor pieces of it fit beside the chunks.
         """
-        self.recipe, self.compiler, self.cut, self.options = recipe, compiler, made, options
+        self.recipe = recipe
+        self.compiler = compiler
+        self.cut = made
+        self.options = options
         self.equation, self.device = recipe.equation, compiler.target
-        self._store, self._budget, self._make_other = store, budget, by_nonzeros
+        self._store = store
+        self._budget = budget
+        self._make_other = by_nonzeros
         self._lock = store.lock  # of all streams of these chunks, which come through the same buffers
         self._result = ResultForm(recipe, compiler, made)
         self.resident = budget.keeps(made, self._result.rows, self._result.sparse or not recipe.numbered)
@@ -173,7 +178,7 @@ class Stream:
 
     def _tables(self, dense: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the tables that programs read, and the dense operands that they are made of."""
-        c, device, settings = self.compiler.canonical, self.device, self.compiler.settings
+        compiler, device = self.compiler, self.device
         given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
         if any(isinstance(d, torch.Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
             raise TransformError(f'"{self.equation}" is streamed, which torch.func.vmap cannot batch; take stc.einsum')
@@ -185,19 +190,19 @@ class Stream:
             d.to(device) if isinstance(d, torch.Tensor) and d.layout == torch.strided and not d.is_meta else d
             for d in given
         ]
-        operands = dense_of_call(c.written, moved, self.compiler.dtype, device)
-        whole = [d.expand(s) for d, s in zip(operands, c.narrow.dense_shapes, strict=True)]
+        operands = dense_of_call(compiler.bound, moved, compiler.dtype, device)
+        whole = [d.expand(s) for d, s in zip(operands, compiler.bound.dense_shapes, strict=True)]
         with without_autocast(device):
-            read = next((p.programs[0].operands for p in self._engine.programs), ())
-            tables = [t.detach() for t in c.arrange(c.reduced(whole, settings), settings, read=read)]
-            if self.compiler.backend == "torch":
-                tables = [t.to(accumulator(self.compiler.dtype)) for t in tables]
+            _, pulled = compiler.pull([None], whole, packed=True)
+            tables = [t.detach() for t in compiler.template.tables(pulled)]
+            if compiler.backend == "torch":
+                tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole
 
     def _run(self, tables: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the rows of the result, as they were summed."""
         engine, settings = self._engine, self.compiler.settings
-        if not all(size for _, size in self.compiler.canonical.bound.sizes):  # nothing to sum
+        if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
         exact = in_order(settings.deterministic and self.compiler.backend == "torch")
         bar = progress.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)

@@ -47,9 +47,11 @@ def transforming() -> bool:
 
 def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Return True if autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return True
-    return transforming() or forward_ad._current_level >= 0
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 class Uses:
@@ -111,9 +113,16 @@ class Pattern:
         if coords.is_inference():  # which autograd could not save
             with lasting():
                 coords = coords.clone()
-        self._coords, self._shape, self._coalesced, self._blocks = coords, shape, coalesced, blocks
-        self.counts, self._cache, self.number = {}, None, next(_numbers)
-        self.results, self._derived, self.ones = {}, Lru(KEPT), False
+        self._coords = coords
+        self._shape = shape
+        self._coalesced = coalesced
+        self._blocks = blocks
+        self.counts = {}
+        self._cache = None
+        self.number = next(_numbers)
+        self.results = {}
+        self._derived = Lru(KEPT)
+        self.ones = False
         self.uses = uses or Uses()
         _all[self.number] = self
 
@@ -216,7 +225,9 @@ class Pattern:
         return self._once(("permuted", modes), lambda: self._permuted(modes))
 
     def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
-        coords, shape, order = self._coords[list(modes)], tuple(self._shape[m] for m in modes), None
+        coords = self._coords[list(modes)]
+        shape = tuple(self._shape[m] for m in modes)
+        order = None
         if self._coalesced:
             order = crd.lexsort(coords, shape)
             coords = coords[:, order]

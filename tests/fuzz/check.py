@@ -16,9 +16,9 @@ import torch
 from cases import SMALLEST, TOLERANCE, poisoned
 from fuzz.calls import Built, laid_out, numbers
 from fuzz.case import HUGE, Case
+from reference import ReferenceEntries, Term, evaluate, join, pattern, whole, wide
 
 from sparsetc import DtypeError, FormatError, OutOfMemoryError, PlanError
-from sparsetc.testing.reference import ReferenceEntries, Term, evaluate, join, pattern, whole, wide
 
 PRECISION = {"high": 4e-3, "medium": 3e-2}
 """What the tolerance is where float32 is not kept in matrix products."""

@@ -20,8 +20,7 @@ from fuzz.calls import coordinates, implicit
 from fuzz.case import CIRCUMSTANCES, HUGE, MEMORY, SPARSE, Case, Operand
 from hypothesis import assume
 from hypothesis import strategies as st
-
-from sparsetc.testing.reference import Term, join
+from reference import Term, join
 
 T = TypeVar("T")
 Place = tuple[int, ...]

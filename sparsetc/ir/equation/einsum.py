@@ -92,11 +92,6 @@ class Einsum:
         return distinct(i for p in self.sparse for i in self.inputs[p])
 
     @cached_property
-    def dense_indices(self) -> tuple[str, ...]:
-        """The indices that no sparse operand has: the ranks."""
-        return tuple(i for i in self.indices if i not in self.sparse_indices)
-
-    @cached_property
     def kept(self) -> tuple[str, ...]:
         """The sparse indices of the output, in its order."""
         return tuple(i for i in self.output if i in self.sparse_indices)

@@ -6,17 +6,12 @@ They follow from index names and sizes alone: no tensor is seen here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations
-from typing import TypeVar
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined
-
-T = TypeVar("T")
-Step = tuple[tuple[int, ...], str]
 
 UPSTREAM = -1
 """Among the sources of a gradient: the gradient of the output, which is not an operand."""
@@ -41,7 +36,7 @@ def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
 
     Args:
         e: the einsum. A dense operand repeats no letter, and has none that neither another operand nor the output has:
-            `dense_subexpressions` leaves no other.
+            `dense_products` leave no other.
         operand: a position.
 
     Returns:
@@ -60,37 +55,7 @@ def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
     return Einsum(tuple(inputs), distinct(e.inputs[operand]), sparse, f"gradient of {e}"), tuple(sources)
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """Dense einsums, one after the other, and the einsum that is left after them.
-
-    Attributes:
-        steps: of each dense einsum, where its operands stand, ascending, in the list that the steps before have left,
-            and its equation, in the grammar of `torch.einsum`. Its result takes the place of the first of its operands;
-            the others leave the list.
-    """
-
-    steps: tuple[Step, ...]
-    bound: Bound
-
-    def apply(self, operands: Sequence[T], einsum: Callable[..., T]) -> tuple[T, ...]:
-        """The operands of ``bound``, from those of the original; dense ones have been expanded to full size.
-
-        ``einsum`` runs one step, as `torch.einsum` does.
-        """
-        left = list(operands)
-        for positions, equation in self.steps:
-            left[positions[0]] = einsum(equation, *(left[p] for p in positions))
-            for p in reversed(positions[1:]):
-                del left[p]
-        return tuple(left)
-
-    def __str__(self) -> str:
-        steps = [f"{equation}  of operands {', '.join(str(p + 1) for p in at)}" for at, equation in self.steps]
-        return "\n".join([*steps, str(self.bound)])
-
-
-def dense_subexpressions(b: Bound, nonzeros: int = 0, least: int = 0) -> Reduction:
+def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tuple[tuple[int, ...], str, Bound]]:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
@@ -100,16 +65,21 @@ def dense_subexpressions(b: Bound, nonzeros: int = 0, least: int = 0) -> Reducti
     factors, since contracting two of them would sum nothing and make the tensor larger. A table over several sparse
     modes may grow too where it has no more rows than the sparse operand has nonzeros, and at least so many products pay
     for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``.
+
+    Yields:
+        For each dense einsum the positions of its operands, ascending, in the list that those before have left, its
+        equation, in the grammar of `torch.einsum`, and what is left: its result takes the place of the first of its
+        operands, and the others leave the list.
     """
-    steps: list[Step] = []
     for p in b.einsum.dense:
         e = b.einsum
         result = tuple([i for i in distinct(e.inputs[p]) if i in e.output or len(e.holders(i)) > 1])
         if result != e.inputs[p]:
-            b = _run(b, (p,), result, steps)
+            equation, b = _contracted(b, (p,), result)
+            yield (p,), equation, b
     while (pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros, least)), None)) is not None:
-        b = _run(b, pair, _pair_result(b.einsum, pair), steps)
-    return Reduction(tuple(steps), b)
+        equation, b = _contracted(b, pair, _pair_result(b.einsum, pair))
+        yield pair, equation, b
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
@@ -172,12 +142,11 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
     return (sums or folds) and (small or b.elements(result) <= most)
 
 
-def _run(b: Bound, positions: tuple[int, ...], result: tuple[str, ...], steps: list[Step]) -> Bound:
-    """What is left to compute when one more step has run, which is added to the steps."""
+def _contracted(b: Bound, positions: tuple[int, ...], result: tuple[str, ...]) -> tuple[str, Bound]:
+    """Return the equation of one more step, and what is left to compute when it has run."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
-    steps.append((positions, f"{terms}->{''.join(result)}"))
     order = [p for p in range(len(e.inputs)) if p not in gone]
     inputs = tuple(result if p == first else e.inputs[p] for p in order)
     sparse = tuple(order.index(p) for p in e.sparse)
-    return Bound.of(Einsum(inputs, e.output, sparse, e.text), b.by_index)
+    return f"{terms}->{''.join(result)}", Bound.of(Einsum(inputs, e.output, sparse, e.text), b.by_index)

@@ -1,7 +1,7 @@
 """The runners of levels 2 and 3: plain torch on the CPU, slow and obviously right, sharing no code with `codegen`.
 
 In: a `TileProgram` with its packed arrays, values and dense tables, or a `Plan` with coordinates, values and dense
-operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner is `testing.reference`).
+operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner is `reference`).
 
 `run_program` takes every work item in turn, for each block of the axes that are split over the grid
 (`work_item`). Steps are taken one at a time: `unroll` changes no result. What a packed part promises beyond its
@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
+import reference
 import torch
+from work_item import ArgumentMemory, WorkItem
 
 from sparsetc.codegen.split_float16 import largest, split_whole
 from sparsetc.errors import FormatError, PlanError, ShapeError
@@ -31,9 +33,7 @@ from sparsetc.packing.base import pack
 from sparsetc.packing.deal import deal, taken
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.testing import reference
 from sparsetc.testing.conformance import nonzeros
-from sparsetc.testing.work_item import ArgumentMemory, WorkItem
 
 
 def run_program(

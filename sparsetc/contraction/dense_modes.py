@@ -1,0 +1,364 @@
+"""Rules by which an einsum of operands in blocks, or with dense modes, is run as another one.
+
+In: a `Request`. Out: a `Rewrite`.
+
+`blocks` gives the einsum of blocks, in which each letter of a block's mode becomes two: i is that of positions in a
+block, and another, I if it is free, that of blocks. Operands in blocks are entries with dense modes there; coordinates
+of nonzeros are divided, dense operands have two dimensions for one. Blocks that meet in a letter with different sides
+are cut into blocks of the sides' greatest common divisor. A side of 1 needs no second letter.
+
+`entries` makes one or two sparse operands with dense modes (more are a `Path`), ``X[i,j,h]`` and ``Y[j,k,h]``, a
+pattern of ones with the numbers of entries as its first modes, and their values dense operands. ``X[i,j,h]`` is
+``P[n,i,j] V[n,h]``; a product with Y is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each pair of entries
+that meet. So nothing is expanded, and dense modes are letters of a row.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import gcd
+from string import ascii_letters
+
+import torch
+
+from sparsetc.contraction.operands import Patterns
+from sparsetc.contraction.output import SPARE, Letters, is_sparse
+from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
+from sparsetc.errors import EquationError, OutOfMemoryError
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.plan import requested
+from sparsetc.options import Options
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
+from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+# -- operands in blocks -----------------------------------------------------------------------------------------------
+
+LAST = 64
+"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
+instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
+
+
+@dataclass(frozen=True)
+class Letterings:
+    """The letters that are cut, which are then those of positions in blocks.
+
+    Attributes:
+        sides: the side of blocks along each of them.
+        blocks: the letter of blocks for each.
+    """
+
+    sides: dict[str, int]
+    blocks: dict[str, str]
+
+    def term(self, letters: Iterable[str]) -> Letters:
+        """Letters, each that is cut behind that of its blocks."""
+        return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
+
+    def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
+        """The side of each letter; 0 where it is not cut."""
+        return tuple(self.sides.get(c, 0) for c in letters)
+
+
+def blocks(r: Request) -> Rewrite | None:
+    """The einsum of blocks, where an operand is in blocks.
+
+    Raises:
+        EquationError: there are not letters enough.
+    """
+    bound = r.bound
+    sparse = r.sparse
+    form = r.form
+    if not any(x.blocksize for x in sparse):
+        return None
+    e, like = bound.einsum, r.like
+    by_nonzeros = requested(r.settings.plan).by_nonzeros
+    cut = Letterings({}, {}) if by_nonzeros else _letterings(e, sparse)
+    grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
+    sizes = bound.by_index | cut.sides | grid
+    tf32 = r.settings.effective_precision() == "high"
+    inputs = list[Letters]()
+    take = list[Take]()
+    inner = list[SparseTensor | torch.Tensor]()
+    coordinates, tables = set[str](), False
+    for p, operand in enumerate(r.operands):
+        letters = e.inputs[p]
+        change: Change
+        if isinstance(operand, SparseTensor):
+            pattern, rows, columns, change = _cut(operand, letters, bound, cut)
+            inputs.append((*rows, *columns))
+            coordinates.update(rows)
+            tables |= bool(columns)
+            inner.append(SparseTensor._make(pattern, like.expand(pattern.nnz, *(sizes[c] for c in columns))))
+        else:
+            term, summed = cut.term(letters), list[int]()
+            if tf32 and like.dtype == torch.float32 and term == distinct(term):
+                summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
+            order = [*(n for n in range(len(term)) if n not in summed), *summed]
+            change = partial(_table, cut.sides_of(letters), bound.shape(p), order if summed else None)
+            inputs.append(tuple([term[n] for n in order]))
+            inner.append(like.expand([sizes[c] for c in inputs[-1]]))
+        take.append(((p,), change))
+    sparse_result = is_sparse(form, e, [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, sparse, strict=True)])
+    # What is contracted by nonzeros has coordinates of all letters.
+    whole = by_nonzeros or (len(sparse) > 1 and not tables)
+    output, form = cut.term(e.output), "dense"
+    push = partial(joined, sides=cut.sides_of(e.output), sizes=bound.output_shape)
+
+    put: Put = lambda patterns, other, empty: (None, push)  # noqa: E731
+    if sparse_result:
+        first = next(o.pattern for o in inner if isinstance(o, SparseTensor))
+        output, rows_of_result, put = _in_blocks(bound, cut, set(output) if whole else coordinates, first)
+        form = "sparse" if rows_of_result else "dense"
+    inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
+    name = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not by_nonzeros)
+    return Rewrite(f"blocks of {name}", request, take, put)
+
+
+def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
+    """The letters that operands in blocks ask to be cut.
+
+    Raises:
+        EquationError: there are not letters enough.
+    """
+    sides: dict[str, int] = {}
+    for p, x in zip(e.sparse, operands, strict=True):
+        for letter, side in zip(e.inputs[p], x.blocksize, strict=False):  # dense modes have none
+            sides[letter] = gcd(sides.get(letter, 0), side)
+    sides = {c: side for c, side in sides.items() if side > 1}
+    spare = [c for c in ascii_letters if c not in e.indices]
+    if len(spare) < len(sides) + len(e.sparse) + SPARE:
+        raise EquationError(
+            f'"{e.text}" has {len(e.indices)} indices; {len(sides)} of them, of operands in blocks, are taken '
+            f"apart into two, and {len(e.sparse) + SPARE} more number blocks, gradients and batches, which passes "
+            "the 52 letters there are; take expand_dense() of the operands in blocks"
+        )
+    swapped = {c: c.swapcase() for c in sides if c.swapcase() in spare}
+    others = (c for c in spare if c not in swapped.values())
+    return Letterings(sides, {c: swapped.get(c) or next(others) for c in sides})
+
+
+def _cut(x: SparseTensor, letters: Letters, bound: Bound, cut: Letterings) -> tuple[Pattern, Letters, Letters, Change]:
+    """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
+    modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
+    sides, sizes = cut.sides_of(dense), bound.extents(dense)
+    if x.pattern.blocks is None:
+        divided = x.pattern.divided(cut.sides_of(modes))
+        return divided, cut.term(modes), cut.term(dense), partial(split, sides=sides, sizes=sizes, first=1)
+    pattern, block_cut = x.pattern.cut(tuple(cut.sides.get(c, 1) for c in modes))
+    with lasting():
+        masks = x.pattern.blocks.masks(x.coords)
+    positions = tuple(c for c in modes if c in cut.sides)
+    rows = tuple(cut.blocks.get(c, c) for c in modes)
+    return pattern, rows, (*positions, *cut.term(dense)), partial(_cut_values, block_cut, masks, sides, sizes)
+
+
+def _cut_values(
+    cut: BlockCut, masks: Sequence[torch.Tensor], sides: Sequence[int], sizes: Sequence[int], values: torch.Tensor
+) -> torch.Tensor:
+    """The values of an operand in blocks as those of entries with dense modes."""
+    values = cut.values(inside_only(values, masks))
+    positions = [side for side in cut.blocks.sides if side > 1]
+    if 1 in cut.blocks.sides:
+        values = values.reshape(values.shape[0], *positions, *values.shape[1 + len(cut.times) :])
+    return split(values, sides, sizes, 1 + len(positions))
+
+
+def _table(
+    sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | None, operand: torch.Tensor
+) -> torch.Tensor:
+    """A dense operand with two dimensions for each that is cut, in another order."""
+    table = split(operand, sides, sizes)
+    return table if permutation is None else table.permute(permutation)
+
+
+def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Letters, bool, Put]:
+    """The output of the einsum of blocks, coordinates first; whether there are any, and the pattern of the result.
+
+    The result is in blocks along the letters that have coordinates of blocks alone. A letter without coordinates, in
+    front of one that has some, is a block as wide as its mode; those behind are dense modes.
+
+    Args:
+        bound: the einsum as written.
+        cut: the letters that are cut.
+        known: letters with coordinates.
+        inner_first: the pattern of the first sparse operand in the einsum of blocks.
+    """
+    e = bound.einsum
+    rows = [tuple(d for d in cut.term([c]) if d in known) for c in e.output]  # two make one coordinate, none is 0
+    del rows[1 + max((n for n, letters in enumerate(rows) if letters), default=0) :]
+    sides = []
+    for c, letters in zip(e.output, rows, strict=False):
+        side = cut.sides.get(c, 1) if len(letters) == 1 else 1
+        sides.append(side if letters else max(1, bound.by_index[c]))
+    lying = Blocks(tuple(sides), bound.extents(e.output[: len(rows)]))
+    width = tuple(d for d in cut.term(e.output) if d not in known)
+
+    def put(patterns: Patterns, other: Pattern | None, empty: bool) -> tuple[Pattern, Change]:
+        """The operand's own pattern where its blocks are the result's, one each; without coordinates one entry."""
+        (first, *others) = patterns
+        count = 1 if other is None else other.nnz
+        if empty or 0 in lying.shape:
+            count = 0
+        lines = iter(() if other is None else other.coords.unbind())
+        coords = []
+        for letters in rows:
+            row = next(lines)[:count] if letters else torch.zeros(count, dtype=torch.long, device=first.device)
+            coords.append(row * cut.sides[letters[1]] + next(lines)[:count] if len(letters) > 1 else row)
+        single, coalesced = all(side == 1 for side in lying.sides), other is None or other.is_coalesced
+        pattern = Pattern(torch.stack(coords), lying.grid, coalesced, None if single else lying)
+        if other is inner_first and pattern.blocks == first.blocks:
+            pattern = first
+        else:
+            pattern = first.known((e.inputs, e.output, e.sparse, bound.sizes, "blocks"), pattern, others)
+        return pattern, partial(_in_shape, pattern.values_shape(bound.output_shape[len(rows) :]))
+
+    return (*(d for letters in rows for d in letters), *width), any(rows), put
+
+
+def _in_shape(shape: tuple[int, ...], values: torch.Tensor) -> torch.Tensor:
+    """The values of a result in blocks; where no entries are left, the other einsum's may be one number, 0."""
+    return (values.reshape(-1)[:0] if 0 in shape else values).reshape(shape)
+
+
+# -- entries with dense modes -----------------------------------------------------------------------------------------
+
+SHARE = 4
+"""Pairs of entries that meet may take the memory limit divided by this. Not measured."""
+
+
+def entries(r: Request) -> Rewrite | None:
+    """The einsum of the entries of operands with dense modes; its last operands are their values.
+
+    None where dense modes have to be expanded: too few letters are spare, a sparse result keeps dense modes alone, or
+    the pairs of entries take too much memory.
+
+    Raises:
+        OutOfMemoryError: dense modes are positions in blocks, and the pairs of these take too much memory.
+    """
+    if requested(r.settings.plan).by_nonzeros or not any(x.dense_order for x in r.sparse):
+        return None
+    rewrite = _entries(r)
+    if rewrite is None and r.in_blocks:
+        device = r.sparse[0].device
+        raise OutOfMemoryError(
+            f'the pairs of blocks that meet in "{r.bound.einsum.text}" would take more than a quarter of the '
+            f"{r.settings.memory_on(device):,} bytes that are free on {device}; raise the limit with "
+            "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
+        )
+    return rewrite
+
+
+def _entries(r: Request) -> Rewrite | None:
+    bound = r.bound
+    sparse = r.sparse
+    form = r.form
+    e = bound.einsum
+    terms = [e.inputs[p] for p in e.sparse]
+    coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
+    tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
+    kept = any(c in t for c in e.output for t in coordinates)
+    spare = [c for c in ascii_letters if c not in e.indices]
+    if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
+        return None
+    numbers = tuple(spare[: len(sparse)])
+    on_pattern = is_sparse(form, e, coordinates)
+    kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
+    own = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
+    output = e.output[len(coordinates[0]) :] if own else e.output
+    dense = [e.inputs[p] for p in e.dense]
+    used = {c for t in (output, *dense, *tables) for c in t}
+    letters = distinct(c for t in coordinates for c in t if c in used)
+    pattern = _pattern(sparse, coordinates, letters, r.settings)
+    if pattern is None:
+        return None
+    like = r.like
+    ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
+    values = [like.expand(x._values.shape) for x in sparse]
+    inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
+    einsum = Einsum(inputs, (*numbers, *letters, *output) if own else output, (0,), e.text)
+    sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
+    operands: list[SparseTensor | torch.Tensor] = [
+        ones,
+        *(o for o in r.operands if not isinstance(o, SparseTensor)),
+        *values,
+    ]
+    inner = Bound.of(einsum, sizes)
+    request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
+    take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *e.sparse))]
+    put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if own else None
+    return Rewrite(f"entries numbered {', '.join(numbers)}", request, take, put)
+
+
+def _pattern(
+    sparse: Sequence[SparseTensor], terms: Sequence[Letters], letters: Letters, settings: Options
+) -> Pattern | None:
+    """Numbers of entries, or of pairs that meet, and their coordinates of some letters; kept with the first pattern.
+
+    An operand whose entries have no elements has no nonzeros, so no entry of it takes part. None where pairs take too
+    much memory.
+    """
+    first, *others = (x.pattern for x in sparse)
+    key = ("entries", tuple(terms), letters, any(map(_is_empty, sparse)), *map(weakref.ref, others))
+    pattern = first.cache.get(key)
+    if pattern is None:
+        with lasting():
+            most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
+            numbers = _meeting(sparse, terms, most) if others else [_taking_part(sparse[0], terms[0])]
+            if numbers is None:
+                return None
+            patterns = (first, *others)
+            lines = list(numbers)
+            sizes = [x.nnz for x in sparse]
+            for letter in letters:
+                n = next(n for n, t in enumerate(terms) if letter in t)
+                mode = terms[n].index(letter)
+                lines.append(patterns[n].coords[mode].index_select(0, numbers[n]))
+                sizes.append(patterns[n].shape[mode])
+            pattern = Pattern(torch.stack(lines), tuple(sizes), True)
+            pattern.ones = True
+            pattern = first.cache.put(key, pattern, needs=others)
+    return pattern  # type: ignore[no-any-return]
+
+
+def _is_empty(x: SparseTensor) -> bool:
+    """Return True if entries have no elements: a dense mode has size 0."""
+    return 0 in x._values.shape[1:]
+
+
+def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
+    """(n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no elements."""
+    if _is_empty(x):
+        return torch.arange(0, device=x.device)
+    numbers = crd.on_diagonal(letters, x.coords)
+    return torch.arange(x.nnz, device=x.device) if numbers is None else numbers
+
+
+def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[torch.Tensor] | None:
+    """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
+
+    None where there are more than `most`.
+    """
+    from sparsetc.join.join import Join, JoinOperand, Roles, prepared  # which few einsums need
+    from sparsetc.join.order import JoinOrder, composed
+
+    shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
+
+    def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:
+        coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
+        sizes = dict(zip((number, *letters), (x.nnz, *x.pattern.shape), strict=True))
+        return prepared((number, *letters), coords, sizes, (number, *shared))
+
+    numbers = "number in x", "number in y"
+    x, y = (operand(*terms_of) for terms_of in zip(sparse, terms, numbers, strict=True))
+    join = Join.of(x, y, Roles.of(x.letters, y.letters, numbers))
+    if join.tasks > most:
+        return None
+    order = JoinOrder.of(join)
+    tasks = order.expand(0, join.tasks)
+    return [x.coords[0][composed(order.x_entry, tasks.p)], y.coords[0][composed(order.y_entry, tasks.q)]]

@@ -1,0 +1,281 @@
+"""Operands as callers give them, checked and brought to one dtype; and products of dense operands alone, by torch.
+
+In: operands of an einsum, to compile it for or of a call. Out: tensors of the kernel's dtype and device, or an error;
+products in the precision that the options name and not in autocast's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.runtime.calls import integer_einsum
+from sparsetc.support.entry import matmul_precision, without_autocast
+from sparsetc.tensor.inputs import CONVERT, as_dense
+from sparsetc.tensor.pattern import Pattern, followed, transforming
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Dims = tuple[int, ...]
+Tensors = Sequence[torch.Tensor]
+Operand = TypeVar("Operand", torch.Tensor, SparseTensor, torch.Tensor | SparseTensor)
+Operands = Sequence[SparseTensor | torch.Tensor]
+Patterns = Sequence[Pattern]
+
+
+def repeated_dims(operand: torch.Tensor) -> Dims:
+    """The dimensions along which a tensor is one slice repeated (stride 0); none where it may want a gradient.
+
+    The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
+    """
+    strides = operand.stride()
+    if 0 not in strides or operand.requires_grad:
+        return ()
+    return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
+
+
+def resolved(operand: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
+    return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
+
+
+# -- products of dense operands alone ---------------------------------------------------------------------------------
+
+
+def promoted(operands: Sequence[Operand]) -> list[Operand]:
+    """Operands of one dtype where autocast is on and floats differ: the widest, as torch promotes them.
+
+    Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
+    converted unasked.
+    """
+    if not torch.is_autocast_enabled(operands[0].device.type):
+        return list(operands)
+    floats = {o.dtype for o in operands if o.dtype.is_floating_point}
+    if len(floats) < 2:
+        return list(operands)
+    widest = reduce(torch.promote_types, floats)
+    return [o.to(widest) if o.dtype.is_floating_point and o.dtype != widest else o for o in operands]
+
+
+def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """Dense operands of a compiled kernel, floats brought to its dtype where autocast is on."""
+    if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
+        return operands
+    return [o.to(dtype) if isinstance(o, torch.Tensor) and o.dtype.is_floating_point else o for o in operands]
+
+
+def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
+    """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
+    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
+    plain = not transforming() and forward_ad._current_level < 0
+    if plain and followed(operands):
+        result: torch.Tensor = _DenseEinsum.apply(equation, precision, *operands)
+        return result
+    return _contracted(equation, precision, operands)
+
+
+class _DenseEinsum(torch.autograd.Function):
+    """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
+
+    @staticmethod
+    def forward(ctx: Any, equation: str, precision: str, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.equation, ctx.precision = equation, precision
+        ctx.save_for_backward(*operands)
+        return _contracted(equation, precision, operands)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operands, again = ctx.saved_tensors, torch.is_grad_enabled()
+        wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
+        with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
+            result = _contracted(ctx.equation, ctx.precision, operands)
+            gradients = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
+        return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))
+
+
+def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tensor:
+    dtype = operands[0].dtype
+    with without_autocast(operands[0].device), matmul_precision(precision):
+        if dtype in (torch.float16, torch.bfloat16):
+            return _product(equation, [o.float() for o in operands]).to(dtype)
+        if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
+            return integer_einsum(equation, *(o.long() for o in operands))
+        return _product(equation, operands)
+
+
+WIDE = 8
+"""Elements behind a mode from which it is contracted where it lies: a copy of the tensor took up to twice as long (one
+core, 10 shapes of TTM chains)."""
+
+
+def _product(equation: str, operands: Tensors) -> torch.Tensor:
+    """The result of `torch.einsum`; two kinds of products of two operands are made without copies of these.
+
+    What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
+    multiplied into a mode that lies within the other operand as many small matrices.
+    """
+    outer = _outer(equation)
+    if outer is not None:
+        lying, at = outer
+        aligned = [o.permute(order)[places] for o, (order, places) in zip(operands, lying, strict=True)]
+        sizes = torch.broadcast_shapes(aligned[0].shape, aligned[1].shape)
+        wide = [o.expand(*o.shape[:at], *sizes[at:]).flatten(at) if at < len(sizes) else o for o in aligned]
+        return torch.mul(*wide).view(sizes)
+    small = int(len(operands) == 2 and operands[0].numel() > operands[1].numel())
+    within = _within(equation, small)
+    if within is not None:
+        behind, turned, order = within
+        table = operands[small].t() if turned else operands[small]
+        tensor = operands[1 - small]
+        if tensor.shape[behind:].numel() >= WIDE:
+            result = torch.matmul(table, tensor.flatten(behind)).unflatten(-1, tensor.shape[behind:])
+            return result.permute(order)
+    return torch.einsum(equation, *operands)
+
+
+@lru_cache(maxsize=1024)
+def _pair(equation: str) -> tuple[list[str], str, set[str]] | None:
+    """The terms of two operands, the output and the letters that are summed; None of other einsums."""
+    inputs, output = equation.split("->")
+    terms = inputs.split(",")
+    if len(terms) != 2 or any(len(set(term)) < len(term) for term in terms):
+        return None
+    return terms, output, {*terms[0], *terms[1]}.difference(output)
+
+
+@lru_cache(maxsize=1024)
+def _outer(equation: str) -> tuple[list[tuple[list[int], tuple[slice | None, ...]]], int] | None:
+    """Return how two operands lie in the output of an einsum that sums nothing; None of other einsums.
+
+    Returns:
+        For each operand the order of its modes in the output, and an index with a mode of size 1 for each that it
+        lacks; and from which mode on both are written out before, since torch is slow where short ones repeat.
+    """
+    pair = _pair(equation)
+    if pair is None or pair[2]:
+        return None
+    terms, output, _ = pair
+    lying, lacked = list[tuple[list[int], tuple[slice | None, ...]]](), list[int]()
+    for term in terms:
+        order = [term.index(c) for c in output if c in term]
+        lying.append((order, tuple([slice(None) if c in term else None for c in output])))
+        lacked.append(next((n for n, c in enumerate(output) if c not in term), len(output)))
+    return lying, min(len(output), max(lacked) + 1)
+
+
+@lru_cache(maxsize=1024)
+def _within(equation: str, small: int) -> tuple[int, bool, list[int]] | None:
+    """Return how a matrix, the operand of this number, is multiplied into a mode of the other; None if it cannot be.
+
+    Returns:
+        The modes up to that one, whether the matrix is transposed, and the order of the result's modes.
+    """
+    pair = _pair(equation)
+    if pair is None:
+        return None
+    terms, output, summed = pair
+    matrix, letters = terms[small], terms[1 - small]
+    shared = set(matrix) & set(letters)
+    if len(matrix) != 2 or len(shared) != 1 or shared != summed or letters[0] in shared:
+        return None
+    (mode,) = shared
+    result = letters.replace(mode, matrix.replace(mode, ""))
+    return letters.index(mode) + 1, matrix[1] != mode, [result.index(c) for c in output]
+
+
+# -- operands ---------------------------------------------------------------------------------------------------------
+
+
+def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensors:
+    """The dense operands of a call of a compiled einsum, as tensors of its dtype: ndarrays too, and autocast's floats.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
+    """
+    text = written.einsum.text
+    positions = written.einsum.dense
+    shapes = written.dense_shapes
+    if len(dense) == len(shapes):
+        for operand, shape in zip(dense, shapes, strict=True):
+            if not (
+                type(operand) is torch.Tensor
+                and operand.dtype is dtype
+                and operand.layout is torch.strided
+                and not operand.is_nested
+                and operand.shape == shape
+                and operand.device == device
+            ):
+                break
+        else:  # nothing need be done to them, or said, as of most
+            return dense
+    if len(dense) != len(positions):
+        raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
+    operands = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
+    tensors = converted(operands, dtype, device)
+    for operand, position in zip(tensors, positions, strict=True):
+        if not isinstance(operand, torch.Tensor):
+            raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+        if operand.layout != torch.strided:
+            raise DtypeError(f"operand {position + 1} must be dense, as it was compiled; found {operand.layout}")
+        check_operand(operand, position, dtype, device)
+        expected = written.shape(position)
+        broadcasts = operand.ndim == len(expected) and all(
+            f in (1, n) for f, n in zip(operand.shape, expected, strict=True)
+        )
+        if not broadcasts:
+            raise ShapeError(
+                f'operand {position + 1} of "{text}": the kernel was compiled for shape '
+                f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+            )
+    return tensors
+
+
+def stand_in(operand: Operand) -> Operand:
+    """A tensor to compile for in place of an operand: its shape and repeated dimensions, and memory that holds nothing.
+
+    What is compiled outlives the call, and an operand that a transform of `torch.func` wraps has no memory to look at.
+    """
+    if isinstance(operand, SparseTensor):
+        return SparseTensor._make(operand._pattern, stand_in(operand._values))
+    repeated = repeated_dims(operand)
+    strides = [int(n not in repeated) for n in range(operand.ndim)]  # elements overlap, since nobody reads them
+    return torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
+
+
+def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | torch.Tensor]:
+    """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
+    like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
+    sparse_operands = iter(sparse)
+    return [
+        next(sparse_operands) if p in bound.einsum.sparse else like.expand(bound.shape(p))
+        for p in range(len(bound.einsum.inputs))
+    ]
+
+
+def as_operand(operand: Any, what: str) -> Any:
+    """A SparseTensor of anything sparse, a tensor of an ndarray; all else as it is. Raises as `as_dense`."""
+    if type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested:
+        return operand
+    dense = as_dense(operand, what)
+    sparse = SparseTensor.coerce(dense)
+    return dense if sparse is None else sparse
+
+
+def check_operand(
+    operand: SparseTensor | torch.Tensor, position: int | str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise unless a dense operand, at a position or of a name, has the sparse operand's dtype and device."""
+    what = position if isinstance(position, str) else f"operand {position + 1}"
+    if operand.dtype != dtype:
+        raise DtypeError(
+            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them: {CONVERT}"
+        )
+    if operand.device != device:
+        raise DeviceError(
+            f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
+        )
