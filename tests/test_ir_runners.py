@@ -171,7 +171,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     if kernel.step.executable.zeroes:
         out.zero_()
     _, pulled = kernel.contraction.pull([x.values for x in kernel.operands], dense)
-    tables = kernel.step.tables(pulled)
+    tables = [t.contiguous() for t in kernel.step.tables(pulled, contiguous=False)]
     for part, values in zip(kernel.step.parts, kernel._packed or kernel.step._ones, strict=True):
         arrays = part.packed.arrays | part.arrays.named(part.program)
         if part.packed.padded and part.packed.view.blocks:  # runs have no mask: they add the zeros of padding

@@ -168,9 +168,8 @@ class Budget:
         output = template.output
         given = [prod(shape) * dtype.itemsize for shape in compiler.bound.dense_shapes]
         elements, wide = sum(map(prod, template.bound.dense_shapes)), accumulator(dtype).itemsize
-        moved = any(change for change, _ in compiler.pull.beside) or any(
-            o and not strided for _, o, strided in template.orders
-        )
+        copied = [order for _, order, strided in template.orders if not strided]
+        moved = any(copied) or any(change for change, _ in compiler.pull.beside)
         widened = compiler.backend == "torch" and wide != dtype.itemsize
         dense = sum(given)
         if widened or moved:
