@@ -184,7 +184,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
         if isinstance(x, int | float | complex):
             like = y.values if isinstance(y, SparseTensor) else torch.ones(())
             x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).reshape(1)
-        x = condition.map(lambda values: torch.ones_like(values, dtype=torch.int8)) * x
+        x = condition.map(lambda values: torch.ones_like(values, dtype=torch.bool)) * x
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
         found = f"{type(x).__name__} and {type(y).__name__}"
         raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")

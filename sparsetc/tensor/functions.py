@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.support.entry import lacks_memory
-from sparsetc.tensor.arithmetic import Arithmetic, is_sparse, matmul
+from sparsetc.tensor.arithmetic import Arithmetic, attempted, is_sparse, matmul
 from sparsetc.tensor.inputs import as_dense
 
 POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "exponent", "shape", "dims")
@@ -103,12 +102,7 @@ def _mapped(name: str) -> Callable[..., Any]:
     """A function of torch that is 0 of 0, of the entries."""
 
     def called(x: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
-        except RuntimeError as error:
-            if lacks_memory(error):
-                raise
-            raise DtypeError(f"torch's {name} takes no {x.dtype}: {error}") from None
+        return x.map(lambda values: attempted(getattr(torch, name), values, *args, **kwargs))
 
     return called
 

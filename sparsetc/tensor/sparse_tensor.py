@@ -33,8 +33,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64, in
             memory of its own.
         values: (nnz,) or, with trailing dense modes ("semi-sparse", as torch's hybrid COO), (nnz, *dense sizes).
-            float64/32/16, bfloat16, complex64/128 or int8..int64; the dtype is kept. NaN and infinities are
-            allowed and treated as values; so are explicit zeros.
+            float64/32/16, bfloat16, complex64/128, uint8, int8..int64 or bool; the dtype is kept. NaN and
+            infinities are allowed and treated as values; so are explicit zeros. Duplicates of bools are joined by or.
         shape: sizes of all modes, the dense ones last. Without it, largest coordinate + 1 and the dense sizes.
             The product of sizes may pass 2**63. A size of 0 is legal when there are no nonzeros.
         coalesce: sort lexicographically and sum duplicates (the default). float16 and bfloat16 are summed in
