@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MERGED = 8
 """How many times as long one of two runs of numbers may be for them to be merged, and not searched."""
+IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
+"""What is said of operations that torch does in place."""
 Function = Callable[..., torch.Tensor]
 """A function of torch, elementwise."""
 Entries = torch.Tensor
@@ -320,7 +322,8 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Function) -> SparseTensor:
         return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
         raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
-    x = without_blocks(x)
+    shape = broadcast(x.shape, tuple(other.shape), "a dense operand")
+    x = without_blocks(x if shape == x.shape else x.expand(shape))
     return x._make(x._pattern, _applied(apply, x._values, at_entries(other, x, "the dense operand")))  # type: ignore[no-any-return]
 
 
@@ -369,12 +372,22 @@ def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
             f"sparse {sign} takes a number, a torch tensor or a sparse tensor, found {type(other).__name__}"
         )
     if x.shape != y.shape:
-        raise ShapeError(f"sparse {sign} sparse takes tensors of one shape, found {x.shape} and {y.shape}")
+        shape = broadcast(x.shape, y.shape, f"sparse {sign} sparse")
+        x, y = (one if one.shape == shape else one.expand(shape) for one in (x, y))
     if x.device != y.device:
         raise DeviceError(f"sparse {sign} sparse takes tensors on one device, found {x.device} and {y.device}")
     if (x.sparse_order, x.blocksize) != (y.sparse_order, y.blocksize):
         x, y = x.expand_dense(), y.expand_dense()
     return x.coalesce(), y.coalesce()
+
+
+def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """The shape that both are broadcast to, by torch's rules; `ShapeError` where they do not fit."""
+    order = max(len(first), len(second))
+    pairs = list(zip(*((1,) * (order - len(shape)) + tuple(shape) for shape in (first, second)), strict=True))
+    if any(n != m and 1 not in (n, m) for n, m in pairs):
+        raise ShapeError(f"{name}: shapes {first} and {second} cannot be broadcast to one")
+    return tuple(m if n == 1 else n for n, m in pairs)
 
 
 def _taken(x: Any, entries: Entries | None) -> torch.Tensor:

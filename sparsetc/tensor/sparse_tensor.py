@@ -17,7 +17,7 @@ from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import convert, tables
-from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
 from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -91,7 +91,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def __getattr__(self, name: str) -> Any:
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
         if name not in ("_pattern", "_values"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            in_place = name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name)
+            said = IN_PLACE.format(name) if in_place else f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(said, name=name, obj=self)
         unsorted = self._unsorted
         if unsorted is not None:  # else another thread has set both in the meantime
             self._set(*unsorted.coalesced())

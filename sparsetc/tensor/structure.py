@@ -9,14 +9,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, ShapeError
+from sparsetc.support import memory
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import where_holds
+from sparsetc.tensor.arithmetic import IN_PLACE, where_holds
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.pattern import Pattern
@@ -149,6 +150,13 @@ class Structure:
         modes[first], modes[second] = second, first
         return self.permute(modes)
 
+    def movedim(self, source: Any, destination: Any) -> SparseTensor:
+        """Modes taken to other places, the others in their order."""
+        sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
+        moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
+        others = iter([m for m in range(self.ndim) if m not in moved.values()])
+        return self.permute([moved[p] if p in moved else next(others) for p in range(self.ndim)])
+
     # -- shapes ---------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> SparseTensor:
@@ -205,7 +213,30 @@ class Structure:
         )
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
+    def expand(self, *sizes: Any) -> SparseTensor:
+        """Modes of size 1, and new ones in front, repeated to these sizes; -1 leaves a size as it is.
+
+        Raises:
+            ShapeError: sizes that the shape cannot be broadcast to.
+            OutOfMemoryError: more entries than the memory limit allows.
+        """
+        x, wanted = _untyped(self), _flat(sizes)
+        shape = [1] * (len(wanted) - x.ndim) + list(x.shape)
+        if len(shape) != len(wanted) or any(new not in (-1, n) for n, new in zip(shape, wanted, strict=True) if n != 1):
+            raise ShapeError(f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}")
+        times = prod(new for n, new in zip(shape, wanted, strict=True) if n == 1 and new != -1)
+        nbytes = times * x._values.numel() * (32 + 8 * len(wanted) + x.dtype.itemsize)
+        memory.check(f"the entries of shape {x.shape} at all positions of {tuple(wanted)}", nbytes, x.device)
+        x = x.reshape(shape) if len(shape) > x.ndim else x
+        for mode, (size, new) in enumerate(zip(shape, wanted, strict=True)):
+            if new not in (-1, size):
+                x = x.index_select(mode, torch.zeros(new, dtype=torch.int64, device=x.device))
+        return x  # type: ignore[no-any-return]
+
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise DtypeError(IN_PLACE.format("x[…] = …"))
 
     def __getitem__(self, key: Any) -> Any:
         """Elements, as torch and numpy index: ints, slices, ``...``, None, and index tensors or masks of modes.
@@ -238,6 +269,60 @@ class Structure:
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
         return self[tuple([slice(None)] * mode + [slice(first, first + length)])]
+
+    def select(self, dim: int, index: int) -> Any:
+        """One position of a mode, which goes."""
+        return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """All positions of a mode, each by itself."""
+        return tuple(self.select(dim, n) for n in range(self.size(dim)))
+
+    def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        """Parts of a mode, of one length but the last, or of these lengths."""
+        size, each = self.size(dim), split_size_or_sections
+        lengths = [min(each, size - n) for n in range(0, size, each)] if isinstance(each, int) else list(each)
+        if sum(lengths) != size:
+            raise ShapeError(f"parts of {lengths} are not those of a mode of size {size}")
+        return tuple(self.narrow(dim, sum(lengths[:n]), length) for n, length in enumerate(lengths))
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        """So many parts of a mode, or fewer."""
+        return self.split(max(1, -(-self.size(dim) // chunks)), dim)
+
+    def flip(self, *dims: Any) -> SparseTensor:
+        """Modes in reverse order."""
+        modes = [mode_of(self.ndim, d) for d in _flat(dims)]
+        return self[tuple(slice(None, None, -1 if m in modes else 1) for m in range(self.ndim))]  # type: ignore[no-any-return]
+
+    def roll(self, shifts: Any, dims: Any = None) -> SparseTensor:
+        """Positions of modes moved on, and from the end to the beginning; without modes all elements in one row."""
+        if dims is None:
+            return self.reshape(-1).roll(shifts, 0).reshape(self.size())
+        x: Any = self
+        for shift, dim in zip(*([one] if isinstance(one, int) else one for one in (shifts, dims)), strict=True):
+            size = x.shape[mode_of(x.ndim, dim)]
+            order = (torch.arange(size, device=x.device) - shift) % max(1, size)
+            x = x.index_select(dim, order)
+        return x  # type: ignore[no-any-return]
+
+    def trace(self) -> torch.Tensor:
+        """The sum of the diagonal of a matrix."""
+        if self.ndim != 2:
+            raise ShapeError(f"a trace is of a matrix, found {self.ndim} modes")
+        return self.diagonal().sum()  # type: ignore[no-any-return]
+
+    def diag(self, diagonal: int = 0) -> SparseTensor:
+        """The diagonal of a matrix, or the matrix with a vector on its diagonal."""
+        if self.ndim == 2:
+            return self.diagonal(diagonal)  # type: ignore[no-any-return]
+        x = _untyped(self).expand_dense().coalesce()
+        if x.ndim != 1:
+            raise ShapeError(f"diag is of a vector or a matrix, found {x.ndim} modes")
+        offset = crd.offset_of(diagonal)
+        coords = torch.stack((x._pattern.coords[0] + max(0, -offset), x._pattern.coords[0] + max(0, offset)))
+        size = x.shape[0] + abs(offset)
+        return x._make(Pattern(coords, (size, size), True), x._values)  # type: ignore[no-any-return]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
         """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
