@@ -161,6 +161,73 @@ PLAIN = (
 )
 """Those that give bools, integers or positions."""
 TORCH |= {text: eval(f"lambda A, B, D, v: {text}", {"torch": torch, "F": functional}) for text in LEARNED + PLAIN}
+NUMPY = (
+    *(
+        "np.sum(A, 0)",
+        "np.mean(A, axis=1, keepdims=True)",
+        "np.max(A)",
+        "np.max(A, axis=0)",
+        "np.min(A, 1, keepdims=True)",
+    ),
+    *(
+        "np.var(A, 1)",
+        "np.std(A, axis=0, ddof=1)",
+        "np.any(A, axis=1)",
+        "np.all(A)",
+        "np.argmax(A, axis=1)",
+        "np.argmin(A)",
+    ),
+    *(
+        "np.size(A)",
+        "np.size(A, 1)",
+        "np.shape(A)",
+        "np.ndim(A)",
+        "np.count_nonzero(A, axis=0)",
+        "np.trace(A)",
+        "np.diag(A, 1)",
+    ),
+    *(
+        "np.array_equal(A, A * 1)",
+        "np.array_equal(A, B)",
+        "np.array_equal(A, D)",
+        "np.allclose(A, A)",
+        "np.round(A / 3, 1)",
+    ),
+    *(
+        "np.transpose(A)",
+        "np.transpose(A, (0, 1))",
+        "np.swapaxes(A, 0, 1)",
+        "np.moveaxis(A[None], 0, 2)",
+        "np.ravel(A)",
+    ),
+    *(
+        "np.concatenate([A, B], axis=1)",
+        "np.stack([A, B])",
+        "np.kron(A, B)",
+        "np.einsum('ij,kj->ik', A, D)",
+        "np.dot(A, D.T)",
+    ),
+    *("np.tensordot(A, D.T, axes=1)", "np.where(A > 1, A, B)", "np.clip(A, -1, 1)", "np.clip(A, a_min=-1, a_max=2)"),
+    *("np.linalg.norm(A)", "np.linalg.norm(A, axis=1)", "np.flip(A, 1)", "np.roll(A, 1, axis=0)", "np.nonzero(A)[1]"),
+    *(
+        "np.expand_dims(A, 1)",
+        "np.broadcast_to(A[:1], (4, 6))",
+        "np.real(A)",
+        "np.isnan(A)",
+        "np.maximum(A, B)",
+        "np.copy(A)",
+    ),
+    *("np.triu(A, k=1)", "np.diagonal(A, axis1=1, axis2=0)", "np.logical_or(A, B)", "np.sum(A, dtype=np.float32)"),
+    *(
+        "np.conj(A)",
+        "np.add(A, B)",
+        "np.squeeze(A[None], axis=0)",
+        "np.reshape(A, (6, 4))",
+        "np.abs(A)",
+        "np.bitwise_or(A > 1, B > 1)",
+    ),
+)
+"""Functions of numpy, to be compared with what it makes of ndarrays."""
 OTHERS: dict[str, tuple[Spelling, Spelling]] = {
     "np.sum(A, axis=0)": (lambda a, b, d, v: np.sum(a, axis=0), lambda a, b, d, v: a.sum(0)),
     "np.multiply(A, B)": (lambda a, b, d, v: np.multiply(a, b), lambda a, b, d, v: a * b),
@@ -230,6 +297,20 @@ def test_a_spelling(kind: str, name: str) -> None:
         (at_entries,) = torch.autograd.grad((found * weights).sum(), values)
         entries = x.with_values(torch.ones_like(values)).to_dense()
         torch.testing.assert_close(x.with_values(at_entries).to_dense(), grad * entries)
+
+
+@pytest.mark.parametrize("text", NUMPY)
+def test_a_function_of_numpy(text: str) -> None:
+    arrays = {"A": dense(0, (4, 6)), "B": dense(1, (4, 6)), "D": dense(2, (4, 6), 1.0)}
+    expected = eval(text, {"np": np, **{name: array.numpy() for name, array in arrays.items()}})
+    arrays["D"] = arrays["D"].numpy()
+    found = eval(text, {"np": np, **arrays, "A": sparse(arrays["A"]), "B": sparse(arrays["B"])})
+    found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    if isinstance(expected, bool | int | tuple):
+        assert found == expected
+    else:
+        np.testing.assert_allclose(found.numpy(), expected)
+        assert found.numpy().dtype == expected.dtype
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -64,8 +64,9 @@ class Functions:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
         name = function.__name__
-        if function.__module__ != "numpy" or name not in ARRAY_FUNCTIONS:
+        if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
             raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
+        args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
         return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
 
 
@@ -162,6 +163,26 @@ def _mapped(name: str) -> Callable[..., Any]:
     return called
 
 
+def _by_numpys_names(name: str) -> Callable[..., Any]:
+    """A function of torch whose arguments are as numpy's of that name, but for what they are called."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
+        if "out" in kwargs:
+            raise DtypeError(f"numpy's {name} of a SparseTensor takes no out=")
+        if "dtype" in kwargs:
+            kwargs["dtype"] = torch.from_numpy(np.empty(0, kwargs["dtype"])).dtype
+        return FUNCTIONS[name](*args, **kwargs)
+
+    return called
+
+
+def _dot(x: Any, y: Any) -> Any:
+    if max(len(x.shape), len(y.shape)) > 2:
+        raise ShapeError(f"numpy's dot takes vectors and matrices, found {tuple(x.shape)} and {tuple(y.shape)}")
+    return matmul(x, y)
+
+
 def _elsewhere(module: str, name: str) -> Callable[..., Any]:
     """A function of a module that is loaded where it is called first."""
 
@@ -225,7 +246,7 @@ METHODS = (
         "argmax",
         "argmin",
     ),
-    *("topk", "movedim", "select", "unbind", "split", "chunk", "flip", "roll", "trace", "diag"),
+    *("topk", "movedim", "select", "unbind", "split", "chunk", "flip", "roll", "trace", "diag", "nonzero"),
 )
 """Functions of torch that are methods of a SparseTensor too."""
 MAPS = (
@@ -291,9 +312,53 @@ UFUNCS: dict[str, Callable[..., Any]] = {
 }
 UFUNCS.pop("equal")  # which numpy asks of each element
 """The same of numpy's functions, by numpy's names."""
+NUMPYS_NAMES = {
+    **{"axis": "dim", "axis1": "dim1", "axis2": "dim2", "keepdims": "keepdim", "axes": "dims", "k": "diagonal"},
+    **{"a_min": "min", "a_max": "max"},
+}
+"""Arguments, by numpy's names, and what torch calls them."""
 ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
-    **dict.fromkeys(("sum", "mean", "prod", "squeeze", "flip", "shape", "ndim", "fix")),
+    **dict.fromkeys(("flip", "shape", "ndim", "fix")),
+    **{
+        name: _by_numpys_names(name)
+        for name in (
+            *(
+                "sum",
+                "mean",
+                "prod",
+                "any",
+                "all",
+                "count_nonzero",
+                "argmax",
+                "argmin",
+                "diag",
+                "diagonal",
+                "tril",
+                "triu",
+            ),
+            *("clip", "reshape", "squeeze", "kron", "where", "stack", "concatenate", "einsum", "tensordot"),
+            *("allclose", "real", "imag", "angle", "nan_to_num", "isposinf", "isneginf"),
+        )
+    },
     "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
+    "max": lambda a, axis=None, keepdims=False: a.amax(axis, keepdims),
+    "min": lambda a, axis=None, keepdims=False: a.amin(axis, keepdims),
+    "var": lambda a, axis=None, ddof=0, keepdims=False: a.var(axis, keepdim=keepdims, correction=ddof),
+    "std": lambda a, axis=None, ddof=0, keepdims=False: a.std(axis, keepdim=keepdims, correction=ddof),
+    "round": lambda a, decimals=0: FUNCTIONS["round"](a, decimals=decimals),
+    "trace": lambda a, offset=0, axis1=0, axis2=1: a.diagonal(offset, axis1, axis2).sum(-1),
+    "transpose": lambda a, axes=None: a.permute(list(axes or range(a.ndim)[::-1])),
+    "swapaxes": _method("transpose"),
+    "roll": lambda a, shift, axis=None: a.roll(shift, axis),
+    "moveaxis": _method("movedim"),
+    "expand_dims": lambda a, axis: a.unsqueeze(axis),
+    "broadcast_to": _method("expand"),
+    "ravel": _method("flatten"),
+    "copy": _method("clone"),
+    "nonzero": lambda a: tuple(a.nonzero().T),
+    "array_equal": FUNCTIONS["equal"],
+    "dot": _dot,
+    "norm": lambda x, ord=None, axis=None, keepdims=False: _linalg_norm(x, ord, axis, keepdims),
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names

@@ -97,6 +97,10 @@ class Structure:
         """Coordinates, (sparse_order, nnz), as torch's sparse tensors have them."""
         return self._pattern.coords
 
+    def nonzero(self) -> torch.Tensor:
+        """Coordinates of the values that are not 0, (n, order)."""
+        return _untyped(self).expand_dense().drop().coords.T  # type: ignore[no-any-return]
+
     def item(self) -> Any:
         """The one element of a tensor of one position; ShapeError for others."""
         if self.numel() != 1:
