@@ -246,7 +246,21 @@ METHODS = (
         "argmax",
         "argmin",
     ),
-    *("topk", "movedim", "select", "unbind", "split", "chunk", "flip", "roll", "trace", "diag", "nonzero"),
+    *(
+        "topk",
+        "movedim",
+        "select",
+        "unbind",
+        "split",
+        "chunk",
+        "flip",
+        "roll",
+        "trace",
+        "diag",
+        "nonzero",
+        "is_floating_point",
+        "is_complex",
+    ),
 )
 """Functions of torch that are methods of a SparseTensor too."""
 MAPS = (

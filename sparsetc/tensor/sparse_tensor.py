@@ -69,7 +69,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                 [5., 0., 0.]])
     """
 
-    __slots__ = ("__weakref__", "_pattern", "_unsorted", "_values")
+    __slots__ = ("__weakref__", "_ddp_ignored", "_pattern", "_unsorted", "_values")
+    # torch's DistributedDataParallel sets the second one of buffers that it leaves alone
 
     _pattern: Pattern
     _values: torch.Tensor
@@ -317,7 +318,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         values = self._values.to(*plain, **kwargs)
         if values is self._values:
             return self
-        if not self.is_coalesced and values.dtype in INTEGERS and self.dtype not in INTEGERS:  # of the sum alone
+        of_sums = values.dtype in INTEGERS and self.dtype not in INTEGERS  # of the sum alone
+        if not self.is_coalesced and (of_sums or torch.bool in (values.dtype, self.dtype)):
             return self.coalesce().to(*args, **kwargs)
         if values.device == self.device:
             return self.with_values(values)

@@ -41,12 +41,22 @@ def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
     return converted
 
 
+def _of_values(name: str) -> property:
+    """The attribute or method of values, by its name."""
+    return property(lambda x: getattr(x._values, name), doc=f"``values.{name}``.")
+
+
 class Typed:
     """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
 
     __slots__ = ()
     float, double, half = map(_converted, (torch.float32, torch.float64, torch.float16))
-    bfloat16, int, long = map(_converted, (torch.bfloat16, torch.int32, torch.int64))
+    bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
+
+    def type(self, dtype: Any = None) -> Any:
+        """With values of a dtype, or torch's old name of the values' type."""
+        x: Any = self
+        return x._values.type() if dtype is None else x.to(dtype)
 
 
 class Structure:
@@ -124,10 +134,58 @@ class Structure:
         """The tensor itself."""
         return self
 
+    # -- what torch.nn.Module, DataLoader and hooks ask of a tensor, as it may be a buffer of a module --------------
+
+    is_floating_point, is_complex, is_signed, is_cuda, is_meta, is_leaf, is_shared, is_pinned, get_device = map(
+        _of_values,
+        (
+            *("is_floating_point", "is_complex", "is_signed", "is_cuda", "is_meta", "is_leaf", "is_shared"),
+            *("is_pinned", "get_device"),
+        ),
+    )
+    grad_fn, register_hook, retain_grad, element_size = map(
+        _of_values, ("grad_fn", "register_hook", "retain_grad", "element_size")
+    )
+
     @property
-    def is_cuda(self) -> bool:
-        """Whether it is on a CUDA device."""
-        return self._values.is_cuda
+    def grad(self) -> SparseTensor | None:
+        """Gradients of the values, on the pattern; None before there are any."""
+        found = self._values.grad
+        return None if found is None else self._make(self._pattern, found)
+
+    def copy_(self, other: SparseTensor, non_blocking: bool = False) -> Self:
+        """Take the entries of another tensor of this shape, as `Module.load_state_dict` does; dtype and device stay.
+
+        Values are written to the memory of these where the coordinates are the same. Nothing else is done in place.
+
+        Raises:
+            ShapeError: another shape.
+            DtypeError: what is not sparse.
+        """
+        if not isinstance(other, Structure):
+            raise DtypeError(f"copy_ takes a SparseTensor, found {type(other).__name__}")
+        x, other = _untyped(self), _untyped(other)
+        if other.shape != x.shape:
+            raise ShapeError(f"copy_ takes a tensor of shape {x.shape}, found {other.shape}")
+        other = other.to(x._values, non_blocking=non_blocking)
+        old, new = self._pattern, other._pattern
+        alike = new is old or (new._blocks == old._blocks and torch.equal(new.coords, old.coords))
+        if alike and other._values.shape == self._values.shape:
+            self._values.copy_(other._values)
+        else:
+            x._set(new, other._values.clone())
+        return self
+
+    def share_memory_(self) -> Self:
+        """Coordinates and values moved to memory that processes share."""
+        for tensor in (self._pattern.coords, self._values):
+            tensor.share_memory_()
+        return self
+
+    def pin_memory(self) -> SparseTensor:
+        """The same with coordinates and values in memory that a GPU copies from directly."""
+        pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
+        return self._make(pattern, self._values.pin_memory())
 
     # -- orders of modes ------------------------------------------------------------------------------------------
 
