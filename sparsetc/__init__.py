@@ -36,7 +36,7 @@ from sparsetc.formats.hls import plan_hls
 from sparsetc.formats.window import plan_1sa, plan_window
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ops import contract, mttkrp, sddmm, spmm, ttm, ttmc, ttv
+from sparsetc.ops import contract, min_plus, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options
 from sparsetc.packing.deal import register_partition
 from sparsetc.planner.registry import register_format, register_plan
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.sparse_attention import attention
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
-    from sparsetc.tensor.creation import cat, eye, full, kron, rand, randn, stack, where, zeros
+    from sparsetc.tensor.creation import block_diag, cat, eye, full, kron, rand, randn, stack, where, zeros
     from sparsetc.tensor.softmax import log_softmax, softmax
 
 __version__ = "0.1.0"
@@ -87,6 +87,7 @@ __all__ = [
     "Stream",
     "TransformError",
     "attention",
+    "block_diag",
     "blocking_curve",
     "cache_info",
     "calibrate",
@@ -106,6 +107,7 @@ __all__ = [
     "log_softmax",
     "map_entries",
     "masks",
+    "min_plus",
     "mttkrp",
     "nn",
     "open_packed",
@@ -145,7 +147,9 @@ _ON_DEMAND = {
     **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
-    **dict.fromkeys(("cat", "eye", "full", "kron", "rand", "randn", "stack", "where", "zeros"), "tensor.creation"),
+    **dict.fromkeys(
+        ("block_diag", "cat", "eye", "full", "kron", "rand", "randn", "stack", "where", "zeros"), "tensor.creation"
+    ),
     "attention": "sparse_attention",
     "map_entries": "mapping",
     "calibrate": "calibration",

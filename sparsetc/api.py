@@ -291,6 +291,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
         if not isinstance(coerced, SparseTensor | torch.Tensor):
             found = inputs.not_sparse(coerced, "use torch.as_tensor")
             raise DtypeError(f"operand {number} must be a torch tensor or sparse, {found}")
+        if coerced.dtype == torch.bool:
+            raise DtypeError(f"operand {number} is of bools, which are not multiplied: .to(torch.float32) makes them 1")
         if isinstance(coerced, SparseTensor):
             sparse = True
             if coerced.device.type == "meta":

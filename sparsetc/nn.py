@@ -28,6 +28,7 @@ from sparsetc.pairwise import computed
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
+from sparsetc.tensor.creation import block_diag
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -447,15 +448,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(samples[0], tuple):
         return tuple(map(collate, zip(*samples, strict=True)))
     if kinds == ["sparse"]:
-        samples = [without_blocks(SparseTensor.coerce(x)) for x in samples]
-        if len({(x.sparse_order, x.shape[x.sparse_order :]) for x in samples}) > 1:
-            raise ShapeError(f"collate takes SparseTensors of one order, found shapes {[x.shape for x in samples]}")
-        modes, dense = samples[0].sparse_order, samples[0].shape[samples[0].sparse_order :]
-        starts = torch.tensor([(0,) * modes, *(x.shape[:modes] for x in samples)]).cumsum(0)
-        coords = [x.coords + start[:, None].to(x.device) for x, start in zip(samples, starts, strict=False)]
-        return SparseTensor(
-            torch.cat(coords, 1), torch.cat([x.values for x in samples]), (*starts[-1].tolist(), *dense)
-        )
+        return block_diag(*samples)
     tensors = [torch.as_tensor(x) for x in samples]
     return torch.cat(tensors) if tensors[0].ndim else torch.stack(tensors)
 

@@ -23,9 +23,12 @@ from typing_extensions import Unpack
 from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op, sharded_of
 from sparsetc.contraction.operands import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
-from sparsetc.errors import DistributedError, EquationError, ShapeError
+from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
 from sparsetc.options import Auto, ToDense, ToSparse
+from sparsetc.support import memory
 from sparsetc.support.entry import traced_by_modes
+from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.groups import groups_of, reduced_groups
 from sparsetc.tensor.inputs import check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import summed_dtype
@@ -327,6 +330,40 @@ def contract(
     what = f"{alpha} times the result" + (f" and {beta} times out" if beta else "")
     result = narrowed(accumulated(contraction, out, alpha, beta), sparse.dtype, what)
     return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
+
+
+@register_op
+def min_plus(x: Any, y: torch.Tensor) -> torch.Tensor:
+    """Least sums along the entries of a matrix, ``z[i, r] = min over j of x[i, j] + y[j, r]``, as of shortest paths.
+
+    Args:
+        x: sparse (rows, columns), of real values; a position without an entry is infinitely far.
+        y: (columns, width) or (columns,).
+
+    Returns:
+        (rows, width) or (rows,), dense; infinity of a row without entries. A row of sums is made an entry.
+
+    Examples:
+        >>> far = torch.tensor([0.0, torch.inf, torch.inf])
+        >>> edges = stc.SparseTensor([[1, 2, 2], [0, 0, 1]], [1.0, 5.0, 2.0], (3, 3))  # to, from
+        >>> stc.min_plus(edges, torch.minimum(far, stc.min_plus(edges, far)))
+        tensor([inf, 1., 3.])
+    """
+    sparse = _matrix(x, "min_plus")
+    wide = ("width",) if isinstance(y, torch.Tensor) and y.ndim == 2 else ()
+    table: Any = _table(y, sparse, (sparse.shape[1], *wide), "min_plus: y")
+    if not sparse.dtype.is_floating_point or not isinstance(table, torch.Tensor):
+        raise DtypeError(
+            f"min_plus takes floating point values and a dense y, found {sparse.dtype} and {type(y).__name__}"
+        )
+    sparse = without_blocks(sparse.coalesce())
+    columns = sparse.coords[1]
+    nbytes = 2 * sparse.nnz * table[:1].nbytes
+    memory.check(f"the {sparse.nnz:,} rows of sums of min_plus", nbytes, table.device)
+    sums = sparse.values.view(-1, *[1] * len(wide)) + table[columns]
+    least = reduced_groups(sums, sparse.pattern, (0,), "amin")
+    found = sums.new_full((sparse.shape[0], *sums.shape[1:]), torch.inf)
+    return found.index_copy(0, groups_of(sparse.pattern, (0,)).pattern.coords[0], least)
 
 
 # -- equations --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from cases import assert_matches, random_sparse
 import sparsetc as stc
 from sparsetc.contraction.contraction import Contraction
 
-SMALL = [torch.int8, torch.int16, torch.int32]
+SMALL = [torch.uint8, torch.int8, torch.int16, torch.int32]
 
 
 @pytest.mark.parametrize("dtype", SMALL, ids=str)
@@ -38,7 +38,7 @@ def test_a_product_that_does_not_fit_is_refused(dtype: torch.dtype, plan: str) -
     assert torch.equal(stc.einsum("ij,jr->ir", x, b // 2, plan=plan), x.to_dense() @ (b // 2))
 
 
-@pytest.mark.parametrize("dtype", SMALL, ids=str)
+@pytest.mark.parametrize("dtype", SMALL[1:], ids=str)
 @pytest.mark.parametrize("plan", ["auto", "scalar", "dense", "bcb"])
 def test_a_contraction_that_does_not_fit_is_refused(dtype: torch.dtype, plan: str) -> None:
     most = torch.iinfo(dtype).max
@@ -66,7 +66,32 @@ def test_products_of_dense_operands_have_64_bits() -> None:
         stc.einsum("ij,jr,rs->is", x.with_values(torch.tensor([1], dtype=torch.int8)), b, b)
 
 
-@pytest.mark.parametrize("dtype", [*SMALL, torch.int64], ids=str)
+def test_unsigned_integers_do_not_wrap() -> None:
+    x = stc.SparseTensor([[3, 3]], torch.tensor([200, 55], dtype=torch.uint8), (5,))
+    assert x.values.tolist() == [255]
+    calls = {
+        256: lambda: stc.SparseTensor([[3, 3]], torch.tensor([200, 56], dtype=torch.uint8), (5,)),
+        510: lambda: x + x,
+        -255: lambda: -x,
+        -100: lambda: x.with_values(torch.tensor([155], dtype=torch.uint8)) - x,
+    }
+    for found, call in calls.items():
+        with pytest.raises(stc.DtypeError, match=f"holds {found}, which torch.uint8 cannot"):
+            call()
+    assert x.sum().item() == 255
+    assert (x.to(torch.int16) * -2).values.tolist() == [-510]
+
+
+def test_dtypes_that_torch_only_stores() -> None:
+    for given, advice in (
+        (torch.ones(1, dtype=torch.uint16), r"\.to\(torch\.int32\)"),
+        (torch.ones(1).numpy().astype("uint64"), r'\.astype\("int64"\)'),
+    ):
+        with pytest.raises(stc.DtypeError, match=advice):
+            stc.SparseTensor([[0]], given)
+
+
+@pytest.mark.parametrize("dtype", [*SMALL[1:], torch.int64], ids=str)
 def test_duplicates_are_added_up_exactly(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
     for values, fits in (

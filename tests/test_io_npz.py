@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 import resource
@@ -183,7 +184,7 @@ def test_compressed_axes_that_are_no_modes(tmp_path: Path) -> None:
 
 
 def test_dtypes_that_only_numpy_has(tmp_path: Path) -> None:
-    for dtype in (bool, np.uint16, np.uint64):
+    for dtype in (np.uint32, np.uint16, np.uint64):
         np.savez(tmp_path / "x.npz", **{**GOOD, "values": np.array([1, 1], dtype)})
         refused(tmp_path / "x.npz", f"values are {np.dtype(dtype)}; read them with dtype=")
         assert sio.read(tmp_path / "x.npz", dtype=torch.float32).values.tolist() == [1, 1]
@@ -235,7 +236,18 @@ def test_values_are_not_changed_by_another_dtype(tmp_path: Path) -> None:
     np.savez(path, **{**GOOD, "values": np.array([np.inf, 0.1])})
     assert sio.read(path, dtype=torch.float16).values.tolist() == [np.inf, torch.tensor(0.1).half().item()]
     with pytest.raises(DtypeError):
-        sio.read(path, dtype=torch.bool)
+        sio.read(path, dtype=torch.uint16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8], ids=str)
+@pytest.mark.parametrize("suffix", [".npz", ".tns", ".mtx", ".bsp.npz", ".parquet"])
+def test_bools_and_bytes(tmp_path: Path, dtype: torch.dtype, suffix: str) -> None:
+    x = SparseTensor([[0, 1], [2, 0]], torch.tensor([1, 0], dtype=dtype), (3, 4))
+    sio.write(tmp_path / f"x{suffix}", x)
+    assert equal(sio.read(tmp_path / f"x{suffix}"), x)
+    assert x.to_scipy().dtype == x.to_numpy()[1].dtype
+    for same in (SparseTensor.from_scipy(x.to_scipy()), SparseTensor.from_torch(x.to_torch()), copy.deepcopy(x)):
+        assert equal(same, x)
 
 
 def test_byte_orders_and_orders_of_elements(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from test_arithmetic import KINDS, dense, sparse
+from torch.nn import functional
 
 import sparsetc as stc
 
@@ -87,6 +88,146 @@ TORCH: dict[str, Spelling] = {
     "torch.nn.functional.linear": lambda a, b, d, v: torch.nn.functional.linear(d, a),
     "torch.bmm": lambda a, b, d, v: torch.bmm(a.unsqueeze(0), d.T.unsqueeze(0)),
 }
+LEARNED = (
+    *("A.var(1)", "torch.std(A, 0, keepdim=True)", "torch.var(A)", "torch.trace(A)", "A.diag(1)"),
+    *(
+        "torch.flip(A, (0, 1))",
+        "torch.roll(A, (1, -2), (0, 1))",
+        "A.roll(3)",
+        "A[:1].expand(3, 4, 6)",
+        "A.select(1, 2)",
+    ),
+    *(
+        "torch.split(A, 4, 1)[1]",
+        "A.split([1, 3])[1]",
+        "A.chunk(4, 1)[2]",
+        "torch.unbind(A)[2]",
+        "A[None].movedim(0, 2)",
+    ),
+    *("F.leaky_relu(A, 0.1)", "F.gelu(A)", "F.silu(A)", "F.elu(A)", "F.dropout(A, 0.5, False)", "torch.linalg.norm(A)"),
+    *(
+        "torch.linalg.norm(A, 1, 1)",
+        "torch.linalg.norm(A, 'fro')",
+        "torch.block_diag(A, B)",
+        "A[:1] + B",
+        "A[:, :1] * B",
+    ),
+    *(
+        "A[:1] * D",
+        "torch.maximum(A, B)",
+        "A.minimum(B * 2)",
+        "A.sin()",
+        "A.add(B)",
+        "A.mul(2)",
+        "A.mm(B.T)",
+        "A.neg()",
+    ),
+    *("A.where(B > 1, B)", "A.div(4)", "A.tanh()", "A.sum(0, dtype=torch.float32)", "(A * 1j).conj().imag", "A.mv(v)"),
+)
+"""Methods and functions of torch, with gradients."""
+PLAIN = (
+    *(
+        "A.max()",
+        "A.max(1).values",
+        "A.min(0).indices",
+        "torch.max(A, B)",
+        "A.argmax(1)",
+        "torch.argmin(A, 0, keepdim=True)",
+    ),
+    *("A.argmax()", "torch.var(A, 1, correction=0)", "A.std(1, False)", "A.any(1)", "torch.all(A, 0)", "torch.any(A)"),
+    *(
+        "torch.topk(A, 3, 0, largest=False).values",
+        "torch.isnan(A)",
+        "(A * (1 + 2j)).real",
+        "A.gt(1)",
+        "A != B",
+        "A < B",
+    ),
+    *(
+        "torch.logical_or(A, B)",
+        "A.logical_and(B)",
+        "A.logical_xor(B)",
+        "(A > 1) | (B > 1)",
+        "torch.sum(A.long(), 1, dtype=torch.int32)",
+    ),
+    *(
+        "torch.equal(A, A * 1)",
+        "torch.equal(A, B)",
+        "torch.equal(A, A[:1])",
+        "torch.allclose(A, A * (1 + 1e-7))",
+        "A.equal(A)",
+    ),
+    *("torch.allclose(A, B)", "A[:1] > B", "A.topk(2, 1).values", "A.long().topk(2).values", "F.dropout(A, 1.0, True)"),
+)
+"""Those that give bools, integers or positions."""
+TORCH |= {text: eval(f"lambda A, B, D, v: {text}", {"torch": torch, "F": functional}) for text in LEARNED + PLAIN}
+NUMPY = (
+    *(
+        "np.sum(A, 0)",
+        "np.mean(A, axis=1, keepdims=True)",
+        "np.max(A)",
+        "np.max(A, axis=0)",
+        "np.min(A, 1, keepdims=True)",
+    ),
+    *(
+        "np.var(A, 1)",
+        "np.std(A, axis=0, ddof=1)",
+        "np.any(A, axis=1)",
+        "np.all(A)",
+        "np.argmax(A, axis=1)",
+        "np.argmin(A)",
+    ),
+    *(
+        "np.size(A)",
+        "np.size(A, 1)",
+        "np.shape(A)",
+        "np.ndim(A)",
+        "np.count_nonzero(A, axis=0)",
+        "np.trace(A)",
+        "np.diag(A, 1)",
+    ),
+    *(
+        "np.array_equal(A, A * 1)",
+        "np.array_equal(A, B)",
+        "np.array_equal(A, D)",
+        "np.allclose(A, A)",
+        "np.round(A / 3, 1)",
+    ),
+    *(
+        "np.transpose(A)",
+        "np.transpose(A, (0, 1))",
+        "np.swapaxes(A, 0, 1)",
+        "np.moveaxis(A[None], 0, 2)",
+        "np.ravel(A)",
+    ),
+    *(
+        "np.concatenate([A, B], axis=1)",
+        "np.stack([A, B])",
+        "np.kron(A, B)",
+        "np.einsum('ij,kj->ik', A, D)",
+        "np.dot(A, D.T)",
+    ),
+    *("np.tensordot(A, D.T, axes=1)", "np.where(A > 1, A, B)", "np.clip(A, -1, 1)", "np.clip(A, a_min=-1, a_max=2)"),
+    *("np.linalg.norm(A)", "np.linalg.norm(A, axis=1)", "np.flip(A, 1)", "np.roll(A, 1, axis=0)", "np.nonzero(A)[1]"),
+    *(
+        "np.expand_dims(A, 1)",
+        "np.broadcast_to(A[:1], (4, 6))",
+        "np.real(A)",
+        "np.isnan(A)",
+        "np.maximum(A, B)",
+        "np.copy(A)",
+    ),
+    *("np.triu(A, k=1)", "np.diagonal(A, axis1=1, axis2=0)", "np.logical_or(A, B)", "np.sum(A, dtype=np.float32)"),
+    *(
+        "np.conj(A)",
+        "np.add(A, B)",
+        "np.squeeze(A[None], axis=0)",
+        "np.reshape(A, (6, 4))",
+        "np.abs(A)",
+        "np.bitwise_or(A > 1, B > 1)",
+    ),
+)
+"""Functions of numpy, to be compared with what it makes of ndarrays."""
 OTHERS: dict[str, tuple[Spelling, Spelling]] = {
     "np.sum(A, axis=0)": (lambda a, b, d, v: np.sum(a, axis=0), lambda a, b, d, v: a.sum(0)),
     "np.multiply(A, B)": (lambda a, b, d, v: np.multiply(a, b), lambda a, b, d, v: a * b),
@@ -146,10 +287,72 @@ def test_a_spelling(kind: str, name: str) -> None:
     a.requires_grad_()
     expected = reference(a, b, d, d[0])
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    if isinstance(expected, bool):
+        assert found is expected
+        return
     torch.testing.assert_close(found, expected, check_dtype=True)
-    if expected.requires_grad:
+    if expected.requires_grad and name not in PLAIN:
         weights = torch.rand_like(expected)
         (grad,) = torch.autograd.grad((expected * weights).sum(), a)
         (at_entries,) = torch.autograd.grad((found * weights).sum(), values)
         entries = x.with_values(torch.ones_like(values)).to_dense()
         torch.testing.assert_close(x.with_values(at_entries).to_dense(), grad * entries)
+
+
+@pytest.mark.parametrize("text", NUMPY)
+def test_a_function_of_numpy(text: str) -> None:
+    arrays = {"A": dense(0, (4, 6)), "B": dense(1, (4, 6)), "D": dense(2, (4, 6), 1.0)}
+    expected = eval(text, {"np": np, **{name: array.numpy() for name, array in arrays.items()}})
+    arrays["D"] = arrays["D"].numpy()
+    found = eval(text, {"np": np, **arrays, "A": sparse(arrays["A"]), "B": sparse(arrays["B"])})
+    found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
+    if isinstance(expected, bool | int | tuple):
+        assert found == expected
+    else:
+        np.testing.assert_allclose(found.numpy(), expected)
+        assert found.numpy().dtype == expected.dtype
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_first_of_equal_elements(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    share = torch.rand((), generator=g)
+    given = torch.randint(-2, 3, (3, 6), generator=g) * (torch.rand(3, 6, generator=g) < share)
+    given = given.to((torch.float32, torch.int64, torch.int8)[seed % 3]) if seed % 4 else -given.abs()
+    x = stc.SparseTensor.from_dense(given, mask=(given != 0) | (torch.eye(3, 6) != 0))  # with zeros that are stored
+    for mode, size in enumerate(given.shape):
+        for largest in (True, False):
+            expected = given.sort(dim=mode, descending=largest, stable=True)
+            k = seed % size + 1
+            found = x.topk(k, mode, largest)
+            assert torch.equal(found.values, expected.values.narrow(mode, 0, k))
+            assert torch.equal(found.indices, expected.indices.narrow(mode, 0, k))
+
+
+def test_what_torch_does_in_place_is_refused() -> None:
+    x = sparse(dense(0))
+    for call in (lambda: torch.relu_(x), lambda: x.__setitem__(0, 1.0)):
+        with pytest.raises(stc.DtypeError, match="not changed in place"):
+            call()
+    with pytest.raises(AttributeError, match="not changed in place, as add_ would"):
+        x.add_(1)
+    assert not hasattr(x, "nothing_")
+
+
+def test_least_sums() -> None:
+    given, far = dense(0), dense(1)[:, :5].T.contiguous()
+    far = torch.cat((far, far[:1]))
+    expected = torch.where(given == 0, torch.inf, given)[:, :, None] + far
+    torch.testing.assert_close(stc.min_plus(sparse(given), far), expected.amin(1))
+    torch.testing.assert_close(stc.min_plus(sparse(given), far[:, 0]), expected.amin(1)[:, 0])
+    with pytest.raises(stc.DtypeError, match="min_plus takes floating point"):
+        stc.min_plus(sparse(given.long()), far.long())
+
+
+def test_tensors_are_compared_as_torchs() -> None:
+    x, y = sparse(dense(0)), sparse(dense(1))
+    stc.testing.assert_close(x, x + y * 1e-9)
+    for other in (y, x.float(), x[:4]):
+        with pytest.raises(AssertionError):
+            stc.testing.assert_close(x, other)
+    stc.testing.assert_close(x * torch.nan, x * torch.nan, equal_nan=True)

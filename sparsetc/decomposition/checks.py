@@ -68,7 +68,7 @@ def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> Spars
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"{name}: x must be sparse, {not_sparse(x)}")
-    if sparse.dtype in INTEGERS:
+    if sparse.dtype in (*INTEGERS, torch.bool):
         sparse = sparse.to(torch.get_default_dtype())
     kind(sparse.dtype, sparse.device, sparse.shape, name)
     sparse = sparse.coalesce()

@@ -106,18 +106,18 @@ def _pydata(path: str | os.PathLike[str]) -> Any:
 
 
 def _signed(values: Any, dtype: torch.dtype | None) -> Any:
-    """An array as it is; of unsigned integers or bools, which torch lacks, as int64 on the way to another dtype."""
-    if values.dtype.kind in "bu" and dtype is not None:
-        if values.dtype.itemsize == 8 and values.max() >= 2**63:
-            raise ValueError(f"the value {values.max()} does not fit int64")
-        return values.astype(np.int64)
-    if values.dtype.kind in "bu":
-        raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
-    return values
+    """An array as it is; of unsigned integers that torch does not compute with, as int64 on the way to another."""
+    if values.dtype.kind != "u" or values.dtype.itemsize == 1:
+        return values
+    if dtype is None:
+        raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.int64")
+    if values.dtype.itemsize == 8 and values.max() >= 2**63:
+        raise ValueError(f"the value {values.max()} does not fit int64")
+    return values.astype(np.int64)
 
 
 def stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return values as a tensor of the dtype, or of their own; unsigned integers and bools only of another.
+    """Return values as a tensor of the dtype, or of their own; unsigned integers of 16 bits and more only of another.
 
     ValueError where a dtype that a tensor may have does not hold them.
     """

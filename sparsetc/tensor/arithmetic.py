@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -17,6 +18,7 @@ import torch
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.compiled import native
+from sparsetc.support.entry import lacks_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.blocks import inside_only, without_blocks
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 MERGED = 8
 """How many times as long one of two runs of numbers may be for them to be merged, and not searched."""
+IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
+"""What is said of operations that torch does in place."""
+Function = Callable[..., torch.Tensor]
+"""A function of torch, elementwise."""
 Entries = torch.Tensor
 """(n,) int64: which of an operand's entries, or of a result's."""
 
@@ -79,17 +85,17 @@ class Arithmetic:
         return self._make(x._pattern, inside_only(found, masks))
 
     def __neg__(self) -> SparseTensor:
-        return self.map(torch.neg)
+        negative = partial(attempted, torch.neg)
+        return self.map(lambda values: exactly(negative, values.dtype, "a negative integer", values))
 
     def __pos__(self) -> Self:
         return self
 
-    def __abs__(self) -> SparseTensor:
-        return self.map(torch.abs)
-
     def abs(self) -> SparseTensor:
         """Magnitudes of the entries."""
-        return self.map(torch.abs)
+        return self.map(lambda values: values if values.dtype == torch.bool else values.abs())
+
+    __abs__ = abs
 
     def sign(self) -> SparseTensor:
         """The sign of each entry: -1, 0 or 1, or of unit magnitude where it is complex."""
@@ -166,6 +172,23 @@ class Arithmetic:
     def __rsub__(self, other: Any) -> SparseTensor:
         return _sum(-self, other, 1)
 
+    def __and__(self, other: Any) -> SparseTensor:
+        return _product(self, other, torch.bitwise_and, "&")
+
+    def __or__(self, other: Any) -> SparseTensor:
+        return elementwise(self, other, operator.or_, "|")
+
+    def __xor__(self, other: Any) -> SparseTensor:
+        return elementwise(self, other, operator.xor, "^")
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> NoReturn:
+        raise DtypeError(
+            "~ would hold at all positions without an entry: where(mask, 0, x) has the entries of x elsewhere, "
+            "mask.map(torch.logical_not) inverts the entries alone"
+        )
+
     def __matmul__(self, other: Any) -> Any:
         return matmul(self, other)
 
@@ -173,7 +196,8 @@ class Arithmetic:
         return matmul(other, self)
 
     def __ne__(self, other: object) -> Any:
-        return self._compared(operator.ne, other) if isinstance(_number(other), Number) else not self == other
+        compared = isinstance(_number(other), Number | Arithmetic)
+        return self._compared(operator.ne, other) if compared else not self == other
 
     def __lt__(self, other: Any) -> SparseTensor:
         return self._compared(operator.lt, other)
@@ -187,25 +211,60 @@ class Arithmetic:
     def __ge__(self, other: Any) -> SparseTensor:
         return self._compared(operator.ge, other)
 
-    def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> SparseTensor:
-        """An int8 tensor on the pattern: 1 where the comparison holds. Refused where 0, as absent entries are, does."""
-        x, other = self.coalesce(), _number(other)
+    def _compared(self, compare: Function, other: Any) -> SparseTensor:
+        """A tensor of bools: where the comparison holds. Refused where 0, as absent entries are, does."""
+        other = _number(other)
         if compare is not operator.ne:
             _ordered(self)
-        if isinstance(other, complex) and compare is not operator.ne:
-            raise DtypeError(f"{other} has no order: compare magnitudes, .abs()")
-        if isinstance(other, Number):
-            if compare(0, other):
-                raise DtypeError(f"0 compares true with {other!r}, and so would all absent entries: take .values")
-            return self._make(x._pattern, compare(x._values, other).to(torch.int8))
-        y = other.coalesce() if isinstance(other, Arithmetic) else None
-        if y is None or y._pattern is not x._pattern or compare(0, 0):
-            raise DtypeError("a comparison takes a number, or a SparseTensor of the same pattern, and < or > of that")
-        return self._make(x._pattern, compare(x._values, y._values).to(torch.int8))
+            if isinstance(other, complex):
+                raise DtypeError(f"{other} has no order: compare magnitudes, .abs()")
+        return elementwise(self, other, compare, f"the comparison {compare.__name__}")
+
+
+def is_strided(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout == torch.strided
 
 
 def is_sparse(x: Any) -> bool:
     return isinstance(x, Arithmetic)
+
+
+def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tensor:
+    """Call a function of torch; `DtypeError` where it takes no such values."""
+    try:
+        return function(*operands, **settings)
+    except RuntimeError as error:
+        if lacks_memory(error):
+            raise
+        raise DtypeError(f"torch's {function.__name__} takes no such values: {error}") from None
+
+
+def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str) -> SparseTensor:
+    """Apply a function that is 0 of two zeros at the entries that either has; of a number, at those of x.
+
+    Raises:
+        DtypeError: a number or a dense tensor, by which absent entries would change.
+    """
+    other = _number(as_dense(other, "the other operand"))
+    if is_strided(other) or (isinstance(other, Number) and apply(0, other)):
+        found = "a dense tensor" if is_strided(other) else repr(other)
+        raise DtypeError(f"{name} of {found} would change absent entries, which are 0: take .values, or .to_dense()")
+    if isinstance(other, Number):
+        return x.map(lambda values: attempted(apply, values, other))  # type: ignore[no-any-return]
+    x, y = _alike(x, other, name)
+    if apply(0, 0):
+        raise DtypeError(f"{name} holds wherever neither has an entry: take .values of one pattern, or .to_dense()")
+    pattern, left, right = _union(x._pattern, y._pattern)
+    values = attempted(apply, _spread(x, left, pattern.nnz), _spread(y, right, pattern.nnz))
+    return x._make(pattern, values)  # type: ignore[no-any-return]
+
+
+def _spread(x: Any, entries: Entries | None, count: int) -> torch.Tensor:
+    """Values of x as those of so many entries, of which it has some; 0 at the others."""
+    values = x._values
+    if entries is None:
+        return values  # type: ignore[no-any-return]
+    return values.new_zeros((count, *values.shape[1:])).index_copy(0, entries, values)  # type: ignore[no-any-return]
 
 
 def _number(x: Any) -> Any:
@@ -238,34 +297,35 @@ def where_holds(x: Any, condition: Any, wanted: bool) -> SparseTensor:
 # -- with numbers and dense tensors ------------------------------------------------------------------------------------
 
 
-def _product(x: Any, other: Any, apply: Callable[[torch.Tensor, Any], torch.Tensor], sign: str = "*") -> SparseTensor:
+def _product(x: Any, other: Any, apply: Function, sign: str = "*") -> SparseTensor:
     """A product of x and whatever the other is; or a quotient or a remainder by what is not sparse."""
     other = as_dense(other, "the other operand")
     if isinstance(other, Number):
         return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
-    if isinstance(other, torch.Tensor) and other.layout == torch.strided:
+    if is_strided(other):
         return _with_dense(x, other, apply)
     x, y = _alike(x, other, sign)
-    if sign != "*":
+    if sign not in "*&":
         raise DtypeError(f"sparse {sign} sparse divides 0 by 0 where neither has an entry: take .values of one pattern")
     pattern, left, right = _meeting(x._pattern, y._pattern)
     return x._make(pattern, _applied(apply, _taken(x, left), _taken(y, right)))  # type: ignore[no-any-return]
 
 
-def _applied(apply: Callable[[torch.Tensor, Any], torch.Tensor], values: torch.Tensor, other: Any) -> torch.Tensor:
+def _applied(apply: Function, values: torch.Tensor, other: Any) -> torch.Tensor:
     """A function of values and others; `DtypeError` for a product or power of integers that does not fit."""
     if apply not in (torch.mul, torch.pow) or values.dtype not in INTEGERS:
-        return apply(values, other)
+        return attempted(apply, values, other)
     return multiplied(apply, torch.result_type(values, other), values, other)
 
 
-def _with_dense(x: Any, other: torch.Tensor, apply: Callable[[torch.Tensor, Any], torch.Tensor]) -> SparseTensor:
+def _with_dense(x: Any, other: torch.Tensor, apply: Function) -> SparseTensor:
     """Entries of x with those of a dense tensor at their places, which is broadcast to the shape of x."""
     if not other.ndim:
         return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
         raise DeviceError(f"the dense operand must be on {x.device} as the sparse one is, found {other.device}")
-    x = without_blocks(x)
+    shape = broadcast(x.shape, tuple(other.shape), "a dense operand")
+    x = without_blocks(x if shape == x.shape else x.expand(shape))
     return x._make(x._pattern, _applied(apply, x._values, at_entries(other, x, "the dense operand")))  # type: ignore[no-any-return]
 
 
@@ -290,14 +350,14 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
     other = as_dense(other, "the other operand")
     if isinstance(other, Number) and other == 0:
         return x  # type: ignore[no-any-return]
-    if isinstance(other, Number) or (isinstance(other, torch.Tensor) and other.layout == torch.strided):
+    if isinstance(other, Number) or (is_strided(other)):
         raise DtypeError("a sum with a number or a dense tensor is dense: .to_dense() + …, or map() for entries alone")
     x, y = _alike(x, other, "+" if sign > 0 else "-")
     dtype = torch.result_type(x._values, y._values)
     pattern, left, right = _union(x._pattern, y._pattern)
 
     def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        b = b if sign > 0 else -b
+        b = b if sign > 0 else attempted(torch.neg, b)
         if left is None or right is None:
             return a + b
         out = a.new_zeros((pattern.nnz, *a.shape[1:]))
@@ -319,12 +379,22 @@ def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
             f"sparse {sign} takes a number, a torch tensor or a sparse tensor, found {type(other).__name__}"
         )
     if x.shape != y.shape:
-        raise ShapeError(f"sparse {sign} sparse takes tensors of one shape, found {x.shape} and {y.shape}")
+        shape = broadcast(x.shape, y.shape, f"sparse {sign} sparse")
+        x, y = (one if one.shape == shape else one.expand(shape) for one in (x, y))
     if x.device != y.device:
         raise DeviceError(f"sparse {sign} sparse takes tensors on one device, found {x.device} and {y.device}")
     if (x.sparse_order, x.blocksize) != (y.sparse_order, y.blocksize):
         x, y = x.expand_dense(), y.expand_dense()
     return x.coalesce(), y.coalesce()
+
+
+def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """The shape that both are broadcast to, by torch's rules; `ShapeError` where they do not fit."""
+    order = max(len(first), len(second))
+    pairs = list(zip(*((1,) * (order - len(shape)) + tuple(shape) for shape in (first, second)), strict=True))
+    if any(n != m and 1 not in (n, m) for n, m in pairs):
+        raise ShapeError(f"{name}: shapes {first} and {second} cannot be broadcast to one")
+    return tuple(m if n == 1 else n for n, m in pairs)
 
 
 def _taken(x: Any, entries: Entries | None) -> torch.Tensor:

@@ -252,7 +252,7 @@ def from_dense(
         raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
     if strided.ndim == 0:
         raise FormatError("from_dense needs at least one mode, found a single number")
-    check_dtype(strided.dtype)
+    check_dtype(strided.dtype, tensor)
     chosen = strided if mask is None else torch.as_tensor(mask, device=strided.device)
     if chosen.shape != strided.shape:
         raise ShapeError(

@@ -66,6 +66,28 @@ def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
     return cat([x.unsqueeze(dim) for x in _alike(tensors, "stack")], dim)
 
 
+@entry_point
+def block_diag(*tensors: SparseTensor) -> SparseTensor:
+    """Tensors of one order as blocks along the diagonal of one, whose sizes are the sums of theirs.
+
+    Raises:
+        ShapeError: no tensors, or tensors of several orders or with other dense modes.
+        DeviceError: tensors on several devices.
+
+    Examples:
+        >>> stc.block_diag(stc.eye(2), stc.full((1, 2), 3.0)).shape
+        (3, 4)
+    """
+    given = _alike(tensors, "block_diag")
+    modes, dense = given[0].sparse_order, given[0].shape[given[0].sparse_order :]
+    if any(x.shape[modes:] != dense for x in given):
+        raise ShapeError(f"block_diag takes tensors with the same dense modes, found shapes {[x.shape for x in given]}")
+    starts = torch.tensor([(0,) * modes, *(x.shape[:modes] for x in given)]).cumsum(0)
+    coords = [x.coords + start[:, None].to(x.device) for x, start in zip(given, starts, strict=False)]
+    shape = (*starts[-1].tolist(), *dense)
+    return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in given]), shape)
+
+
 def _alike(tensors: Sequence[Any], name: str) -> list[SparseTensor]:
     """The tensors of single nonzeros, on one device and with the same dense modes."""
     if not isinstance(tensors, list | tuple):
@@ -184,7 +206,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
         if isinstance(x, int | float | complex):
             like = y.values if isinstance(y, SparseTensor) else torch.ones(())
             x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).reshape(1)
-        x = condition.map(lambda values: torch.ones_like(values, dtype=torch.int8)) * x
+        x = condition.map(lambda values: torch.ones_like(values, dtype=torch.bool)) * x
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
         found = f"{type(x).__name__} and {type(y).__name__}"
         raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")

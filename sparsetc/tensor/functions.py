@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.support.entry import lacks_memory
-from sparsetc.tensor.arithmetic import Arithmetic, is_sparse, matmul
+from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic, attempted, elementwise, is_sparse, is_strided, matmul
 from sparsetc.tensor.inputs import as_dense
 
 POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "exponent", "shape", "dims")
@@ -34,7 +34,12 @@ class Functions:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
         # functions of torch's written in Python hand on what they were not given as None or False
-        kwargs = {name: value for name, value in (kwargs or {}).items() if value is not None and value is not False}
+        refused = {"out", "rounding_mode", "inplace", "dtype"}
+        kwargs = {
+            name: value
+            for name, value in (kwargs or {}).items()
+            if value is not None and (value is not False or name not in refused)
+        }
         kwargs.pop("_stacklevel", None)
         args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
         name = getattr(function, "__name__", str(function))
@@ -42,9 +47,11 @@ class Functions:
             kwargs["dim"] = kwargs.pop("axis")
         implementation = FUNCTIONS.get(name)
         if implementation is None:
+            if name.endswith("_") and not name.startswith("_"):
+                raise DtypeError(IN_PLACE.format(name))
             raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
-        if refused := kwargs.keys() & {"out", "dtype", "rounding_mode", "inplace"}:
-            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(refused)}=")
+        if found := kwargs.keys() & (refused - {"dtype"} if name in TYPED else refused):
+            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(found)}=")
         if torch.compiler.is_compiling() and implementation is FUNCTIONS["matmul"] and not is_sparse(args[0]):
             raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
         return implementation(*args, **kwargs)
@@ -57,8 +64,9 @@ class Functions:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
         name = function.__name__
-        if function.__module__ != "numpy" or name not in ARRAY_FUNCTIONS:
+        if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
             raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
+        args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
         return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
 
 
@@ -76,6 +84,52 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
     """A comparison of which the first operand or the second is sparse."""
     compare, mirrored = (getattr(operator, n) for n in (name, name.translate(str.maketrans("lg", "gl"))))
     return lambda x, y: compare(x, y) if is_sparse(x) else mirrored(y, x)
+
+
+def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+    """The same function of tensors or numbers."""
+
+    def apply(x: Any, y: Any) -> torch.Tensor:
+        dtype = torch.result_type(x, y)
+        return function(*(torch.as_tensor(one, dtype=dtype) for one in (x, y)))
+
+    return apply
+
+
+def _elementwise(name: str) -> Callable[[Any, Any], Any]:
+    """A function of torch that is 0 of two zeros, of which the first operand or the second is sparse."""
+    apply = _of_tensors(getattr(torch, name))
+    mirrored = _of_tensors(lambda x, y: getattr(torch, name)(y, x))
+    return lambda x, y: elementwise(x, y, apply, name) if is_sparse(x) else elementwise(y, x, mirrored, name)
+
+
+def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -> bool:
+    """Whether two tensors, of which one is sparse, have one shape, and no elements that are apart."""
+    if tuple(x.shape) != tuple(y.shape):
+        return False
+    sparse = x if is_sparse(x) else y
+    x, y = (sparse.from_dense(one) if is_strided(one) else one for one in (x, y))
+    return not bool(elementwise(x, y, _of_tensors(apart), name)._values.any())
+
+
+def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Whether all elements are close, absent ones being 0."""
+    return _none_apart(x, y, lambda a, b: ~torch.isclose(a, b, rtol, atol, equal_nan), "allclose")
+
+
+def _linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False) -> Any:
+    """The norm of vectors, or of matrices where it is that of all their elements."""
+    vectors = isinstance(dim, int) or (dim is None and x.ndim == 1)
+    if not vectors and ord not in (None, "fro"):
+        raise DtypeError(
+            f"linalg.norm of a sparse matrix is 'fro', found {ord!r}: linalg.vector_norm is of its elements"
+        )
+    return x.norm(2 if ord is None else ord, dim, keepdim)
+
+
+def _dropout(x: Any, p: float = 0.5, training: bool = False, train: bool = False) -> Any:
+    """Entries dropped at random, the others times 1 / (1 - p), while training."""
+    return x.map(lambda values: functional.dropout(values, p, training or train))
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -103,14 +157,30 @@ def _mapped(name: str) -> Callable[..., Any]:
     """A function of torch that is 0 of 0, of the entries."""
 
     def called(x: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return x.map(lambda values: getattr(torch, name)(values, *args, **kwargs))
-        except RuntimeError as error:
-            if lacks_memory(error):
-                raise
-            raise DtypeError(f"torch's {name} takes no {x.dtype}: {error}") from None
+        function = getattr(torch, name, None) or getattr(functional, name)
+        return x.map(lambda values: attempted(function, values, *args, **kwargs))
 
     return called
+
+
+def _by_numpys_names(name: str) -> Callable[..., Any]:
+    """A function of torch whose arguments are as numpy's of that name, but for what they are called."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
+        if "out" in kwargs:
+            raise DtypeError(f"numpy's {name} of a SparseTensor takes no out=")
+        if "dtype" in kwargs:
+            kwargs["dtype"] = torch.from_numpy(np.empty(0, kwargs["dtype"])).dtype
+        return FUNCTIONS[name](*args, **kwargs)
+
+    return called
+
+
+def _dot(x: Any, y: Any) -> Any:
+    if max(len(x.shape), len(y.shape)) > 2:
+        raise ShapeError(f"numpy's dot takes vectors and matrices, found {tuple(x.shape)} and {tuple(y.shape)}")
+    return matmul(x, y)
 
 
 def _elsewhere(module: str, name: str) -> Callable[..., Any]:
@@ -160,14 +230,50 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
 METHODS = (
     *("sum", "mean", "amax", "amin", "prod", "norm", "count_nonzero", "abs", "sign", "sqrt", "clone", "detach"),
     *("permute", "transpose", "t", "reshape", "flatten", "squeeze", "unsqueeze", "index_select", "narrow"),
-    *("diagonal", "tril", "triu", "numel", "clip", "clamp"),
+    *(
+        "diagonal",
+        "tril",
+        "triu",
+        "numel",
+        "clip",
+        "clamp",
+        "any",
+        "all",
+        "var",
+        "std",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+    ),
+    *(
+        "topk",
+        "movedim",
+        "select",
+        "unbind",
+        "split",
+        "chunk",
+        "flip",
+        "roll",
+        "trace",
+        "diag",
+        "nonzero",
+        "is_floating_point",
+        "is_complex",
+    ),
 )
 """Functions of torch that are methods of a SparseTensor too."""
 MAPS = (
     *("asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "expm1", "floor", "log1p", "nan_to_num", "positive"),
-    *("rad2deg", "relu", "round", "sgn", "sin", "sinh", "square", "tan", "tanh", "trunc"),
+    *("rad2deg", "relu", "round", "sgn", "sin", "sinh", "square", "tan", "tanh", "trunc", "atanh", "frac", "erfinv"),
+    *("isnan", "isinf", "isposinf", "isneginf", "conj", "real", "imag", "angle", "resolve_conj"),
+    *("leaky_relu", "relu6", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish", "tanhshrink", "softsign"),
 )
 """Functions of torch that are 0 of 0, and so are maps of entries; most of numpy's have these names too."""
+ELEMENTWISE = "maximum", "minimum", "fmax", "fmin", "logical_or", "logical_xor", "atan2", "arctan2"
+"""Functions of torch and numpy, of two operands, that are 0 of two zeros."""
+TYPED = ("sum", "mean", "prod")
+"""Functions that take a dtype."""
 COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
 """Python's names, and those of numpy, both of which torch has."""
 OPERATORS = {
@@ -179,6 +285,9 @@ OPERATORS = {
     "floordiv": ("floor_divide", "__floordiv__"),
     "mod": ("remainder", "__mod__"),
     "pow": ("pow", "power"),
+    "and": ("bitwise_and", "__and__"),
+    "or": ("bitwise_or", "__or__"),
+    "xor": ("bitwise_xor", "__xor__"),
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{torchs: function for name, each in OPERATORS.items() for function in [_operator(name)] for torchs in each},
@@ -186,6 +295,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__rdiv__": _reflected(_operator("truediv")),
     **{name: _method(name) for name in METHODS},
     **{name: _mapped(name) for name in MAPS},
+    **{f"arc{name[1:]}": _mapped(name) for name in MAPS if name[0] == "a" and name != "angle"},
+    **{name: _elementwise(name) for name in ELEMENTWISE},
+    "logical_and": lambda x, y: (x != 0) & (y != 0),
+    "equal": lambda x, y: _none_apart(x, y, torch.ne, "equal"),
+    **{
+        "allclose": _allclose,
+        "linalg_norm": _linalg_norm,
+        "dropout": _dropout,
+        "block_diag": _elsewhere("creation", "block_diag"),
+    },
     **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
     **dict.fromkeys(("cat", "concat", "concatenate"), _elsewhere("creation", "cat")),
     **{name: _elsewhere("creation", name) for name in ("stack", "kron", "where")},
@@ -194,7 +313,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     },
     **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
     **{"bmm": _of_orders(3, 3), "mv": _of_orders(2, 1), "dot": _of_orders(1, 1)},
-    **{"neg": operator.neg, "negative": operator.neg, "absolute": operator.abs, "tensordot": _tensordot},
+    **{"neg": _method("__neg__"), "negative": _method("__neg__"), "absolute": _method("abs"), "tensordot": _tensordot},
     **{"addmm": _addmm, "_sparse_addmm": _addmm, "sparse_sampled_addmm": _sampled_addmm, "_sparse_sum": _method("sum")},
     "linear": lambda x, weight, bias=None: matmul(x, weight.T) if bias is None else matmul(x, weight.T) + bias,
     "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
@@ -202,27 +321,63 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """Implementations of torch's functions for arguments with a SparseTensor among them, by torch's names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
+    **{name: call for name, call in FUNCTIONS.items() if isinstance(getattr(np, name, None), np.ufunc)},
+    **{"rint": FUNCTIONS["round"], "conjugate": FUNCTIONS["conj"]},
+}
+UFUNCS.pop("equal")  # which numpy asks of each element
+"""The same of numpy's functions, by numpy's names."""
+NUMPYS_NAMES = {
+    **{"axis": "dim", "axis1": "dim1", "axis2": "dim2", "keepdims": "keepdim", "axes": "dims", "k": "diagonal"},
+    **{"a_min": "min", "a_max": "max"},
+}
+"""Arguments, by numpy's names, and what torch calls them."""
+ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
+    **dict.fromkeys(("flip", "shape", "ndim", "fix")),
     **{
-        name: FUNCTIONS[name]
+        name: _by_numpys_names(name)
         for name in (
-            *("add", "multiply", "subtract", "divide", "true_divide", "matmul", "power", "sqrt", "sign", "absolute"),
             *(
-                "floor_divide",
-                "remainder",
-                "negative",
-                *COMPARISONS.values(),
-                *(name for name in MAPS if hasattr(np, name)),
+                "sum",
+                "mean",
+                "prod",
+                "any",
+                "all",
+                "count_nonzero",
+                "argmax",
+                "argmin",
+                "diag",
+                "diagonal",
+                "tril",
+                "triu",
             ),
+            *("clip", "reshape", "squeeze", "kron", "where", "stack", "concatenate", "einsum", "tensordot"),
+            *("allclose", "real", "imag", "angle", "nan_to_num", "isposinf", "isneginf"),
         )
     },
-    "rint": FUNCTIONS["round"],
-    **{f"arc{name[1:]}": FUNCTIONS[name] for name in MAPS if name[0] == "a"},
-}
-"""The same of numpy's functions, by numpy's names."""
-ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
-    **dict.fromkeys(("sum", "mean", "prod", "squeeze", "flip", "shape", "ndim", "fix")),
     "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
+    "max": lambda a, axis=None, keepdims=False: a.amax(axis, keepdims),
+    "min": lambda a, axis=None, keepdims=False: a.amin(axis, keepdims),
+    "var": lambda a, axis=None, ddof=0, keepdims=False: a.var(axis, keepdim=keepdims, correction=ddof),
+    "std": lambda a, axis=None, ddof=0, keepdims=False: a.std(axis, keepdim=keepdims, correction=ddof),
+    "round": lambda a, decimals=0: FUNCTIONS["round"](a, decimals=decimals),
+    "trace": lambda a, offset=0, axis1=0, axis2=1: a.diagonal(offset, axis1, axis2).sum(-1),
+    "transpose": lambda a, axes=None: a.permute(list(axes or range(a.ndim)[::-1])),
+    "swapaxes": _method("transpose"),
+    "roll": lambda a, shift, axis=None: a.roll(shift, axis),
+    "moveaxis": _method("movedim"),
+    "expand_dims": lambda a, axis: a.unsqueeze(axis),
+    "broadcast_to": _method("expand"),
+    "ravel": _method("flatten"),
+    "copy": _method("clone"),
+    "nonzero": lambda a: tuple(a.nonzero().T),
+    "array_equal": FUNCTIONS["equal"],
+    "dot": _dot,
+    "norm": lambda x, ord=None, axis=None, keepdims=False: _linalg_norm(x, ord, axis, keepdims),
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
+for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
+    if hasattr(torch.Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
+        setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
+Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

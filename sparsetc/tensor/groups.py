@@ -53,7 +53,7 @@ def groups_of(pattern: Pattern, kept: tuple[int, ...]) -> Groups:
 
 def check_reduction(kind: str, dtype: torch.dtype) -> None:
     """Raise `DtypeError` for a mean or a norm of integers, and for an extremum of complex numbers."""
-    if kind in ("mean", "norm") and not (dtype.is_floating_point or dtype.is_complex):
+    if kind in ("mean", "norm", "variance") and not (dtype.is_floating_point or dtype.is_complex):
         raise DtypeError(f"the {kind} of {dtype} is no {dtype}: convert the values first")
     if kind in ("amax", "amin") and dtype.is_complex:
         raise DtypeError(f"{dtype} has no order, and so no {kind}")

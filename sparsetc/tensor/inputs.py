@@ -33,7 +33,8 @@ from sparsetc.tensor.sums import INTEGERS, exactly, in_order, summed_rows
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 
-DTYPES = (*(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128), *INTEGERS)
+FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 """The dtypes that values may have."""
 
 SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -53,10 +54,16 @@ CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 """How other objects get another dtype, as messages say it."""
 
 
-def check_dtype(dtype: torch.dtype) -> None:
-    """DtypeError unless values may have ``dtype``."""
+WIDER = {torch.uint16: "int32", torch.uint32: "int64", torch.uint64: "int64"}
+"""Dtypes that torch stores and computes nothing with, each with the one that holds its numbers."""
+
+
+def check_dtype(dtype: torch.dtype, given: object = None) -> None:
+    """DtypeError unless values may have ``dtype``; it says how the object that was given is converted."""
     if dtype not in DTYPES:
-        raise DtypeError(f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first: {CONVERT}")
+        wider = WIDER.get(dtype, "float32")
+        convert = f'.astype("{wider}")' if isinstance(given, np.ndarray) else f".to(torch.{wider})"
+        raise DtypeError(f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first: {convert}")
 
 
 def not_plain(data: object) -> str:
@@ -126,7 +133,7 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
 def as_values(values: ArrayLike) -> torch.Tensor:
     """Values as a strided tensor (nnz, *dense sizes) of one of DTYPES; the dtype and the storage are kept."""
     vals = _tensor(values, "values", DtypeError)
-    check_dtype(vals.dtype)
+    check_dtype(vals.dtype, values)
     if vals.layout != torch.strided:
         raise FormatError(f"values must be a strided tensor, found {vals.layout}; see SparseTensor.from_torch")
     if vals.ndim < 1:

@@ -16,11 +16,13 @@ import torch
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.arithmetic import at_entries
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.inputs import coalescing_bytes
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.sums import accumulator, exactly, multiplied, summed_dtype
+from sparsetc.tensor.ranking import argument, extremum, topk
+from sparsetc.tensor.sums import accumulator, exactly, fitted, multiplied, summed_dtype
 
 if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -42,20 +44,35 @@ class Reductions:
 
     __slots__ = ()
 
-    def sum(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """The sum over modes; of integers, as their product, in int64.
+    def sum(
+        self,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        output: Output = "auto",
+        dtype: torch.dtype | None = None,
+        **numpys: Any,
+    ) -> Any:
+        """The sum over modes; of integers, as their product, in int64. With ``dtype``, values are converted first.
 
         Examples:
             >>> stc.full((2, 3), 1.0).sum(0)
             tensor([2., 2., 2.])
         """
-        return _reduced(self, "sum", *_named(dim, keepdim, numpys), output)
+        return _reduced(self, "sum", *_named(dim, keepdim, numpys), output, dtype=dtype)
 
     def mean(
-        self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
+        self,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        output: Output = "auto",
+        entries: bool = False,
+        dtype: torch.dtype | None = None,
+        **numpys: Any,
     ) -> Any:
         """The mean over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
-        return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries)
+        return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries, dtype)
 
     def amax(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
@@ -70,10 +87,17 @@ class Reductions:
         return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
 
     def prod(
-        self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
+        self,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        output: Output = "auto",
+        entries: bool = False,
+        dtype: torch.dtype | None = None,
+        **numpys: Any,
     ) -> Any:
         """The product over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
-        return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries)
+        return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries, dtype)
 
     def norm(
         self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any
@@ -100,7 +124,58 @@ class Reductions:
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """How many values are not 0, over modes, int64; explicit zeros do not count."""
         x: Any = self
-        return x.map(lambda values: (values != 0).to(torch.int8)).sum(dim, keepdim, output=output, **numpys)
+        return x.map(lambda values: values != 0).sum(dim, keepdim, output=output, **numpys)
+
+    def any(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
+        """Whether a value is not 0, over modes."""
+        return self.count_nonzero(dim, keepdim, output=output, **numpys) != 0
+
+    def all(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
+        """Whether all values are other than 0, over modes; those of absent entries are 0."""
+        x: Any = self
+        dim, keepdim = _named(dim, keepdim, numpys)
+        size = prod(x.shape[m] for m in _modes(x.order, dim))
+        counts = x.count_nonzero(dim, keepdim, output=output if size else "dense")
+        return counts == size if isinstance(counts, torch.Tensor) else counts.map(lambda number: number == size)
+
+    def var(
+        self, dim: Dims = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1, **numpys: Any
+    ) -> torch.Tensor:
+        """The variance over modes, dense; of ``correction`` less than the number of positions, or of 0 if biased."""
+        x: Any = self
+        dim, keepdim = _named(dim, keepdim, numpys)
+        check_reduction("variance", x.dtype)
+        wide = without_blocks(x.to(accumulator(x.dtype)))
+        gone = _modes(x.order, dim)
+        positions = prod(x.shape[m] for m in gone)
+        mean = wide.mean(gone, True, output="dense")
+        apart = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
+        absent = positions - wide.map(torch.ones_like).abs().sum(gone, True, output="dense")
+        squares = apart.sum(gone, True, output="dense") + absent * mean.abs().square()
+        found = squares / max(0, positions - (correction if unbiased else 0))
+        return (found if keepdim else found.squeeze(gone)).to(x._values[:0].abs().dtype)
+
+    def std(self, *args: Any, **settings: Any) -> torch.Tensor:
+        """The root of the variance over modes, as `var` has it."""
+        return self.var(*args, **settings).sqrt()
+
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """The largest element; along a mode, those of its rows and their positions; or of two tensors, elementwise."""
+        return extremum(self, dim, keepdim, True)
+
+    def min(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """The least element; along a mode, those of its rows and their positions; or of two tensors, elementwise."""
+        return extremum(self, dim, keepdim, False)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+        """Where the largest elements of a mode are, of equal ones the first; without a mode in row-major order."""
+        return argument(self, dim, keepdim, True)
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+        """Where the least elements of a mode are, of equal ones the first; without a mode in row-major order."""
+        return argument(self, dim, keepdim, False)
+
+    topk = topk
 
 
 def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, bool]:
@@ -113,12 +188,16 @@ def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, b
     return given.get("axis", dim), given.get("keepdims", keepdim)
 
 
-def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False) -> Any:
+def _reduced(
+    x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False, dtype: torch.dtype | None = None
+) -> Any:
     """A reduction of one kind; see `Reductions`."""
+    x = x if dtype is None else x.to(dtype)
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")
     check_reduction(kind, x.dtype)
-    gone, dtype = _modes(x.order, dim), summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype
+    gone = _modes(x.order, dim)
+    dtype = dtype or (summed_dtype(x.dtype) if kind in ("sum", "prod") else x.dtype)
     _check_memory(x, kind, gone, output, dtype)
     x = without_blocks(x)
     if kind != "sum" and not entries and 0 in [x.shape[m] for m in gone]:
@@ -133,10 +212,11 @@ def _reduced(x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: 
     if kind == "prod":
         values = multiplied(reduced, values.dtype, values)
     elif kind == "sum" and x.dtype == torch.int64:  # narrower ones cannot pass 64 bits
-        values = exactly(reduced, dtype, "a sum of integers", values)
+        values = exactly(reduced, torch.int64, "a sum of integers", values)
     else:
         values = reduced(values)
-    values = values.squeeze(dense).to(dtype)
+    values = values.squeeze(dense)
+    values = fitted(values, dtype, f"the {kind}") if kind in ("sum", "prod") else values.to(dtype)
     if len(kept) < order:
         pattern = groups_of(pattern, kept).pattern
     if not kept:

@@ -17,7 +17,7 @@ from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import convert, tables
-from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
 from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -33,8 +33,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64, in
             memory of its own.
         values: (nnz,) or, with trailing dense modes ("semi-sparse", as torch's hybrid COO), (nnz, *dense sizes).
-            float64/32/16, bfloat16, complex64/128 or int8..int64; the dtype is kept. NaN and infinities are
-            allowed and treated as values; so are explicit zeros.
+            float64/32/16, bfloat16, complex64/128, uint8, int8..int64 or bool; the dtype is kept. NaN and
+            infinities are allowed and treated as values; so are explicit zeros. Duplicates of bools are joined by or.
         shape: sizes of all modes, the dense ones last. Without it, largest coordinate + 1 and the dense sizes.
             The product of sizes may pass 2**63. A size of 0 is legal when there are no nonzeros.
         coalesce: sort lexicographically and sum duplicates (the default). float16 and bfloat16 are summed in
@@ -69,7 +69,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                 [5., 0., 0.]])
     """
 
-    __slots__ = ("__weakref__", "_pattern", "_unsorted", "_values")
+    __slots__ = ("__weakref__", "_ddp_ignored", "_pattern", "_unsorted", "_values")
+    # torch's DistributedDataParallel sets the second one of buffers that it leaves alone
 
     _pattern: Pattern
     _values: torch.Tensor
@@ -91,7 +92,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def __getattr__(self, name: str) -> Any:
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
         if name not in ("_pattern", "_values"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            in_place = name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name)
+            said = IN_PLACE.format(name) if in_place else f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(said, name=name, obj=self)
         unsorted = self._unsorted
         if unsorted is not None:  # else another thread has set both in the meantime
             self._set(*unsorted.coalesced())
@@ -315,7 +318,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         values = self._values.to(*plain, **kwargs)
         if values is self._values:
             return self
-        if not self.is_coalesced and values.dtype in INTEGERS and self.dtype not in INTEGERS:  # of the sum alone
+        of_sums = values.dtype in INTEGERS and self.dtype not in INTEGERS  # of the sum alone
+        if not self.is_coalesced and (of_sums or torch.bool in (values.dtype, self.dtype)):
             return self.coalesce().to(*args, **kwargs)
         if values.device == self.device:
             return self.with_values(values)

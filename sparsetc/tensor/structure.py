@@ -9,17 +9,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, ShapeError
+from sparsetc.support import memory
 from sparsetc.support.compiled import native
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
-from sparsetc.tensor.arithmetic import where_holds
+from sparsetc.tensor.arithmetic import IN_PLACE, where_holds
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.pattern import Pattern
@@ -45,12 +46,22 @@ def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
     return converted
 
 
+def _of_values(name: str) -> property:
+    """The attribute or method of values, by its name."""
+    return property(lambda x: getattr(x._values, name), doc=f"``values.{name}``.")
+
+
 class Typed:
     """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
 
     __slots__ = ()
     float, double, half = map(_converted, (torch.float32, torch.float64, torch.float16))
-    bfloat16, int, long = map(_converted, (torch.bfloat16, torch.int32, torch.int64))
+    bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
+
+    def type(self, dtype: Any = None) -> Any:
+        """With values of a dtype, or torch's old name of the values' type."""
+        x: Any = self
+        return x._values.type() if dtype is None else x.to(dtype)
 
 
 class Structure:
@@ -101,6 +112,10 @@ class Structure:
         """Coordinates, (sparse_order, nnz), as torch's sparse tensors have them."""
         return self._pattern.coords
 
+    def nonzero(self) -> torch.Tensor:
+        """Coordinates of the values that are not 0, (n, order)."""
+        return _untyped(self).expand_dense().drop().coords.T  # type: ignore[no-any-return]
+
     def item(self) -> Any:
         """The one element of a tensor of one position; ShapeError for others."""
         if self.numel() != 1:
@@ -124,10 +139,58 @@ class Structure:
         """The tensor itself."""
         return self
 
+    # -- what torch.nn.Module, DataLoader and hooks ask of a tensor, as it may be a buffer of a module --------------
+
+    is_floating_point, is_complex, is_signed, is_cuda, is_meta, is_leaf, is_shared, is_pinned, get_device = map(
+        _of_values,
+        (
+            *("is_floating_point", "is_complex", "is_signed", "is_cuda", "is_meta", "is_leaf", "is_shared"),
+            *("is_pinned", "get_device"),
+        ),
+    )
+    grad_fn, register_hook, retain_grad, element_size = map(
+        _of_values, ("grad_fn", "register_hook", "retain_grad", "element_size")
+    )
+
     @property
-    def is_cuda(self) -> bool:
-        """Whether it is on a CUDA device."""
-        return self._values.is_cuda
+    def grad(self) -> SparseTensor | None:
+        """Gradients of the values, on the pattern; None before there are any."""
+        found = self._values.grad
+        return None if found is None else self._make(self._pattern, found)
+
+    def copy_(self, other: SparseTensor, non_blocking: bool = False) -> Self:
+        """Take the entries of another tensor of this shape, as `Module.load_state_dict` does; dtype and device stay.
+
+        Values are written to the memory of these where the coordinates are the same. Nothing else is done in place.
+
+        Raises:
+            ShapeError: another shape.
+            DtypeError: what is not sparse.
+        """
+        if not isinstance(other, Structure):
+            raise DtypeError(f"copy_ takes a SparseTensor, found {type(other).__name__}")
+        x, other = _untyped(self), _untyped(other)
+        if other.shape != x.shape:
+            raise ShapeError(f"copy_ takes a tensor of shape {x.shape}, found {other.shape}")
+        other = other.to(x._values, non_blocking=non_blocking)
+        old, new = self._pattern, other._pattern
+        alike = new is old or (new._blocks == old._blocks and torch.equal(new.coords, old.coords))
+        if alike and other._values.shape == self._values.shape:
+            self._values.copy_(other._values)
+        else:
+            x._set(new, other._values.clone())
+        return self
+
+    def share_memory_(self) -> Self:
+        """Coordinates and values moved to memory that processes share."""
+        for tensor in (self._pattern.coords, self._values):
+            tensor.share_memory_()
+        return self
+
+    def pin_memory(self) -> SparseTensor:
+        """The same with coordinates and values in memory that a GPU copies from directly."""
+        pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
+        return self._make(pattern, self._values.pin_memory())
 
     # -- orders of modes ------------------------------------------------------------------------------------------
 
@@ -153,6 +216,13 @@ class Structure:
         modes = list(range(self.ndim))
         modes[first], modes[second] = second, first
         return self.permute(modes)
+
+    def movedim(self, source: Any, destination: Any) -> SparseTensor:
+        """Modes taken to other places, the others in their order."""
+        sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
+        moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
+        others = iter([m for m in range(self.ndim) if m not in moved.values()])
+        return self.permute([moved[p] if p in moved else next(others) for p in range(self.ndim)])
 
     # -- shapes ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +280,30 @@ class Structure:
         )
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
+    def expand(self, *sizes: Any) -> SparseTensor:
+        """Modes of size 1, and new ones in front, repeated to these sizes; -1 leaves a size as it is.
+
+        Raises:
+            ShapeError: sizes that the shape cannot be broadcast to.
+            OutOfMemoryError: more entries than the memory limit allows.
+        """
+        x, wanted = _untyped(self), _flat(sizes)
+        shape = [1] * (len(wanted) - x.ndim) + list(x.shape)
+        if len(shape) != len(wanted) or any(new not in (-1, n) for n, new in zip(shape, wanted, strict=True) if n != 1):
+            raise ShapeError(f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}")
+        times = prod(new for n, new in zip(shape, wanted, strict=True) if n == 1 and new != -1)
+        nbytes = times * x._values.numel() * (32 + 8 * len(wanted) + x.dtype.itemsize)
+        memory.check(f"the entries of shape {x.shape} at all positions of {tuple(wanted)}", nbytes, x.device)
+        x = x.reshape(shape) if len(shape) > x.ndim else x
+        for mode, (size, new) in enumerate(zip(shape, wanted, strict=True)):
+            if new not in (-1, size):
+                x = x.index_select(mode, torch.zeros(new, dtype=torch.int64, device=x.device))
+        return x  # type: ignore[no-any-return]
+
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise DtypeError(IN_PLACE.format("x[…] = …"))
 
     def __getitem__(self, key: Any) -> Any:
         """Elements, as torch and numpy index: ints, slices, ``...``, None, and index tensors or masks of modes.
@@ -243,6 +336,60 @@ class Structure:
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
         return self[tuple([slice(None)] * mode + [slice(first, first + length)])]
+
+    def select(self, dim: int, index: int) -> Any:
+        """One position of a mode, which goes."""
+        return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """All positions of a mode, each by itself."""
+        return tuple(self.select(dim, n) for n in range(self.size(dim)))
+
+    def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        """Parts of a mode, of one length but the last, or of these lengths."""
+        size, each = self.size(dim), split_size_or_sections
+        lengths = [min(each, size - n) for n in range(0, size, each)] if isinstance(each, int) else list(each)
+        if sum(lengths) != size:
+            raise ShapeError(f"parts of {lengths} are not those of a mode of size {size}")
+        return tuple(self.narrow(dim, sum(lengths[:n]), length) for n, length in enumerate(lengths))
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        """So many parts of a mode, or fewer."""
+        return self.split(max(1, -(-self.size(dim) // chunks)), dim)
+
+    def flip(self, *dims: Any) -> SparseTensor:
+        """Modes in reverse order."""
+        modes = [mode_of(self.ndim, d) for d in _flat(dims)]
+        return self[tuple(slice(None, None, -1 if m in modes else 1) for m in range(self.ndim))]  # type: ignore[no-any-return]
+
+    def roll(self, shifts: Any, dims: Any = None) -> SparseTensor:
+        """Positions of modes moved on, and from the end to the beginning; without modes all elements in one row."""
+        if dims is None:
+            return self.reshape(-1).roll(shifts, 0).reshape(self.size())
+        x: Any = self
+        for shift, dim in zip(*([one] if isinstance(one, int) else one for one in (shifts, dims)), strict=True):
+            size = x.shape[mode_of(x.ndim, dim)]
+            order = (torch.arange(size, device=x.device) - shift) % max(1, size)
+            x = x.index_select(dim, order)
+        return x  # type: ignore[no-any-return]
+
+    def trace(self) -> torch.Tensor:
+        """The sum of the diagonal of a matrix."""
+        if self.ndim != 2:
+            raise ShapeError(f"a trace is of a matrix, found {self.ndim} modes")
+        return self.diagonal().sum()  # type: ignore[no-any-return]
+
+    def diag(self, diagonal: int = 0) -> SparseTensor:
+        """The diagonal of a matrix, or the matrix with a vector on its diagonal."""
+        if self.ndim == 2:
+            return self.diagonal(diagonal)  # type: ignore[no-any-return]
+        x = _untyped(self).expand_dense().coalesce()
+        if x.ndim != 1:
+            raise ShapeError(f"diag is of a vector or a matrix, found {x.ndim} modes")
+        offset = crd.offset_of(diagonal)
+        coords = torch.stack((x._pattern.coords[0] + max(0, -offset), x._pattern.coords[0] + max(0, offset)))
+        size = x.shape[0] + abs(offset)
+        return x._make(Pattern(coords, (size, size), True), x._values)  # type: ignore[no-any-return]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
         """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.

@@ -20,7 +20,7 @@ import torch
 from sparsetc.errors import DtypeError
 from sparsetc.tensor.pattern import transforming
 
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 LONG = 1024
@@ -70,8 +70,8 @@ def result_bytes(dtype: torch.dtype) -> int:
 
 
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a plain sum: int64 of integers, as torch's is; that of the terms otherwise."""
-    return torch.int64 if dtype in INTEGERS else dtype
+    """The dtype of a plain sum: int64 of integers and bools, as torch's is; that of the terms otherwise."""
+    return torch.int64 if accumulator(dtype) == torch.int64 else dtype
 
 
 @lru_cache

@@ -1,0 +1,94 @@
+"""The largest and least elements along a mode of a sparse tensor, and where they are.
+
+In: a SparseTensor and a mode. Out: dense tensors of values and of positions in the mode, absent entries being zeros.
+Of each row the candidates are its first entries in order of values, and as many of its first absent positions; so what
+is made is not as long as the mode.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support import memory
+from sparsetc.tensor import coords as crd
+
+
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k largest elements along a mode, or the least, and where they are; in order, of equal ones the first.
+
+    Args:
+        x: a SparseTensor of real values.
+        k: how many, no more than the mode has positions.
+        dim: the mode, in whose place the results have k elements.
+        largest: False for the least.
+        sorted: is ignored, as they are always in order.
+
+    Raises:
+        ShapeError: more elements than there are positions.
+        DtypeError: complex values, which have no order.
+    """
+    mode = crd.mode_of(x.order, dim, "topk")
+    if x.dtype.is_complex:
+        raise DtypeError(f"{x.dtype} has no order: compare magnitudes, .abs()")
+    if not 0 <= k <= x.shape[mode]:
+        raise ShapeError(f"topk: {k} elements of mode {mode}, of size {x.shape[mode]}")
+    others = [m for m in range(x.order) if m != mode]
+    x = x.expand_dense().permute(*others, mode).coalesce()
+    *sizes, size = x.shape
+    rows = prod(sizes)
+    memory.check(f"the candidates of {rows:,} rows", 48 * rows * k + 48 * x.nnz, x.device)
+    coords, values = x._pattern.coords, x._values
+    row = crd.linear_key(coords[:-1], tuple(sizes))[0] if sizes else torch.zeros_like(coords[0])
+    position, each = coords[-1], crd.histogram(row, rows)
+    start, number = each.cumsum(0) - each, torch.arange(x.nnz, device=x.device)
+    order = torch.sort(values.detach(), descending=largest, stable=True).indices
+    order = order[torch.sort(row[order], stable=True).indices]
+    kept = number - start[row[order]] < k
+    place = row[order] * k + number - start[row[order]]
+    found = values.new_full((rows * k,), _last(values.dtype, largest))
+    found = found.index_put((place[kept],), values[order][kept]).view(rows, k)
+    where = position.new_full((rows * k,), size).index_put((place[kept],), position[order][kept]).view(rows, k)
+    # before the absent position number j of a row are j others, and the entries that stand no further than these all
+    ahead = row * (size + 1) + position - (number - start[row])
+    absent = torch.arange(k, device=x.device).expand(rows, k)
+    asked = absent + torch.arange(rows, device=x.device).unsqueeze(1) * (size + 1)
+    absent = absent + torch.searchsorted(ahead, asked, right=True) - start.unsqueeze(1)
+    inside = absent < size
+    zeros = found.new_full((rows, k), _last(values.dtype, largest)).masked_fill(inside, 0)
+    where, first = torch.cat((where, absent.where(inside, size)), 1).sort(stable=True, dim=1)
+    found, best = torch.cat((found, zeros), 1).gather(1, first).sort(stable=True, dim=1, descending=largest)
+    ranked = (one[:, :k].reshape(*sizes, k).movedim(-1, mode) for one in (found, where.gather(1, best)))
+    return torch.return_types.topk(tuple(ranked))  # type: ignore[arg-type, return-value]
+
+
+def _last(dtype: torch.dtype, largest: bool) -> float | bool:
+    """The number that comes last of all."""
+    if dtype == torch.bool:
+        return not largest
+    if dtype.is_floating_point:
+        return -torch.inf if largest else torch.inf
+    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
+
+
+def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:
+    """Return the largest or least element; along a mode those of its rows and where they are, or of two tensors."""
+    if dim is None:
+        return x.amax() if largest else x.amin()
+    if not isinstance(dim, int):
+        return (torch.maximum if largest else torch.minimum)(x, dim)
+    values, where = topk(x, 1, dim, largest)
+    if not keepdim:
+        values, where = values.squeeze(dim), where.squeeze(dim)
+    return (torch.return_types.max if largest else torch.return_types.min)((values, where))
+
+
+def argument(x: Any, dim: int | None, keepdim: bool, largest: bool) -> torch.Tensor:
+    """Return where the largest or least elements are: in a mode, or in row-major order among all."""
+    if dim is not None:
+        return extremum(x, dim, keepdim, largest).indices  # type: ignore[no-any-return]
+    place = topk(x.reshape(-1), 1, 0, largest)[1]
+    return place.reshape([1] * x.order if keepdim else [])
