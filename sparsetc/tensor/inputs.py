@@ -53,6 +53,11 @@ CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 """How other objects get another dtype, as messages say it."""
 
 
+def comes_from(obj: object, package: str) -> bool:
+    """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
+    return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """DtypeError unless values may have ``dtype``."""
     if dtype not in DTYPES:

@@ -16,7 +16,7 @@ import torch
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor import convert, tables
+from sparsetc.tensor import convert, graphs, tables
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
@@ -378,6 +378,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     from_scipy = classmethod(convert.from_scipy)
     from_pydata = classmethod(convert.from_pydata)
     from_table = classmethod(tables.from_table)
+    from_graph = classmethod(graphs.from_graph)
 
     @classmethod
     def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:
