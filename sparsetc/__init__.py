@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sparsetc.calibration import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
+    from sparsetc.linear import solve
     from sparsetc.products.problem import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.sparse_attention import attention
@@ -125,6 +126,7 @@ __all__ = [
     "register_plan",
     "sddmm",
     "softmax",
+    "solve",
     "spmm",
     "stack",
     "stream",
@@ -147,6 +149,7 @@ _ON_DEMAND = {
     "attention": "sparse_attention",
     "calibrate": "calibration",
     "plan_bcb": "products.problem",
+    "solve": "linear",
     "DeviceProfile": "device.profile",
     **dict.fromkeys(("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing"), ""),
 }

@@ -90,6 +90,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     def __getattr__(self, name: str) -> Any:
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
+        if name == "matvec":  # by which scipy knows an operator; but it also reads numpy's dtype
+            raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
         if name not in ("_pattern", "_values"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         unsorted = self._unsorted
@@ -368,6 +370,25 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         summed, and a copy of a tensor in blocks.
         """
         return (convert.to_dense if torch.compiler.is_compiling() else _to_dense)(self, memory_limit)
+
+    def as_linear_operator(self) -> Any:
+        """Scipy's `LinearOperator` of a matrix, for its solvers: `cg`, `gmres`, `eigsh`, `svds` and others.
+
+        Vectors are ndarrays on the host, wherever the tensor is.
+
+        Raises:
+            ShapeError: no matrix.
+            ImportError: scipy is not installed.
+
+        Examples:
+            >>> from scipy.sparse.linalg import cg
+            >>> cg(stc.full((1, 1), 2.0).as_linear_operator(), np.ones(1))[0]
+            array([0.5])
+        """
+        if self.order != 2:
+            raise ShapeError(f"a linear operator is of a matrix, found shape {self.shape}")
+        vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
+        return Arithmetic._compile("ij,j->i", self, vector).as_linear_operator()
 
     to_torch = convert.to_torch
     to_scipy = convert.to_scipy
