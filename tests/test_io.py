@@ -554,7 +554,7 @@ def test_matrix_market(tmp_path: Path, text: str, wanted: list[list[Any]]) -> No
         (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n", "truncated.* 2 entries, the file has 1"),
         (f"{BANNER} coordinate real general\n50 60 2\n1 1 1\n1 2 2\n1 3 3\n", "too long.* 2 entries, the file has 3"),
         (f"{BANNER} coordinate real general\n2 2\n1 1 1\n", "sizes"),
-        (f"{BANNER} array real general\n2 2\n1\n0\n3\n4\n", "coordinate"),
+        (f"{BANNER} array real general\n2 2\n1\n0\n3\n4\n", "dense matrix"),
         (f"{BANNER} coordinate real general\n2 2 1\n1 1 x\n", "line 3: the value 'x' is not a number: '1 1 x'"),
         (
             f"{BANNER} coordinate real general\n2 2 1\n% c\n1 1\n",

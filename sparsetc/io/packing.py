@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
-from sparsetc.io import lines, memory, mtx, npz, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, npz, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
+from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
@@ -73,8 +74,8 @@ def pack(
     folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
 
     Args:
-        source: ``.tns`` or ``.mtx``, either with ``.gz``, or a ``.parquet`` with ``columns``; or ``.npz``, whose tensor
-            must fit in a quarter of the limit.
+        source: ``.tns`` or ``.mtx``, also compressed, or a ``.parquet`` with ``columns``; or ``.npz``, or a file of
+            another program as in `read`, whose tensor must fit in a quarter of the limit.
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
         dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
             does not hold every digit.
@@ -106,10 +107,11 @@ def pack(
         check_dtype(dtype)
     limit = _limit(name, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz"):
+    whole = _whole(name)
+    if whole is not None:
         parquet.check_columns(name, columns)
         with cpu, options(memory_limit=limit):
-            parquet.write(path, npz.read(name, dtype))
+            parquet.write(path, whole(name, dtype))
         return
     with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
@@ -132,6 +134,14 @@ def pack(
                 parquet.append(file, shape, found.dtype, _summed(in_order, found, rows))
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
+
+
+def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | None:
+    """Return the reader of a source that is read as a whole; None of one that is read in blocks."""
+    suffix = next((suffix for suffix in foreign.READERS if name.lower().endswith(suffix)), None)
+    if suffix is not None:
+        return lambda path, dtype: foreign.read(path, suffix, dtype)
+    return npz.read if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz") else None
 
 
 def _limit(source: str, given: Any) -> int:
@@ -160,12 +170,13 @@ def _opened(
     name = path.lower()
     parquet.refuse_old(path)
     parquet.check_columns(path, columns)
-    if name.endswith((".tns", ".tns.gz")):
+    text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
+    if text.endswith(".tns"):
         with lines.opened(path, tns.COMMENT, show) as reader:
             layout = tns.head(reader, dtype, torch.float32)
             found = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
             yield PackingSource(layout.order, layout.dtype, layout.sizes, found)
-    elif name.endswith((".mtx", ".mtx.gz")):
+    elif text.endswith(".mtx"):
         with lines.opened(path, mtx.COMMENT, show) as reader:
             header = mtx.head(reader)
             kind = dtype or header.stated
@@ -181,7 +192,8 @@ def _opened(
             kind = dtype or opened.value_dtype()
             yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
     else:
-        raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also with .gz, .npz and .parquet can be packed")
+        known = ", ".join((".npz", ".parquet", *foreign.READERS))
+        raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also compressed, {known} can be packed")
 
 
 def _text(
