@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, parquet, tns
+from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, numbers, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -26,7 +26,7 @@ __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
 """What ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
-READ = (*SUFFIXES, *ZIPPED, *foreign.READERS)
+READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
 """What ``read`` understands."""
 
 
@@ -34,7 +34,7 @@ def read(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | None] | None = None,
     progress: bool | None = None,
 ) -> SparseTensor:
     """The sparse tensor in a file, coalesced, on the CPU unless ``options(device=)`` names another device.
@@ -50,8 +50,10 @@ def read(
             comment in it says, which `write` leaves; other text as float32 if that holds every digit, else as float64
             (complex64 or complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an
             integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
-        columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
-            mode each, and then that of the values. Each size is the largest coordinate and one.
+        columns: of a .parquet file of another program, or of ``.csv`` and ``.tsv`` (also ``.gz``, by pyarrow), the
+            names of the columns of coordinates, which count from 0, a mode each, and then that of the values. Each size
+            is the largest coordinate and one. Of text, coordinates may be labels, as `SparseTensor.from_table` numbers
+            them, and None in place of the values counts rows.
         progress: a progress bar on stderr (.tns only): None for what takes longer than two seconds when stderr is a
             terminal, True always, False never. Needs rich; without it there is none.
 
@@ -78,6 +80,9 @@ def read(
             found = binsparse.read(path, dtype)
         elif suffix == ".parquet":
             found = parquet.read(path, dtype, columns)
+        elif suffix in foreign.CSV:
+            found = next(foreign.csv_blocks(path, columns, whole=True))
+            found = found if dtype is None else found.with_values(numbers.cast(found.values, dtype))
         elif suffix in foreign.READERS:
             found = foreign.read(path, suffix, dtype)
         else:
@@ -132,7 +137,4 @@ def _suffix(path: str, known: Sequence[str]) -> str:
         if name.endswith(suffix):
             return suffix
     parquet.refuse_old(path)
-    table = (
-        "; a table is read by pandas, and SparseTensor.from_table takes it" if name.endswith((".csv", ".tsv")) else ""
-    )
-    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}{table}")
+    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}")

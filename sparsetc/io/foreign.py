@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
 """Names of a matrix's values, inner indices and starts in HDF5: of AnnData and 10x Genomics, and of MATLAB."""
+CSV = ".csv", ".tsv", ".csv.gz", ".tsv.gz"
+"""Text tables."""
 TEN_X = "matrix.mtx.gz", "matrix.mtx"
 """The matrix in a folder of 10x Genomics."""
 SAME = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
@@ -146,6 +148,31 @@ def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
     coords = np.concatenate([once[[*order]] for same in SAME for order in (same, same[2:] + same[:2])], 1)
     coords, first = np.unique(coords, axis=1, return_index=True)
     return SparseTensor(coords, pairs[first % len(pairs), 0], (int(orbitals[1]),) * 4)
+
+
+def csv_blocks(path: str, columns: Sequence[Any] | None, whole: bool = False) -> Iterator[SparseTensor]:
+    """Yield the tensor of each block of a text table, or of all of it, of columns as `read` has them.
+
+    IOFormatError for a table without such columns, or with labels or a new type of numbers in a later block.
+    """
+    csv, arrow = (_library(path, name, '"sparsetc[files]"') for name in ("pyarrow.csv", "pyarrow"))
+    Path(path).stat()
+    with memory.of_file(path, Exception):
+        parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
+        if columns is None:
+            found = ", ".join(csv.open_csv(path, parse_options=parsing).schema.names)
+            raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {found[:200]}")
+        *modes, value = columns
+        names = [name for name in columns if name is not None]
+        reader = csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names))
+        if whole:
+            memory.check(path, "its text and columns", 4 * os.path.getsize(path))
+        for batches in [list(reader)] if whole else ([batch] for batch in reader):
+            x = SparseTensor.from_table(arrow.Table.from_batches(batches, reader.schema), modes, value)
+            labelled = [name for name, of in x.labels.items() if of is not None]
+            if labelled and not whole:
+                raise ValueError(f"column {labelled[0]!r} holds labels: read it as a whole, or number them first")
+            yield x
 
 
 def _text(path: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
-from sparsetc.io import foreign, lines, memory, mtx, npz, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, npz, numbers, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
@@ -64,7 +64,7 @@ def pack(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | None] | None = None,
     memory_limit: int | str | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -74,12 +74,12 @@ def pack(
     folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
 
     Args:
-        source: ``.tns`` or ``.mtx``, also compressed, or a ``.parquet`` with ``columns``; or ``.npz``, or a file of
-            another program as in `read`, whose tensor must fit in a quarter of the limit.
+        source: ``.tns`` or ``.mtx``, also compressed, a ``.parquet`` or ``.csv`` with ``columns``; or ``.npz``, or a
+            file of another program as in `read`, whose tensor must fit in a quarter of the limit.
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
         dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
             does not hold every digit.
-        columns: of a .parquet, as in `read`.
+        columns: of a .parquet, .csv or .tsv, as in `read`; coordinates are integers.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
         progress: a progress bar on stderr: None for what takes longer than two seconds when stderr is a
@@ -164,7 +164,7 @@ def _state(source: str) -> tuple[int, int] | None:
 
 @contextmanager
 def _opened(
-    path: str, dtype: torch.dtype | None, columns: Sequence[str] | None, limit: int, show: bool | None
+    path: str, dtype: torch.dtype | None, columns: Sequence[str | None] | None, limit: int, show: bool | None
 ) -> Iterator[PackingSource]:
     """A source of the suffix of its path; IOFormatError for an unknown one."""
     name = path.lower()
@@ -185,6 +185,14 @@ def _opened(
             kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
             found = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, found)
+    elif name.endswith(foreign.CSV):
+        blocks = foreign.csv_blocks(path, columns)
+        first = next(blocks, None)
+        if first is None:
+            raise IOFormatError(f"{path}: no rows")
+        kind = dtype or first.dtype
+        found = ((list(x.coords), numbers.cast(x.values, kind)) for x in chain([first], blocks))
+        yield PackingSource(first.order, kind, None, found)
     elif name.endswith(".parquet"):
         with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
             if opened.header is not None:
@@ -192,7 +200,7 @@ def _opened(
             kind = dtype or opened.value_dtype()
             yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
     else:
-        known = ", ".join((".npz", ".parquet", *foreign.READERS))
+        known = ", ".join((".npz", ".parquet", *foreign.CSV, *foreign.READERS))
         raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also compressed, {known} can be packed")
 
 

@@ -218,9 +218,10 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def __repr__(self) -> str:
         dense = f", dense_order={self.dense_order}" if self.dense_order else ""
         dense = f", blocksize={self.blocksize}{dense}" if self.blocksize else dense
+        labels = f", modes={', '.join(self._pattern.labels)}" if self._pattern.labels else ""
         return (
             f"SparseTensor(shape={self.shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
-            f"dtype={self.dtype}, device={self.device})"
+            f"dtype={self.dtype}, device={self.device}{labels})"
         )
 
     def _repr_html_(self) -> str:
@@ -390,6 +391,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         return Arithmetic._compile("ij,j->i", self, vector).as_linear_operator()
 
+    labels = property(tables.labels_of)
+    with_labels = tables.with_labels
+    to_table = tables.to_table
     to_torch = convert.to_torch
     to_scipy = convert.to_scipy
     to_numpy = convert.to_numpy
