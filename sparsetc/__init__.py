@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sparsetc.calibration import calibrate
     from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
+    from sparsetc.linear import solve
     from sparsetc.mapping import map_entries
     from sparsetc.products.problem import plan_bcb
     from sparsetc.similarity.curve import BlockingCurve, blocking_curve
@@ -129,6 +130,7 @@ __all__ = [
     "register_plan",
     "sddmm",
     "softmax",
+    "solve",
     "spmm",
     "stack",
     "stream",
@@ -154,6 +156,7 @@ _ON_DEMAND = {
     "map_entries": "mapping",
     "calibrate": "calibration",
     "plan_bcb": "products.problem",
+    "solve": "linear",
     "DeviceProfile": "device.profile",
     **dict.fromkeys(("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing"), ""),
 }

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("file", help="a .tns, .mtx (either also .gz), .npz or .parquet file")
 
     pack = commands.add_parser("pack", help="make a packed file of a file of any size, in bounded memory")
-    pack.add_argument("source", help="a .tns, .mtx (either also .gz) or .npz file, or a .parquet table")
+    pack.add_argument("source", help="a file that sparsetc.read takes, or a .parquet or .csv table")
     pack.add_argument("target", help="the packed file to be, .parquet")
     pack.add_argument("--columns", nargs="+", help="of a table: the columns of coordinates, then that of the values")
     pack.add_argument("--memory-limit", help="bytes to take, such as 2GB (default: a quarter of what is free)")

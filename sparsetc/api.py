@@ -174,6 +174,10 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
     return Kernel(contraction(parsed(text, operands), operands, of_call(settings), output), sparse, drop_zeros)
 
 
+Arithmetic._einsum_of = einsum  # by which @ multiplies
+Arithmetic._compile = compile
+
+
 @entry_point
 def compile_many(
     equations: Sequence[str],

@@ -148,9 +148,9 @@ class IOFormatError(SparsetcError, ValueError):
     """A file is not what its suffix promises; the message names file, line and text.
 
     Examples:
-        >>> stc.read("tensor.csv")
+        >>> stc.read("tensor.txt")
         Traceback (most recent call last):
-        sparsetc.errors.IOFormatError: tensor.csv: unknown suffix; known are ...
+        sparsetc.errors.IOFormatError: tensor.txt: unknown suffix; known are ...
     """
 
 

@@ -23,17 +23,19 @@ from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
+from sparsetc.message_passing import fuse
 from sparsetc.options import Settings, current
 from sparsetc.pairwise import computed
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
 from sparsetc.tensor.creation import block_diag
+from sparsetc.tensor.graphs import graph_matrix
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "normalized"]
+__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "fuse", "normalized"]
 
 EQUATION = "oi,bi->bo"
 KERNELS = 16
@@ -210,6 +212,8 @@ class GraphConv(nn.Module):
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
         """Give (targets, out_features), of an adjacency (targets, sources) and (sources, in_features) features."""
+        graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
+        adjacency = adjacency if graph is None else graph
         narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
         out = einsum("ij,jr->ir", adjacency, x if narrow else self.linear(x), output="dense", **self.settings)
         out = self.linear(out) if narrow else out
@@ -364,10 +368,11 @@ def _gat2(slope: float) -> Body:
 
 def _adjacency(given: Any, name: str) -> SparseTensor:
     """Return a coalesced matrix of single entries, maybe with dense modes; raise `ShapeError` for anything else."""
-    sparse = SparseTensor.coerce(given)
-    single = None if sparse is None else without_blocks(sparse)
+    dense = type(given) is torch.Tensor and given.layout == torch.strided
+    single = None if dense else without_blocks(SparseTensor.from_graph(given))
     if single is None or single.sparse_order != 2:
-        raise ShapeError(f"{name} takes a sparse matrix (targets, sources), found {given!r:.200}")
+        edges = "; SparseTensor.from_graph makes one of an edge_index" if dense else ""
+        raise ShapeError(f"{name} takes a sparse matrix (targets, sources), found {given!r:.200}{edges}")
     return single.coalesce()
 
 

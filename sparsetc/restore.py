@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparsetc.contraction.contraction import contraction
@@ -74,6 +75,17 @@ def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple
     blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
     restored = pattern(coords, blocks.grid, coalesced)
     return Pattern(restored.coords, restored.shape, coalesced, blocks)
+
+
+@saved
+def labelled(pattern: Pattern, labels: dict[str, Any]) -> Pattern:
+    """A Pattern with names of modes and indices; it is the one given."""
+    try:
+        arrays = {name: None if of is None else np.array(of[1], of[0]) for name, of in labels.items()}
+    except Exception as error:  # of whatever numpy makes of it
+        raise FormatError(f"a saved Pattern must have plain labels: {str(error)[:80]}; it is damaged") from None
+    zeros = torch.zeros(pattern.values_shape(()), device=pattern.device)
+    return SparseTensor._make(pattern, zeros).with_labels(arrays).pattern
 
 
 @saved

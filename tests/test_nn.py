@@ -15,6 +15,7 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 import sparsetc as stc
+from sparsetc import message_passing
 
 
 def linear(bias: bool = True) -> torch.nn.Linear:
@@ -539,3 +540,147 @@ def test_a_loader_pins_tensors_that_workers_send(monkeypatch: pytest.MonkeyPatch
     found = torch.utils.data._utils.pin_memory.pin_memory([batch])[0]
     assert len(pinned) == 2
     assert torch.equal(found.to_dense(), batch.to_dense())
+
+
+def graphs_of_others() -> tuple[torch.Tensor, dict[str, Any]]:
+    """Edges 0 -> 2, 1 -> 2, 2 -> 0 among four nodes, as the libraries of graphs have them."""
+    networkx = pytest.importorskip("networkx")
+    torch_geometric = pytest.importorskip("torch_geometric")
+    edges = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    directed = networkx.DiGraph()
+    directed.add_nodes_from(range(4))
+    directed.add_edges_from(edges.T.tolist())
+    graphs = {
+        "networkx": directed,
+        "EdgeIndex": torch_geometric.EdgeIndex(edges, sparse_size=(4, 4), sort_order="row"),
+        "Data": torch_geometric.data.Data(edge_index=edges, num_nodes=4),
+    }
+    return edges, graphs
+
+
+def test_graphs_of_other_libraries() -> None:
+    edges, graphs = graphs_of_others()
+    into_rows = torch.zeros(4, 4)
+    into_rows[edges[1], edges[0]] = 1
+    x = torch.rand(4, 3)
+    layers = stc.nn.GraphConv(3, 2), stc.nn.GATConv(3, 2)
+    expected = [layer(stc.SparseTensor.from_dense(into_rows), x) for layer in layers]
+    for graph in graphs.values():
+        torch.testing.assert_close(stc.SparseTensor.from_graph(graph).to_dense(), into_rows)
+        torch.testing.assert_close(stc.einsum("ij,jr->ir", graph, x), into_rows.T @ x)  # as EdgeIndex @ x
+        torch.testing.assert_close([layer(graph, x) for layer in layers], expected)
+    torch.testing.assert_close(graphs["EdgeIndex"] @ x, into_rows.T @ x)
+    for adjacency in (into_rows, into_rows.bool(), into_rows.bool().to_sparse(), into_rows.bool().numpy()):
+        torch.testing.assert_close(stc.SparseTensor.from_graph(adjacency).to_dense(), into_rows)
+    torch.testing.assert_close(layers[1](into_rows.bool().to_sparse_csr(), x), expected[1])
+    assert stc.SparseTensor.from_graph(edges).shape == (3, 3)
+    assert stc.SparseTensor.from_graph(edges.numpy(), nodes=(3, 7)).shape == (7, 3)
+
+
+def test_weights_of_graphs() -> None:
+    networkx = pytest.importorskip("networkx")
+    data = pytest.importorskip("torch_geometric.data")
+    edges, weights = torch.tensor([[0, 1, 2, 0], [2, 2, 0, 2]]), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    expected = torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, 0.0], [5.0, 2.0, 0.0]])
+    graph = data.Data(edge_index=edges, edge_weight=weights, num_nodes=3)
+    torch.testing.assert_close(stc.SparseTensor.from_graph(graph).to_dense(), expected)
+    features = torch.stack((weights, -weights), 1)
+    of_features = stc.SparseTensor.from_graph(edges, features, nodes=3)
+    torch.testing.assert_close(of_features.to_dense(), torch.stack((expected, -expected), 2))
+    undirected = networkx.Graph()
+    undirected.add_edge("a", "b", weight=2, length=5)
+    torch.testing.assert_close(stc.SparseTensor.from_graph(undirected).to_dense(), torch.tensor([[0.0, 2], [2, 0]]))
+    lengths = stc.SparseTensor.from_graph(undirected, weight="length").to_dense()
+    torch.testing.assert_close(lengths, torch.tensor([[0.0, 5], [5, 0]]))
+
+
+def test_a_tensor_of_torch_sparse() -> None:
+    """A stand-in for its class, as it has no wheel for every torch: `coo` and `sizes` are what is read."""
+    rows, columns = torch.tensor([0, 2]), torch.tensor([1, 0])
+
+    def made(values: torch.Tensor | None, *dense: int) -> Any:
+        methods = {"coo": lambda self: (rows, columns, values), "sizes": lambda self: [3, 2, *dense]}
+        return type("SparseTensor", (), {"__module__": "torch_sparse.tensor", **methods})()
+
+    torch.testing.assert_close(stc.SparseTensor.coerce(made(None)).to_dense(), torch.tensor([[0.0, 1], [0, 0], [1, 0]]))
+    assert (stc.ops.spmm(made(torch.tensor([2.0, 3.0])), torch.ones(2)) == torch.tensor([2.0, 0, 3])).all()
+    assert stc.SparseTensor.from_graph(made(torch.ones(2, 4), 4)).shape == (3, 2, 4)
+
+
+def test_what_is_no_graph() -> None:
+    for bad in ("abc", [[0, 1], [1, 0]], torch.ones(3), stc.rand((2, 2, 2), nnz=2).to_torch()):
+        with pytest.raises(stc.FormatError, match="from_graph takes"):
+            stc.SparseTensor.from_graph(bad)
+    with pytest.raises(stc.FormatError, match="go with edges"):
+        stc.SparseTensor.from_graph(torch.eye(3), nodes=3)
+    with pytest.raises(stc.ShapeError, match="a row for each of 2 edges"):
+        stc.SparseTensor.from_graph(torch.tensor([[0, 1], [1, 0]]), torch.ones(3))
+    with pytest.raises(stc.CoordinateError):
+        stc.SparseTensor.from_graph(torch.tensor([[0, 1], [1, 0]]), nodes=1)
+    with pytest.raises(stc.ShapeError, match="from_graph makes one of an edge_index"):
+        stc.nn.GATConv(3, 2)(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3))
+
+
+PYG = ["GCN", "GCN with weights", "SAGE", "SAGE max", "SAGE of two kinds", "GAT", "GATv2", "GIN", "RGCN", "RGCN sum"]
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("name", PYG)
+def test_layers_of_pyg_that_are_fused(name: str, twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to the layers themselves, also where an edge is named twice or a node has none."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    edges = torch.randint(0, 8, (2, 20)).unique(dim=1)
+    edges = torch.cat((edges, edges[:, :5]), 1) if twice else edges
+    count, x = edges.shape[1], torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(count, dtype=torch.float64, requires_grad=True)
+    kind = torch.arange(count) % 3
+    made: dict[str, Any] = {
+        "GCN": (pyg.GCNConv(6, 4), (x, edges)),
+        "GCN with weights": (pyg.GCNConv(6, 4), (x, edges, weights)),
+        "SAGE": (pyg.SAGEConv(6, 4), (x, edges)),
+        "SAGE max": (pyg.SAGEConv(6, 4, aggr="max"), (x, edges)),
+        "SAGE of two kinds": (pyg.SAGEConv((6, 6), 4), ((x, x[:9]), edges)),
+        "GAT": (pyg.GATConv(6, 4, heads=3), (x, edges)),
+        "GATv2": (pyg.GATv2Conv(6, 4, heads=3), (x, edges)),
+        "GIN": (pyg.GINConv(torch.nn.Linear(6, 4)), (x, edges)),
+        "RGCN": (pyg.RGCNConv(6, 4, 3), (x, edges, kind)),
+        "RGCN sum": (pyg.RGCNConv(6, 4, 3, aggr="add"), (x, edges, kind)),
+    }
+    layer, inputs = made[name]
+    layer.double()
+    layer.reset_parameters()
+    followed = [x, *layer.parameters()] + ([weights] if "weights" in name else [])
+    expected = layer(*inputs)
+    gradients = torch.autograd.grad(expected.cos().sum(), followed)
+    fused = stc.nn.fuse(copy.deepcopy(layer))
+    followed[1 : 1 + len([*layer.parameters()])] = fused.parameters()
+    calls: list[str] = []
+    monkeypatch.setattr(message_passing, "einsum", lambda *a, **k: calls.append(a[0]) or stc.einsum(*a, **k))
+    for model in (fused, fused, copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):  # at first as it was
+        torch.testing.assert_close(model(*inputs), expected)
+    assert len(calls) >= 3
+    torch.testing.assert_close(torch.autograd.grad(fused(*inputs).cos().sum(), followed), gradients)
+
+
+def test_what_fuse_leaves_alone() -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    edges, x = torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.rand(3, 4)
+
+    class Doubled(pyg.SAGEConv):
+        def message(self, x_j: torch.Tensor) -> torch.Tensor:
+            return 2 * x_j
+
+    for layer in (Doubled(4, 2), pyg.EdgeConv(torch.nn.Linear(8, 2)), pyg.SAGEConv(4, 2, aggr="median")):
+        expected = layer(x, edges)
+        assert "propagate" not in vars(stc.nn.fuse(torch.nn.Sequential(layer))[0])
+        torch.testing.assert_close(layer(x, edges), expected)
+    seen: list[Any] = []
+    layer = pyg.SAGEConv(4, 2)
+    adjacency = torch.sparse_coo_tensor(edges.flip(0), torch.ones(3), (3, 3)).to_sparse_csr()
+    expected = layer(x, edges)
+    stc.nn.fuse(layer)
+    torch.testing.assert_close(layer(x, adjacency), expected)
+    layer.register_message_forward_hook(lambda layer, inputs, out: seen.append(out))
+    torch.testing.assert_close(layer(x, edges), expected)
+    assert len(seen) == 1

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gzip
+import io
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc.__main__ import main
 from sparsetc.errors import CoordinateError, DtypeError, FormatError, ShapeError
 
 ROWS: dict[str, Any] = {"i": [0, 2, 2, 1], "j": [1, 1, 1, 4], "value": [1.0, 2.0, 3.5, -1.0], "note": list("abcd")}
@@ -64,7 +70,6 @@ FAULTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "floats": ({"i": [0.0, 1.0, 2.0, 3.0]}, FormatError, "column 'i' holds float64; coordinates are integers"),
     "negative": ({"j": [0, -2, 1, 1]}, CoordinateError, "column 'j' holds -2; coordinates are from 0"),
     "large": ({"j": np.array([0, 2**63, 1, 1], np.uint64)}, CoordinateError, f"column 'j' holds {2**63}; "),
-    "strings": ({"i": list("abcd")}, FormatError, "column 'i' holds .*; coordinates are integers"),
     "bools": ({"i": [True, False, True, True]}, FormatError, "column 'i' holds bool; coordinates are integers"),
     "words": ({"value": list("abcd")}, FormatError, "column 'value' holds .*; values are numbers"),
     "flags": ({"value": [True, False, True, True]}, DtypeError, "found torch.bool"),
@@ -119,3 +124,118 @@ def test_what_is_no_table() -> None:
         read({**ROWS, "j": np.ma.masked_array([1, 2, 3, 4], [0, 1, 0, 0])})
     with pytest.raises(DtypeError, match=r"do.* not fit|overflow|sum"):
         read({"i": [0, 0], "j": [0, 0], "value": np.array([100, 100], np.int8)})
+
+
+VISITS: dict[str, Any] = {"user": ["bob", "ann", "bob"], "week": [3, 0, 3], "rating": [4.0, 2.0, 5.0]}
+
+
+def visits() -> stc.SparseTensor:
+    return stc.SparseTensor.from_table(VISITS, ["user", "week"], "rating")
+
+
+@pytest.mark.parametrize("library", ["dict", "pandas", "polars", "pyarrow"])
+def test_labels_are_numbered_and_given_back(library: str) -> None:
+    made = VISITS if library == "dict" else pytest.importorskip(library)
+    whole = made if library == "dict" else made.table(VISITS) if library == "pyarrow" else made.DataFrame(VISITS)
+    x = stc.SparseTensor.from_table(whole, ["user", "week"], "rating")
+    assert x.to_dense().tolist() == [[2, 0, 0, 0], [0, 0, 0, 9]]
+    assert x.labels["user"].tolist() == ["ann", "bob"]
+    assert (x.labels["week"], [*x.labels]) == (None, ["user", "week"])
+    assert "modes=user, week" in repr(x)
+    table = x.to_table()
+    assert {name: column.tolist() for name, column in table.items()} == {
+        "user": ["ann", "bob"],
+        "week": [0, 3],
+        "value": [2.0, 9.0],
+    }
+    if library != "dict":
+        back = made.table(table) if library == "pyarrow" else made.DataFrame(table)
+        assert torch.equal(stc.SparseTensor.from_table(back, ["user", "week"], "value").to_dense(), x.to_dense())
+    counts = stc.SparseTensor.from_table(whole, ["user", "week"])
+    assert (counts.dtype, counts.values.tolist()) == (torch.int64, [1, 2])
+
+
+def test_labels_of_times_and_numbers() -> None:
+    pandas = pytest.importorskip("pandas")
+    days = pandas.DataFrame({"day": pandas.to_datetime(["2026-01-02", "2026-01-01"]), "kind": ["b", "a"]})
+    days["kind"] = days["kind"].astype("category")
+    x = stc.SparseTensor.from_table(days, ["day", "kind"])
+    assert [label[:10] for label in x.labels["day"]] == ["2026-01-01", "2026-01-02"]
+    assert (x.labels["kind"].tolist(), x.to_dense().tolist()) == (["a", "b"], [[1, 0], [0, 1]])
+    with pytest.raises(FormatError, match="column 'a' holds labels that have no order"):
+        stc.SparseTensor.from_table({"a": np.array(["x", 5], object)}, ["a"])
+
+
+def test_labels_stay() -> None:
+    x = visits()
+    expected = {"user": ["ann", "bob"], "week": None}
+    for y in (2 * x, x + x, x.abs(), x.float(), copy.copy(x), x.with_values(-x.values), x.T.T, x.drop(), x.detach()):
+        assert {name: None if of is None else of.tolist() for name, of in y.labels.items()} == expected
+    assert [*x.T.labels] == ["week", "user"]
+    assert x.sum(0, output="sparse").labels == {}
+    assert visits().labels["user"] is not x.labels["user"]
+    named = stc.rand((2, 3), nnz=2).with_labels({"a": [5, 7], "b": None})
+    assert named.labels["a"].tolist() == [5, 7]
+    for labels in ({"a": [5, 7]}, {"a": [5], "b": None}, {"a": [[5, 7]], "b": None}):
+        with pytest.raises(ShapeError, match="a name for each sparse mode"):
+            named.with_labels(labels)
+    blocks = stc.SparseTensor.from_dense(torch.eye(4), blocksize=(2, 2)).with_labels({"a": list("wxyz"), "b": None})
+    assert blocks.to_table()["a"].tolist() == list("wwxxyyzz")
+
+
+def test_labels_are_saved(tmp_path: Path) -> None:
+    x, file = visits(), io.BytesIO()
+    torch.save({"x": x, "y": -x}, file)
+    file.seek(0)
+    stc.write(tmp_path / "x.npz", x)
+    loaded = torch.load(file)
+    for y in (loaded["x"], loaded["y"], pickle.loads(pickle.dumps(x)), stc.read(tmp_path / "x.npz")):
+        assert y.labels["user"].tolist() == ["ann", "bob"]
+        assert torch.equal(y.to_dense().abs(), x.to_dense())
+    assert loaded["x"].pattern is loaded["y"].pattern
+    arrays = dict(np.load(tmp_path / "x.npz"))
+    for name, wrong in (("labels0", np.array(["ann"])), ("modes", np.array(["user"]))):
+        np.savez(tmp_path / "bad.npz", **{**arrays, name: wrong})
+        with pytest.raises(stc.IOFormatError, match="a name for each sparse mode"):
+            stc.read(tmp_path / "bad.npz")
+
+
+CSV = "user,week,rating,note\nbob,3,4.0,x\nann,0,2.0,y\nbob,3,5.0,z\n"
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.csv.gz"])
+def test_text_tables(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("pyarrow")
+    text = (CSV.replace(",", "\t") if "tsv" in name else CSV).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    x = stc.read(path, columns=["user", "week", "rating"])
+    assert torch.equal(x.to_dense(), visits().to_dense())
+    assert x.labels["user"].tolist() == ["ann", "bob"]
+    assert stc.read(path, columns=["user", "week", "rating"], dtype=torch.float32).dtype == torch.float32
+    assert stc.read(path, columns=["week", None]).to_dense().tolist() == [1, 0, 0, 2]
+    with pytest.raises(stc.IOFormatError, match=r"name its columns=.*it has user, week, rating, note"):
+        stc.read(path)
+    with pytest.raises(stc.IOFormatError, match="nobody"):
+        stc.read(path, columns=["nobody", "rating"])
+    with pytest.raises(FileNotFoundError):
+        stc.read(tmp_path / f"missing.{name}", columns=["user", "rating"])
+
+
+def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("duckdb")
+    path = tmp_path / "x.csv"
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.integers(0, 300, (200_000, 2)), rng.integers(0, 9, 200_000)])  # blocks of 1 MB
+    np.savetxt(path, rows, "%d", ",", header="i,j,count", comments="")
+    expected = np.zeros((300, 300), np.int64)
+    np.add.at(expected, (rows[:, 0], rows[:, 1]), rows[:, 2])
+    assert main(["pack", str(path), str(tmp_path / "x.parquet"), "--columns", "i", "j", "count"]) == 0
+    assert (stc.read(tmp_path / "x.parquet").to_dense().numpy() == expected).all()
+    path.write_text(CSV)
+    with pytest.raises(stc.IOFormatError, match="'user' holds labels"):
+        stc.pack(path, tmp_path / "y.parquet", columns=["user", "rating"])
+    path.write_text("i,count\n")
+    with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
+        stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import binsparse, bounds, memory, mtx, npz, parquet, tns
+from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, numbers, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -25,13 +25,16 @@ __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
 SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
 """What ``read`` and ``write`` understand."""
+ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
+READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
+"""What ``read`` understands."""
 
 
 def read(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | None] | None = None,
     progress: bool | None = None,
 ) -> SparseTensor:
     """The sparse tensor in a file, coalesced, on the CPU unless ``options(device=)`` names another device.
@@ -39,13 +42,18 @@ def read(
     Args:
         path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
             ``save_npz`` of scipy.sparse or pydata/sparse wrote (which read it), or ``.bsp.h5`` or ``.bsp.npz``
-            (Binsparse), or ``.parquet``: a packed file, or with ``columns`` any table. Text may come through a pipe.
+            (Binsparse), or ``.parquet``: a packed file, or with ``columns`` any table. Text may come through a pipe,
+            and be compressed by bzip2, xz or zstd. Files of other programs are read by their libraries: a matrix of
+            ``.h5ad``, 10x Genomics (``.h5`` or the folder), ``.mat``, Harwell-Boeing, ``.smtx`` or ``.pt``, and the
+            two-electron integrals of an FCIDUMP.
         dtype: of the values. By default .npz, Binsparse and .parquet are read as they were stored, and text as a
             comment in it says, which `write` leaves; other text as float32 if that holds every digit, else as float64
             (complex64 or complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an
             integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
-        columns: of a .parquet file of another program, the names of the columns of coordinates, which count from 0, a
-            mode each, and then that of the values. Each size is the largest coordinate and one.
+        columns: of a .parquet file of another program, or of ``.csv`` and ``.tsv`` (also ``.gz``, by pyarrow), the
+            names of the columns of coordinates, which count from 0, a mode each, and then that of the values. Each size
+            is the largest coordinate and one. Of text, coordinates may be labels, as `SparseTensor.from_table` numbers
+            them, and None in place of the values counts rows.
         progress: a progress bar on stderr (.tns only): None for what takes longer than two seconds when stderr is a
             terminal, True always, False never. Needs rich; without it there is none.
 
@@ -61,8 +69,8 @@ def read(
         >>> stc.read("x.tns")
         SparseTensor(shape=(4, 4), nnz=4, density=0.25, dtype=torch.float32, device=cpu)
     """
-    path = memory.text_of(path)
-    suffix = _suffix(path)
+    path = foreign.matrix_of_folder(memory.text_of(path))
+    suffix = _suffix(path, READ)
     parquet.check_columns(path, columns)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, memory.named(path, lambda: "reading takes several times the bytes of the tensor"):
@@ -72,6 +80,11 @@ def read(
             found = binsparse.read(path, dtype)
         elif suffix == ".parquet":
             found = parquet.read(path, dtype, columns)
+        elif suffix in foreign.CSV:
+            found = next(foreign.csv_blocks(path, columns, whole=True))
+            found = found if dtype is None else found.with_values(numbers.cast(found.values, dtype))
+        elif suffix in foreign.READERS:
+            found = foreign.read(path, suffix, dtype)
         else:
             found = (npz if suffix == ".npz" else mtx).read(path, dtype)
     device = current().device
@@ -99,7 +112,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         (3, 3)
     """
     path = memory.text_of(path)
-    suffix = _suffix(path)
+    suffix = _suffix(path, SUFFIXES)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
         raise FormatError(f"write takes a sparse tensor, {not_sparse(x)}")
@@ -117,14 +130,11 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         npz.write(path, tensor)
 
 
-def _suffix(path: str) -> str:
+def _suffix(path: str, known: Sequence[str]) -> str:
     name = path.lower()
     # longest first, so that .tns.gz is not taken for an unknown .gz
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+    for suffix in sorted(known, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix
     parquet.refuse_old(path)
-    table = (
-        "; a table is read by pandas, and SparseTensor.from_table takes it" if name.endswith((".csv", ".tsv")) else ""
-    )
-    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(SUFFIXES)}{table}")
+    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}")

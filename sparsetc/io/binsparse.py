@@ -106,7 +106,7 @@ def _npz(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
 def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
     import h5py
 
-    with npy.on_disk(path) as raw, memory.of_file(path, Exception), h5py.File(_checked(raw), "r") as file:
+    with npy.on_disk(path) as raw, memory.of_file(path, Exception), h5py.File(checked(raw), "r") as file:
 
         def sized(name: str) -> tuple[int, int]:
             if name == "binsparse":
@@ -124,7 +124,7 @@ def _hdf5(path: str | os.PathLike[str]) -> Iterator[_Arrays]:
         yield _Arrays(path, sized, lambda name: np.asarray(file.attrs[name] if name == "binsparse" else file[name][()]))
 
 
-def _checked(raw: IO[bytes]) -> IO[bytes]:
+def checked(raw: IO[bytes]) -> IO[bytes]:
     """Return the file; ValueError for a heap with an object of no bytes, in front of which HDF5 stays for ever.
 
     Likewise for a description that is longer than the file, for which HDF5 takes memory before it looks for it.

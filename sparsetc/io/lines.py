@@ -7,7 +7,9 @@ more is unpacked than is looked at next, and `bounds` holds for what is passed o
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
 import re
 import stat
@@ -15,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds
@@ -24,6 +26,23 @@ from sparsetc.support.progress import bar
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
 # 512 KB to 2 MB were equally fast, 128 KB half as fast, 4 MB a tenth slower (benchmarks/io_speed.py).
 BLOCK = 512 * 1024
+
+
+def _zstd(raw: BinaryIO) -> Any:
+    try:
+        from pyarrow import CompressedInputStream, PythonFile
+    except ImportError as error:
+        raise ImportError('.zst is read by pyarrow: pip install "sparsetc[files]"') from error
+    return CompressedInputStream(PythonFile(raw, "r"), "zstd")
+
+
+UNZIPPED: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _zstd,
+}
+"""Files of what a compressed file holds, by its suffix."""
 
 
 class LineReader:
@@ -121,18 +140,20 @@ class LineReader:
     def _chunk(self, file: BinaryIO) -> bytes:
         try:
             return file.read(BLOCK)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise self.fault(f"truncated or damaged gzip file ({error})") from error
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            if getattr(error, "errno", None) is not None:  # of the disk
+                raise
+            raise self.fault(f"truncated or damaged {self.path.suffix[1:]} file ({error})") from error
 
 
 @contextmanager
 def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = None) -> Iterator[LineReader]:
-    """Yield a reader of the file, decompressed if its name ends in ``.gz``. ``show`` is as in `progress.bar`."""
+    """Yield a reader of the file, decompressed as its suffix says. ``show`` is as in `progress.bar`."""
     path = Path(path)
     with open(path, "rb") as raw:
         status = os.fstat(raw.fileno())
         on_disk = stat.S_ISREG(status.st_mode)  # a pipe has neither a size nor a position
         with bar(status.st_size, path.name, show if on_disk else False) as at:
-            zipped = path.name.lower().endswith(".gz")
-            text = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
+            unzipped = UNZIPPED.get(path.suffix.lower())
+            text = raw if unzipped is None else cast(BinaryIO, unzipped(raw))
             yield LineReader(path, comment, text, lambda: at(raw.tell()) if on_disk else None)

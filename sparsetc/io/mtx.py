@@ -99,8 +99,11 @@ def head(reader: lines.LineReader) -> MatrixHeader:
     banner = _BANNER.match(reader.head)
     field, symmetry = (word.decode().lower() for word in banner.groups()) if banner else ("", "")
     if field not in _NUMBERS or symmetry not in _SYMMETRIES:
+        dense = b"array" in reader.head.split(b"\n", 1)[0]
         raise reader.fault(
-            f"expected the banner '%%MatrixMarket matrix coordinate FIELD SYMMETRY', FIELD one of "
+            "a dense matrix, for SparseTensor.from_dense(scipy.io.mmread(path))"
+            if dense
+            else f"expected the banner '%%MatrixMarket matrix coordinate FIELD SYMMETRY', FIELD one of "
             f"{', '.join(_NUMBERS)}, SYMMETRY one of {', '.join(_SYMMETRIES)}",
             1,
             (reader.head or reader.shown()).split(b"\n", 1)[0],

@@ -23,7 +23,7 @@ from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _INDICES = ("coords", "row", "col", "indices", "indptr", "offsets", "compressed_axes", "shape")
-_SMALL = ("shape", "format", "compressed_axes", "fill_value", "_is_array", "dtype")
+_SMALL = ("modes", "shape", "format", "compressed_axes", "fill_value", "_is_array", "dtype")
 """Arrays of at most an element a mode."""
 
 
@@ -55,7 +55,15 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         values, shape = stored(values, dtype), archive.array("shape").tolist()
         if values.ndim > len(shape):
             return SparseTensor.from_blocks(archive.array("coords"), values, shape)
-        return memory.tensor_of(path, archive.array("coords"), values, shape)
+        x = memory.tensor_of(path, archive.array("coords"), values, shape)
+        return x.with_labels(_labels(archive)) if "modes" in archive.names else x
+
+
+def _labels(archive: npy.Archive) -> dict[str, Any]:
+    held = {name: archive.header(name).nbytes for name in archive.names if name.startswith("labels")}
+    memory.check(archive.path, "the labels", 2 * sum(held.values()))
+    named = enumerate(archive.array("modes").tolist())
+    return {str(name): archive.array(f"labels{at}") if f"labels{at}" in held else None for at, name in named}
 
 
 def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None:
@@ -142,4 +150,7 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     largest = int(coords.max()) if coords.size else 0
     small = coords.astype(np.min_scalar_type(largest))
     with replacing(path) as file:
-        np.savez_compressed(file, coords=small, values=bits, shape=np.array(x.shape, np.int64), dtype=np.array(name))
+        labels = {f"labels{at}": of for at, of in enumerate(x.labels.values()) if of is not None}
+        labels |= {"modes": np.array([*x.labels], str)} if x.labels else {}
+        sizes = np.array(x.shape, np.int64)
+        np.savez_compressed(file, **labels, coords=small, values=bits, shape=sizes, dtype=np.array(name))

@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
-from sparsetc.io import lines, memory, mtx, npz, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, npz, numbers, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
+from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
@@ -63,7 +64,7 @@ def pack(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | None] | None = None,
     memory_limit: int | str | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -73,12 +74,12 @@ def pack(
     folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
 
     Args:
-        source: ``.tns`` or ``.mtx``, either with ``.gz``, or a ``.parquet`` with ``columns``; or ``.npz``, whose tensor
-            must fit in a quarter of the limit.
+        source: ``.tns`` or ``.mtx``, also compressed, a ``.parquet`` or ``.csv`` with ``columns``; or ``.npz``, or a
+            file of another program as in `read`, whose tensor must fit in a quarter of the limit.
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
         dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
             does not hold every digit.
-        columns: of a .parquet, as in `read`.
+        columns: of a .parquet, .csv or .tsv, as in `read`; coordinates are integers.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
         progress: a progress bar on stderr: None for what takes longer than two seconds when stderr is a
@@ -106,10 +107,11 @@ def pack(
         check_dtype(dtype)
     limit = _limit(name, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz"):
+    whole = _whole(name)
+    if whole is not None:
         parquet.check_columns(name, columns)
         with cpu, options(memory_limit=limit):
-            parquet.write(path, npz.read(name, dtype))
+            parquet.write(path, whole(name, dtype))
         return
     with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
@@ -134,6 +136,14 @@ def pack(
                 raise IOFormatError(f"{name}: {error}") from error
 
 
+def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | None:
+    """Return the reader of a source that is read as a whole; None of one that is read in blocks."""
+    suffix = next((suffix for suffix in foreign.READERS if name.lower().endswith(suffix)), None)
+    if suffix is not None:
+        return lambda path, dtype: foreign.read(path, suffix, dtype)
+    return npz.read if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz") else None
+
+
 def _limit(source: str, given: Any) -> int:
     """Bytes that packing may take."""
     given, least = current().memory_limit if given is None else as_bytes(given), FIXED + THREAD
@@ -154,18 +164,19 @@ def _state(source: str) -> tuple[int, int] | None:
 
 @contextmanager
 def _opened(
-    path: str, dtype: torch.dtype | None, columns: Sequence[str] | None, limit: int, show: bool | None
+    path: str, dtype: torch.dtype | None, columns: Sequence[str | None] | None, limit: int, show: bool | None
 ) -> Iterator[PackingSource]:
     """A source of the suffix of its path; IOFormatError for an unknown one."""
     name = path.lower()
     parquet.refuse_old(path)
     parquet.check_columns(path, columns)
-    if name.endswith((".tns", ".tns.gz")):
+    text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
+    if text.endswith(".tns"):
         with lines.opened(path, tns.COMMENT, show) as reader:
             layout = tns.head(reader, dtype, torch.float32)
             found = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
             yield PackingSource(layout.order, layout.dtype, layout.sizes, found)
-    elif name.endswith((".mtx", ".mtx.gz")):
+    elif text.endswith(".mtx"):
         with lines.opened(path, mtx.COMMENT, show) as reader:
             header = mtx.head(reader)
             kind = dtype or header.stated
@@ -174,6 +185,14 @@ def _opened(
             kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
             found = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, found)
+    elif name.endswith(foreign.CSV):
+        blocks = foreign.csv_blocks(path, columns)
+        first = next(blocks, None)
+        if first is None:
+            raise IOFormatError(f"{path}: no rows")
+        kind = dtype or first.dtype
+        found = ((list(x.coords), numbers.cast(x.values, kind)) for x in chain([first], blocks))
+        yield PackingSource(first.order, kind, None, found)
     elif name.endswith(".parquet"):
         with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
             if opened.header is not None:
@@ -181,7 +200,8 @@ def _opened(
             kind = dtype or opened.value_dtype()
             yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
     else:
-        raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also with .gz, .npz and .parquet can be packed")
+        known = ", ".join((".npz", ".parquet", *foreign.CSV, *foreign.READERS))
+        raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also compressed, {known} can be packed")
 
 
 def _text(

@@ -59,7 +59,7 @@ class Table:
         starts: the number of the first nonzero of each row group, and how many there are.
     """
 
-    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
         """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
         self._arrow, self.path, self._lock = library(), Path(memory.text_of(path)), Lock()
         refuse_old(self.path)
@@ -90,7 +90,7 @@ class Table:
         """Close the file; what was read of it stays."""
         self._raw.close()
 
-    def group(self, group: int, names: Sequence[str] | None = None) -> list[np.ndarray]:
+    def group(self, group: int, names: Sequence[Any] | None = None) -> list[np.ndarray]:
         """The columns of one row group, or those named."""
         names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
@@ -134,7 +134,7 @@ class Table:
             self._raw.seek(-8 - size, os.SEEK_END)
             return zlib.crc32(self._raw.read(size))
 
-    def _checked_names(self, columns: Sequence[str] | None) -> list[str]:
+    def _checked_names(self, columns: Sequence[Any] | None) -> list[str]:
         schema = self._file.schema_arrow
         names = list(columns or schema.names)
         if len(names) < 2 or len(names) > bounds.ORDER + 2:
@@ -326,7 +326,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedFile:
 
 
 def read(
-    path: str | os.PathLike[str], dtype: torch.dtype | None = None, names: Sequence[str] | None = None
+    path: str | os.PathLike[str], dtype: torch.dtype | None = None, names: Sequence[Any] | None = None
 ) -> SparseTensor:
     """The tensor in a Parquet file, in its own dtype unless ``dtype`` is given.
 
@@ -427,10 +427,10 @@ def columns(values: torch.Tensor) -> list[np.ndarray]:
     return [part.numpy() for part in parts]
 
 
-def check_columns(path: str, columns: Sequence[str] | None) -> None:
-    """IOFormatError for names of columns of what is no Parquet file."""
-    if columns is not None and not path.lower().endswith(".parquet"):
-        raise IOFormatError(f"{path}: columns are those of a .parquet file")
+def check_columns(path: str, columns: Sequence[Any] | None) -> None:
+    """IOFormatError for names of columns of what is no table."""
+    if columns is not None and not path.lower().endswith((".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")):
+        raise IOFormatError(f"{path}: columns are those of a .parquet, .csv or .tsv file")
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
         raise IOFormatError(f"{path}: columns is a list of names, found {columns!r:.80}")
 

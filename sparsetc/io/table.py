@@ -27,6 +27,8 @@ from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.inputs import NAMED
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+FROM_0 = "; of a file that counts from 0: t = numpy.loadtxt(path); SparseTensor(t[:, :-1].T.astype(int), t[:, -1])"
+"""What to do with a file of coordinates that this reader does not take."""
 LINES = 50_000
 """Lines formatted at a time."""
 LONGEST = 24
@@ -131,12 +133,13 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
         reader.line += fault.line if fault else part.lines
         reader.numbers += part.rows * layout.fields
         if fault:
-            line, what = block.split(b"\n")[fault.line], ""
+            line, what, token = block.split(b"\n")[fault.line], "", ""
             if fault.field is not None:
                 token = line.split()[fault.field].decode("latin-1")
                 token = repr(token if len(token) <= 30 else token[:27] + "...")
                 what = describe(fault.field, token) if fault.field < layout.order else f"the value {token}"
-            raise reader.fault(f"{what} {fault}".strip(), reader.line, line)
+            hint = FROM_0 if token == "'0'" else ""
+            raise reader.fault(f"{what} {fault}{hint}".strip(), reader.line, line)
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:

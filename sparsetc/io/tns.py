@@ -1,8 +1,9 @@
-"""FROSTT's text format, .tns and .tns.gz: a line a nonzero, coordinates from 1, then the value.
+"""FROSTT's text format, .tns, also compressed: a line a nonzero, coordinates from 1, then the value.
 
 In: a path. Out: a SparseTensor; or the other way round. ``#`` starts a comment. Before the first nonzero, a comment
 line ``# shape: 4 5 6`` gives the sizes (write leaves one); so do two first lines that hold the order and the sizes, as
-some tools write them; what says them twice must agree. Otherwise each size is the largest coordinate.
+some tools write them, with the number of nonzeros in extended FROSTT and in the text of the Tensor Toolbox and pyttb.
+What says them twice must agree. Otherwise each size is the largest coordinate.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"#"
 _SHAPE = re.compile(rb"^[ \t]*#[ \t]*shape:((?:[ \t]+\d{1,19})+)[ \t]*$", re.MULTILINE)
+_EXTENDED = re.compile(rb"^[ \t]*#.*extended FROSTT format", re.MULTILINE | re.IGNORECASE)
 _ONE_FIELD = "expected coordinates and a value, found 1 field that is not the order of as many sizes on the next line"
 
 
@@ -47,8 +49,7 @@ def head(
 
     Where nothing says the dtype the layout is open, of dtype ``default``. DtypeError for one that no .tns file holds.
     """
-    first = reader.peek()
-    declared = _declared(reader, first[0]) if first and len(first) == 1 else None
+    declared, rows = _declared(reader)
     first = reader.peek()
     sizes = _commented(reader, declared)
     if first is None and sizes is None:
@@ -60,18 +61,37 @@ def head(
     dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.TableLayout(order, 1, dtype or default, sizes, dtype_open=dtype is None)
+    return table.TableLayout(order, 1, dtype or default, sizes, rows, dtype_open=dtype is None)
 
 
-def _declared(reader: lines.LineReader, order: bytes) -> tuple[int, ...]:
-    """The sizes on the second line, where the first has their number only."""
+def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | None]:
+    """The sizes and the number of nonzeros, as far as lines before the first nonzero say them.
+
+    Lines of the order and of the sizes; of the order and the number, and of the sizes (extended FROSTT); or the Tensor
+    Toolbox's ``sptensor``, the order, the sizes, the number.
+    """
+    first = reader.peek() or []
+    of_toolbox = first == [b"sptensor"]
+    if of_toolbox:
+        reader.take()
+        first = reader.peek() or []
+    extended = len(first) == 2 and _EXTENDED.search(reader.head) is not None
+    if len(first) != 1 and not extended:
+        return None, None
     fault = reader.fault(_ONE_FIELD, reader.line, reader.shown())
     reader.take()
     sizes = reader.peek() or []
-    if not sizes or order != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
+    if not sizes or first[0] != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
         raise fault
     reader.take()
-    return tuple(map(int, sizes))
+    count = first[1:]
+    if of_toolbox:
+        count = reader.peek() or [b""]
+        fault = reader.fault("expected the number of nonzeros", reader.line, reader.shown())
+        reader.take()
+    if count and not (len(count) == 1 and re.fullmatch(rb"\d{1,19}", count[0])):
+        raise fault
+    return tuple(map(int, sizes)), int(count[0]) if count else None
 
 
 def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -50,7 +50,8 @@ class Arithmetic:
 
     __slots__ = ()
     _einsum_of: ClassVar[Callable[..., Any]]
-    """`sparsetc.einsum`, which stands levels above and is put here by its module."""
+    _compile: ClassVar[Callable[..., Any]]
+    """`sparsetc.einsum` and `compile`, which stand levels above and are put here by their module."""
 
     if TYPE_CHECKING:
         _pattern: Pattern

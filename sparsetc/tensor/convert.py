@@ -1,8 +1,9 @@
 """SparseTensor to and from other libraries' tensors and dense ones, and in other forms of its own.
 
-In: a strided tensor, one of torch.sparse, scipy.sparse, pydata/sparse or pyttb, or a table. Out: a SparseTensor, one of
-the first four, or a SparseTensor with modes permuted, or dense modes and blocks expanded. No library is imported until
-one of its own is asked for; what an object is, is first read off its type's module name.
+In: a strided tensor, one of torch.sparse, torch_sparse, scipy.sparse, pydata/sparse or pyttb, a graph, or a table. Out:
+a SparseTensor, a tensor of torch, scipy or pydata/sparse, or a SparseTensor with modes permuted, or dense modes and
+blocks expanded. No library is imported until one of its own is asked for; what an object is, is first read off its
+type's module name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from sparsetc.support import memory
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, checked
-from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, coalescing_bytes, not_plain, reading
+from sparsetc.tensor.graphs import graph_matrix
+from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, coalescing_bytes, comes_from, not_plain, reading
 from sparsetc.tensor.pattern import Pattern, lasting
 
 if TYPE_CHECKING:
@@ -320,6 +322,9 @@ def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
     """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
     if isinstance(obj, cls):
         return obj
+    graph = None if type(obj) in (torch.Tensor, np.ndarray) else graph_matrix(cls, obj)
+    if graph is not None:
+        return graph
     if isinstance(obj, torch.Tensor):
         if not_plain(obj):
             return None  # its layout may say anything
@@ -328,9 +333,18 @@ def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
         return from_scipy(cls, obj)
     if _is_pydata(obj):
         return from_pydata(cls, obj)
-    if _comes_from(obj, "pyttb") and hasattr(obj, "subs"):
+    if comes_from(obj, "pyttb") and hasattr(obj, "subs"):
         return _from_pyttb(cls, obj)
+    if comes_from(obj, "torch_sparse") and hasattr(obj, "coo"):
+        return _from_torch_sparse(cls, obj)
     return None
+
+
+def _from_torch_sparse(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
+    rows, columns, values = matrix.coo()
+    if values is None:
+        values = torch.ones(rows.shape, device=rows.device)
+    return cls(torch.stack((rows, columns)), values, matrix.sizes())
 
 
 def _from_pyttb(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
@@ -339,17 +353,12 @@ def _from_pyttb(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
     return cls(coords.T, np.asarray(tensor.vals).reshape(-1), shape)
 
 
-def _comes_from(obj: object, package: str) -> bool:
-    """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
-    return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
-
-
 def _is_scipy(obj: object) -> bool:
-    return _comes_from(obj, "scipy.sparse") and hasattr(obj, "tocoo")
+    return comes_from(obj, "scipy.sparse") and hasattr(obj, "tocoo")
 
 
 def _is_pydata(obj: object) -> bool:
-    return _comes_from(obj, "sparse") and hasattr(obj, "fill_value")
+    return comes_from(obj, "sparse") and hasattr(obj, "fill_value")
 
 
 def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:

@@ -54,6 +54,11 @@ CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 """How other objects get another dtype, as messages say it."""
 
 
+def comes_from(obj: object, package: str) -> bool:
+    """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
+    return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
+
+
 WIDER = {torch.uint16: "int32", torch.uint32: "int64", torch.uint64: "int64"}
 """Dtypes that torch stores and computes nothing with, each with the one that holds its numbers."""
 

@@ -11,8 +11,9 @@ import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
@@ -24,6 +25,8 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks
 
 Made = TypeVar("Made")
+Labels: TypeAlias = dict[str, np.ndarray | None]
+"""Names of modes, in order, and of each the names of its indices; None where it has numbers alone."""
 
 KEPT = 128
 """Things kept for one pattern: kernels, packed storages, patterns derived from it. Not measured: four modes, each with
@@ -73,6 +76,7 @@ class Pattern:
     `clear_cache`. A pattern pickles as its coordinates.
 
     Attributes:
+        labels: names of modes and of indices, empty where there are none.
         counts: distinct coordinates and the like, for the planner: a few numbers for each set of modes.
         number: the number that a graph which torch traces knows the pattern by.
         results: patterns of results in traced graphs, by the names of the contractions that give them.
@@ -87,10 +91,11 @@ class Pattern:
 
     __slots__ = (
         *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_derived", "_shape"),
-        *("counts", "number", "ones", "results", "uses"),
+        *("counts", "labels", "number", "ones", "results", "uses"),
     )
 
     counts: dict[Any, Any]
+    labels: Labels
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
     number: int
@@ -124,9 +129,13 @@ class Pattern:
         self._derived = Lru(KEPT)
         self.ones = False
         self.uses = uses or Uses()
+        self.labels = {}
         _all[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.labels:
+            named = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in self.labels.items()}
+            return pickles.labelled, (self.like(self._coords, self._coalesced, labels={}), named)
         if self._blocks is None:
             return pickles.pattern, (self._coords, self._shape, self._coalesced)
         return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
@@ -232,7 +241,11 @@ class Pattern:
             order = crd.lexsort(coords, shape)
             coords = coords[:, order]
         blocks = None if self._blocks is None else self._blocks.permuted(modes)
-        return Pattern(coords.contiguous(), shape, self._coalesced, blocks), order
+        pattern = Pattern(coords.contiguous(), shape, self._coalesced, blocks)
+        if self.labels:
+            named = [*self.labels.items()]
+            pattern.labels = dict(named[mode] for mode in modes)
+        return pattern, order
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
         """The pattern with one mode for each letter of its modes, made once, and which entry each is; None as they are.
@@ -292,9 +305,11 @@ class Pattern:
             shape += [-(-size // side), side] if side else [size]
         return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
 
-    def like(self, coords: torch.Tensor, coalesced: bool) -> Pattern:
+    def like(self, coords: torch.Tensor, coalesced: bool, labels: Labels | None = None) -> Pattern:
         """A pattern of the same sizes, in the same blocks, with other coordinates."""
-        return Pattern(coords, self._shape, coalesced, self._blocks)
+        pattern = Pattern(coords, self._shape, coalesced, self._blocks)
+        pattern.labels = self.labels if labels is None else labels
+        return pattern
 
     def values_shape(self, dense: Sequence[int]) -> tuple[int, ...]:
         """The shape of the values of a tensor with these dense modes."""

@@ -16,7 +16,7 @@ import torch
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor import convert, tables
+from sparsetc.tensor import convert, graphs, tables
 from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
 from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
@@ -91,6 +91,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     def __getattr__(self, name: str) -> Any:
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
+        if name == "matvec":  # by which scipy knows an operator; but it also reads numpy's dtype
+            raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
         if name not in ("_pattern", "_values"):
             in_place = name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name)
             said = IN_PLACE.format(name) if in_place else f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -219,9 +221,10 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def __repr__(self) -> str:
         dense = f", dense_order={self.dense_order}" if self.dense_order else ""
         dense = f", blocksize={self.blocksize}{dense}" if self.blocksize else dense
+        labels = f", modes={', '.join(self._pattern.labels)}" if self._pattern.labels else ""
         return (
             f"SparseTensor(shape={self.shape}, nnz={self.nnz}{dense}, density={self.density:.3g}, "
-            f"dtype={self.dtype}, device={self.device})"
+            f"dtype={self.dtype}, device={self.device}{labels})"
         )
 
     def _repr_html_(self) -> str:
@@ -373,6 +376,28 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """
         return (convert.to_dense if torch.compiler.is_compiling() else _to_dense)(self, memory_limit)
 
+    def as_linear_operator(self) -> Any:
+        """Scipy's `LinearOperator` of a matrix, for its solvers: `cg`, `gmres`, `eigsh`, `svds` and others.
+
+        Vectors are ndarrays on the host, wherever the tensor is.
+
+        Raises:
+            ShapeError: no matrix.
+            ImportError: scipy is not installed.
+
+        Examples:
+            >>> from scipy.sparse.linalg import cg
+            >>> cg(stc.full((1, 1), 2.0).as_linear_operator(), np.ones(1))[0]
+            array([0.5])
+        """
+        if self.order != 2:
+            raise ShapeError(f"a linear operator is of a matrix, found shape {self.shape}")
+        vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
+        return Arithmetic._compile("ij,j->i", self, vector).as_linear_operator()
+
+    labels = property(tables.labels_of)
+    with_labels = tables.with_labels
+    to_table = tables.to_table
     to_torch = convert.to_torch
     to_scipy = convert.to_scipy
     to_numpy = convert.to_numpy
@@ -382,6 +407,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     from_scipy = classmethod(convert.from_scipy)
     from_pydata = classmethod(convert.from_pydata)
     from_table = classmethod(tables.from_table)
+    from_graph = classmethod(graphs.from_graph)
 
     @classmethod
     def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:

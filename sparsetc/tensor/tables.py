@@ -1,41 +1,47 @@
-"""Tables that have a column of coordinates for each mode and a column of values.
+"""Tables that have a column of coordinates or labels for each mode and a column of values.
 
-In: a structured ndarray, a mapping of columns, or a table of pandas, polars or pyarrow. Out: a SparseTensor. No library
-of tables is imported: all give their columns by name.
+In: a structured ndarray, a mapping of columns, or a table of pandas, polars or pyarrow. Out: a SparseTensor, and the
+other way round a mapping of columns. No library of tables is imported: all give, and take, their columns by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsetc.errors import CoordinateError, FormatError, SparsetcError
+from sparsetc.errors import CoordinateError, FormatError, ShapeError, SparsetcError
 from sparsetc.tensor.inputs import check_plain
 
 if TYPE_CHECKING:
+    from sparsetc.tensor.pattern import Labels
     from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 def from_table(
-    cls: type[SparseTensor], table: Any, coordinates: Sequence[str], values: str, shape: Sequence[int] | None = None
+    cls: type[SparseTensor],
+    table: Any,
+    coordinates: Sequence[str],
+    values: str | None = None,
+    shape: Sequence[int] | None = None,
 ) -> SparseTensor:
-    """From a table with a row a nonzero: a column of coordinates for each mode, and one of values.
+    """From a table with a row a nonzero: a column of coordinates or labels for each mode, and one of values.
 
-    Values of rows that have the same coordinates are summed.
+    Values of rows that have the same coordinates are summed. Text and times are labels: they are numbered in their
+    order, and `SparseTensor.labels` gives them back.
 
     Args:
         cls: SparseTensor.
         table: a structured ndarray, a mapping of names to columns of the same length, or a table of pandas, polars or
             pyarrow.
-        coordinates: names of the columns of coordinates, integers from 0, in the order of the modes.
-        values: name of the column of values, of a dtype that values may have.
+        coordinates: names of the columns of coordinates, integers from 0 or labels, in the order of the modes.
+        values: name of the column of values, of a dtype that values may have; None to count rows, in int64.
         shape: sizes of the modes; each is the largest coordinate and one by default.
 
     Raises:
-        FormatError: no such table or column, missing entries, coordinates that are not integers, values that are not
-            numbers, or columns of different lengths.
+        FormatError: no such table or column, missing entries, coordinates that are neither integers nor labels, values
+            that are not numbers, or columns of different lengths.
         CoordinateError: a negative coordinate, or one outside ``shape``.
         ShapeError: a shape that is none, or no rows and no shape.
         DtypeError: values of another dtype, or integers whose sum does not fit.
@@ -44,25 +50,98 @@ def from_table(
         >>> rides = {"day": [0, 0, 1], "hour": [9, 9, 17], "count": [2.0, 1.0, 5.0]}
         >>> stc.SparseTensor.from_table(rides, ["day", "hour"], "count", shape=(7, 24)).to_dense()[0, 9]
         tensor(3., dtype=torch.float64)
+        >>> visits = {"user": ["bob", "ann", "bob"], "page": ["a", "a", "a"]}
+        >>> x = stc.SparseTensor.from_table(visits, ["user", "page"])
+        >>> x.labels["user"].tolist(), x.to_dense().tolist()
+        (['ann', 'bob'], [[1], [2]])
     """
     coordinates = coordinates if isinstance(coordinates, str) else list(coordinates)
     if isinstance(coordinates, str) or not coordinates:
         raise FormatError(f"coordinates must be a list of names of columns, one a mode; found {coordinates!r}")
-    columns = [_column(table, name) for name in (*coordinates, values)]
+    columns = [_column(table, name) for name in coordinates]
+    columns.append(np.ones(len(columns[0]), np.int64) if values is None else _column(table, values))
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise FormatError(f"columns {', '.join(map(repr, (*coordinates, values)))} have different lengths, {lengths}")
+    labels: Labels = dict.fromkeys(coordinates)
+    for mode, name in enumerate(coordinates):
+        if columns[mode].dtype.kind in "OUSTM":
+            labels[name], columns[mode] = _numbered(columns[mode], name)
     for name, column in zip(coordinates, columns, strict=False):
         if column.dtype.kind not in "iu" and len(column):
-            of = "labels, which pandas.factorize numbers" if column.dtype.kind in "OUST" else str(column.dtype)
-            raise FormatError(f"column {name!r} holds {of}; coordinates are integers")
+            raise FormatError(f"column {name!r} holds {column.dtype}; coordinates are integers or labels")
         if len(column) and not 0 <= int(column.min()) <= int(column.max()) < 2**63:
             wrong = column.min() if column.min() < 0 else column.max()
             missing = ", and -1 is what pandas.factorize gives a missing label" if wrong == -1 else ""
             raise CoordinateError(f"column {name!r} holds {wrong}; coordinates are from 0 to 2**63 - 1{missing}")
     if columns[-1].dtype.kind not in "biufc":
         raise FormatError(f"column {values!r} holds {columns[-1].dtype}; values are numbers")
-    return cls(np.stack([column.astype(np.int64) for column in columns[:-1]]), columns[-1], shape)
+    x = cls(np.stack([column.astype(np.int64) for column in columns[:-1]]), columns[-1], shape)
+    return with_labels(x, labels)
+
+
+def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The labels in a column, each once and in order, and the number of each row's."""
+    try:
+        found, numbers = np.unique(column, return_inverse=True)
+    except TypeError as error:  # of texts and numbers in one column
+        raise FormatError(f"column {name!r} holds labels that have no order: {error}") from None
+    return found, numbers
+
+
+def labels_of(x: SparseTensor) -> Labels:
+    """Names of the sparse modes, in their order, and the labels of each; None of a mode that has numbers alone.
+
+    They stay with whatever keeps all modes and their sizes: operators, new values, copies, another order of modes,
+    another device, and files ``.npz``. A tensor without labels has an empty mapping.
+    """
+    return dict(x.pattern.labels)
+
+
+def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray | None]) -> SparseTensor:
+    """The tensor with names for its sparse modes, and labels for their indices.
+
+    Args:
+        x: of which the values are shared.
+        labels: a name for each sparse mode, in their order, and as many texts or numbers as the mode is long, or None.
+
+    Raises:
+        ShapeError: another number of names than modes, or of labels than indices.
+
+    Examples:
+        >>> x = stc.eye(2).with_labels({"user": ["ann", "bob"], "week": None})
+        >>> x.T
+        SparseTensor(shape=(2, 2), nnz=2, density=0.5, dtype=torch.float32, device=cpu, modes=week, user)
+    """
+    arrays = {str(name): None if of is None else np.asarray(of) for name, of in labels.items()}
+    sizes = x.shape[: x.sparse_order]
+    fitting = [of is None or of.shape == (size,) for of, size in zip(arrays.values(), sizes, strict=False)]
+    if len(arrays) != len(sizes) or not all(fitting):
+        found = ", ".join(f"{name}: {None if of is None else of.shape}" for name, of in arrays.items())
+        raise ShapeError(f"labels are a name for each sparse mode, of sizes {sizes}, and as many labels; found {found}")
+    pattern = x.pattern.bare()
+    pattern.labels = {n: a if a is None or a.dtype.kind in "iufU" else a.astype(str) for n, a in arrays.items()}
+    return type(x)._make(pattern, x.values)
+
+
+def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
+    """A row a nonzero: a column for each mode, of labels where it has them and else of coordinates, and ``value``.
+
+    ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table`` take the mapping as it is. Columns of modes without
+    a name are called ``i0``, ``i1``, and so on. Dense modes and blocks become rows.
+
+    Raises:
+        DtypeError: bfloat16, which numpy lacks.
+
+    Examples:
+        >>> stc.eye(2).with_labels({"user": ["ann", "bob"], "week": None}).to_table()
+        {'user': array(['ann', 'bob'], dtype='<U3'), 'week': array([0, 1]), 'value': array([1., 1.], dtype=float32)}
+    """
+    coords, values, _ = x.expand_dense().to_numpy()
+    named = [*x.pattern.labels.items()]
+    named += [(f"i{mode}", None) for mode in range(len(named), len(coords))]
+    columns = {name: row if of is None else of[row] for (name, of), row in zip(named, coords, strict=True)}
+    return {**columns, "value": values}
 
 
 def _column(table: Any, name: str) -> np.ndarray:

@@ -1,0 +1,193 @@
+"""Files of other programs, read and never written: one table of suffixes and readers.
+
+In: a path. Out: a SparseTensor. Each reader calls the library of its files where that is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import DtypeError
+from sparsetc.io import binsparse, memory, npy, npz, numbers
+from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
+"""Names of a matrix's values, inner indices and starts in HDF5: of AnnData and 10x Genomics, and of MATLAB."""
+CSV = ".csv", ".tsv", ".csv.gz", ".tsv.gz"
+"""Text tables."""
+TEN_X = "matrix.mtx.gz", "matrix.mtx"
+"""The matrix in a folder of 10x Genomics."""
+SAME = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
+"""Orders of indices in which an integral (ij|kl) over real orbitals is the same, but for exchanging the pairs."""
+
+
+def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
+    """Return the tensor in a file whose suffix `READERS` has, of ``dtype``, or of the file's own.
+
+    Raises:
+        IOFormatError: a file that its library refuses, or that holds no one sparse matrix, or values of another dtype.
+        OutOfMemoryError: arrays of HDF5, or text, would pass the memory limit.
+        ImportError: the library is not installed.
+    """
+    if dtype not in (None, *DTYPES):
+        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+    Path(path).stat()  # else some libraries say in words of their own that there is no such file
+    with memory.of_file(path, Exception):
+        x = READERS[suffix](path, dtype)
+        return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+
+
+def matrix_of_folder(path: str) -> str:
+    """Return the path of the matrix in a folder of 10x Genomics; of what is no such folder itself."""
+    inside = [Path(path, name) for name in TEN_X]
+    return next((os.fspath(file) for file in inside if file.is_file()), path)
+
+
+def _library(path: str, name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{path} is read by {name}: pip install {extra}") from error
+
+
+def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
+    """A matrix of AnnData, of 10x Genomics or of MATLAB 7.3: by columns unless it says that it is by rows."""
+    h5py = _library(path, "h5py", "h5py")
+
+    def array(group: Any, name: str) -> np.ndarray:
+        data = group[name]
+        here = isinstance(group.get(name, getlink=True), h5py.HardLink) and not (data.external or data.is_virtual)
+        if not here or data.ndim != 1 or data.dtype.kind not in "biuf":
+            raise ValueError(f"{name} is no array of numbers of one dimension in this file")
+        memory.check(path, f"array {name}", 3 * data.nbytes)
+        numbers: np.ndarray = data[()]
+        return numbers
+
+    with npy.on_disk(path) as raw, h5py.File(binsparse.checked(raw), "r") as file:
+        groups = {name: file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)}
+        parts = {name: _parts(group) for name, group in groups.items() if isinstance(group, h5py.Group)}
+        found = [name for name, names in parts.items() if names]
+        name = _only("X" if "X" in found else "", found, f"h5py.File({path!r})[name]")
+        group, attributes = groups[name], groups[name].attrs
+        data, inner, outer = (array(group, part) for part in parts[name])
+        by_rows = str(attributes.get("encoding-type", attributes.get("h5sparse_format", ""))).startswith("csr")
+        shape = attributes.get("shape", attributes.get("h5sparse_shape"))
+        if shape is None:
+            shape = array(group, "shape") if "shape" in group else (attributes["MATLAB_sparse"], outer.size - 1)
+    made: Any = torch.sparse_csr_tensor if by_rows else torch.sparse_csc_tensor
+    starts, indices = (torch.from_numpy(index.astype(np.int64)) for index in (outer, inner))
+    values, sizes = npz.stored(data, dtype), tuple(map(int, shape))
+    return SparseTensor.from_torch(made(starts, indices, values, sizes, check_invariants=True))
+
+
+def _parts(group: Any) -> tuple[str, ...]:
+    return next((names for names in PARTS if all(name in group for name in names)), ())
+
+
+def _only(preferred: str, found: list[str], how: str) -> str:
+    """Return the one name that is meant; ValueError, which says how to read one of several, where it is not clear."""
+    if preferred or len(found) == 1:
+        return preferred or found[0]
+    names = f"{len(found)} sparse matrices: {', '.join(map(repr, found))[:100]}" if found else "no sparse matrices"
+    raise ValueError(
+        f"holds {names}; read what you want by {how}, and give scipy's matrices to SparseTensor.from_scipy, others to "
+        "SparseTensor.from_dense"
+    )
+
+
+def _matlab(path: str, dtype: torch.dtype | None) -> SparseTensor:
+    scipy_io = _library(path, "scipy.io", '"sparsetc[io]"')
+    try:
+        variables = scipy_io.loadmat(path)
+    except NotImplementedError:  # version 7.3, which is HDF5
+        return _hdf5(path, dtype)
+    sparse = [name for name, variable in variables.items() if hasattr(variable, "tocoo")]
+    return SparseTensor.from_scipy(variables[_only("", sparse, f"scipy.io.loadmat({path!r})[name]")])
+
+
+def _harwell_boeing(path: str, dtype: torch.dtype | None) -> SparseTensor:
+    return SparseTensor.from_scipy(_library(path, "scipy.io", '"sparsetc[io]"').hb_read(path))
+
+
+def _torch(path: str, dtype: torch.dtype | None) -> SparseTensor:
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    sparse = SparseTensor.coerce(found)
+    if sparse is None:
+        raise ValueError(f"holds no sparse tensor but a {type(found).__name__}; torch.load gives it")
+    return sparse
+
+
+def _smtx(path: str, dtype: torch.dtype | None) -> SparseTensor:
+    """A pattern of DLMC: a line of rows, columns and entries, one of starts of rows, one of columns. Values are 1."""
+    head, starts, columns = [*_text(path).replace(",", " ").split("\n"), "", ""][:3]
+    rows, width, entries = map(int, head.split())
+    outer, inner = (torch.from_numpy(np.array(line.split(), np.int64)) for line in (starts, columns))
+    return SparseTensor.from_torch(
+        torch.sparse_csr_tensor(outer, inner, torch.ones(entries), (rows, width), check_invariants=True)
+    )
+
+
+def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
+    """The integrals (ij|kl) over real orbitals, in all eight orders of their indices."""
+    head, *body = re.split(r"&END|^\s*/\s*$", _text(path), maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)
+    orbitals = re.search(r"NORB\s*=\s*(\d+)", head, re.IGNORECASE)
+    if orbitals is None or not body or re.search(r"UHF\s*=\s*\.?T|IUHF\s*=\s*1", head, re.IGNORECASE):
+        raise ValueError("no FCIDUMP of restricted orbitals, '&FCI NORB=..., &END' and lines 'value i j k l'")
+    table = np.array(body[0].replace("D", "E").replace("d", "e").split(), np.float64).reshape(-1, 5)
+    pairs = table[(table[:, 1:] > 0).all(1)]
+    once = pairs[:, 1:].astype(np.int64).T - 1
+    coords = np.concatenate([once[[*order]] for same in SAME for order in (same, same[2:] + same[:2])], 1)
+    coords, first = np.unique(coords, axis=1, return_index=True)
+    return SparseTensor(coords, pairs[first % len(pairs), 0], (int(orbitals[1]),) * 4)
+
+
+def csv_blocks(path: str, columns: Sequence[Any] | None, whole: bool = False) -> Iterator[SparseTensor]:
+    """Yield the tensor of each block of a text table, or of all of it, of columns as `read` has them.
+
+    IOFormatError for a table without such columns, or with labels or a new type of numbers in a later block.
+    """
+    csv, arrow = (_library(path, name, '"sparsetc[files]"') for name in ("pyarrow.csv", "pyarrow"))
+    Path(path).stat()
+    with memory.of_file(path, Exception):
+        parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
+        if columns is None:
+            found = ", ".join(csv.open_csv(path, parse_options=parsing).schema.names)
+            raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {found[:200]}")
+        *modes, value = columns
+        names = [name for name in columns if name is not None]
+        reader = csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names))
+        if whole:
+            memory.check(path, "its text and columns", 4 * os.path.getsize(path))
+        for batches in [list(reader)] if whole else ([batch] for batch in reader):
+            x = SparseTensor.from_table(arrow.Table.from_batches(batches, reader.schema), modes, value)
+            labelled = [name for name, of in x.labels.items() if of is not None]
+            if labelled and not whole:
+                raise ValueError(f"column {labelled[0]!r} holds labels: read it as a whole, or number them first")
+            yield x
+
+
+def _text(path: str) -> str:
+    memory.check(path, "its text and numbers", 20 * os.path.getsize(path))
+    return Path(path).read_text(encoding="utf-8")
+
+
+Reader = Callable[[str, torch.dtype | None], SparseTensor]
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys((".h5", ".h5ad", ".hdf5"), _hdf5),
+    ".mat": _matlab,
+    **dict.fromkeys((".rua", ".rsa", ".pua", ".psa", ".hb", ".rb"), _harwell_boeing),
+    **dict.fromkeys((".pt", ".pth"), _torch),
+    ".smtx": _smtx,
+    "fcidump": _fcidump,
+}
+"""Readers by suffix."""

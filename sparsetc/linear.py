@@ -1,0 +1,123 @@
+"""Systems of linear equations with a sparse symmetric matrix, by conjugate gradients.
+
+In: a SparseTensor and right sides. Out: the solutions, differentiable by the adjoint system. Other solvers are scipy's,
+which take `SparseTensor.as_linear_operator`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from typing_extensions import Unpack
+
+from sparsetc.api import compile, einsum
+from sparsetc.contraction.canonical import as_operand, check_operand
+from sparsetc.errors import DtypeError, FormatError, ShapeError
+from sparsetc.options import Settings
+from sparsetc.support.notices import warn
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+class Steps(NamedTuple):
+    """When conjugate gradients end, and the settings of their products."""
+
+    tol: float
+    n_iter_max: int
+    settings: Any
+
+
+def solve(
+    a: Any, b: torch.Tensor, *, tol: float = 1e-6, n_iter_max: int | None = None, **settings: Unpack[Settings]
+) -> torch.Tensor:
+    """Solve ``a @ x = b`` by conjugate gradients, preconditioned by the diagonal (Jacobi).
+
+    Gradients of b, and of the entries of a, come from one more solution, with the gradient of x on the right.
+
+    Args:
+        a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked.
+        b: (n,), or (n, k) for k right sides, which are solved together.
+        tol: how long the residual may be, times the length of b, in each column.
+        n_iter_max: steps at most, 10 n by default. A warning says that they were not enough.
+        settings: of `einsum`, for the products.
+
+    Returns:
+        x, of the shape of b.
+
+    Raises:
+        ShapeError: a matrix that is not square, or a b that does not fit.
+        FormatError: a matrix that is found not to be positive definite.
+        DtypeError: integers or values of 16 bits.
+
+    Examples:
+        >>> stc.solve(2 * stc.eye(3), torch.tensor([2.0, 4.0, 6.0]))
+        tensor([1., 2., 3.])
+    """
+    sparse = None if isinstance(a, torch.Tensor) and a.layout == torch.strided else SparseTensor.coerce(a)
+    if sparse is None or sparse.order != 2 or sparse.shape[0] != sparse.shape[1]:
+        raise ShapeError(f"solve takes a sparse matrix with as many rows as columns, found {a!r:.200}")
+    if sparse.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+        raise DtypeError(f"solve takes float32, float64 and complex values, found {sparse.dtype}")
+    right = as_operand(b, "solve: b")
+    if not isinstance(right, torch.Tensor) or right.ndim not in (1, 2) or right.shape[0] != sparse.shape[0]:
+        found = tuple(right.shape) if isinstance(right, torch.Tensor) else type(right).__name__
+        raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {found}")
+    check_operand(right, "solve: b", sparse.dtype, sparse.device)
+    sparse = sparse.expand_dense().coalesce()
+    steps = Steps(tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings)
+    columns = right if right.ndim == 2 else right[:, None]
+    solution: torch.Tensor = _Solve.apply(sparse.values, columns, sparse.pattern, steps)  # type: ignore[no-untyped-call]
+    return solution if right.ndim == 2 else solution[:, 0]
+
+
+class _Solve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, b: torch.Tensor, pattern: Any, steps: Steps) -> torch.Tensor:
+        solution = _conjugate_gradients(SparseTensor._make(pattern, values), b, steps)
+        ctx.save_for_backward(values, solution)
+        ctx.pattern, ctx.steps = pattern, steps
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        values, solution = ctx.saved_tensors
+        adjoint: torch.Tensor = _Solve.apply(values, above, ctx.pattern, ctx.steps)  # type: ignore[no-untyped-call]
+        of_values = None
+        if ctx.needs_input_grad[0]:
+            ones = SparseTensor._make(ctx.pattern, torch.ones_like(values))
+            of_values = -einsum("ij,ik,jk->ij", ones, adjoint, solution.conj(), output="sparse").values
+        return of_values, adjoint if ctx.needs_input_grad[1] else None, None, None
+
+
+def _conjugate_gradients(a: SparseTensor, b: torch.Tensor, steps: Steps) -> torch.Tensor:
+    """Solve for the columns of b together, each with step lengths of its own (Hestenes and Stiefel 1952)."""
+    diagonal = a.diagonal().to_dense().real[:, None]
+    if not bool((diagonal > 0).all()):
+        raise FormatError("solve takes a positive definite matrix, and this one's diagonal is not positive")
+    product: Any = compile("ij,jk->ik", a, b, output="dense", **steps.settings)
+    solution, residual = torch.zeros_like(b), b.clone()
+    direction = scaled = residual / diagonal
+    goal = steps.tol * torch.linalg.vector_norm(b, dim=0)
+    inner = _inner(residual, scaled)
+    for _ in range(steps.n_iter_max):
+        if not bool((torch.linalg.vector_norm(residual, dim=0) > goal).any()):
+            return solution
+        image = product(direction)
+        curvature = _inner(direction, image)
+        if bool((curvature < 0).any()):
+            raise FormatError("solve takes a positive definite matrix, and this one is not: x* a x < 0 for some x")
+        length = inner / curvature.masked_fill(curvature == 0, 1)  # 0 of a column that is solved exactly
+        solution = solution + length * direction
+        residual = residual - length * image
+        scaled = residual / diagonal
+        before, inner = inner, _inner(residual, scaled)
+        direction = scaled + inner / before.masked_fill(before == 0, 1) * direction
+    left = torch.linalg.vector_norm(residual, dim=0) / torch.linalg.vector_norm(b, dim=0)
+    if bool((left > steps.tol).any()):
+        warn(f"solve: after {steps.n_iter_max} steps the residual is {float(left.max()):.2g} of b, above tol")
+    return solution
+
+
+def _inner(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The inner product of each two columns, a real number here."""
+    return (left.conj() * right).sum(0).real

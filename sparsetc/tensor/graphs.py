@@ -1,0 +1,114 @@
+"""Graphs of other libraries as matrices: PyG's EdgeIndex and Data, networkx, edges in a tensor, torch_sparse's tensors.
+
+In: a graph. Out: a SparseTensor, (sources, targets) as an operand and (targets, sources) by `from_graph`. No library
+is imported but networkx, and this by a graph of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import FormatError, ShapeError
+from sparsetc.tensor.inputs import comes_from
+
+if TYPE_CHECKING:
+    from sparsetc.tensor.sparse_tensor import SparseTensor
+
+
+def from_graph(
+    cls: type[SparseTensor], graph: Any, weight: Any = None, nodes: int | tuple[int, int] | None = None
+) -> SparseTensor:
+    """The adjacency matrix of a graph, (targets, sources), as `"ij,jr->ir"` and layers of graphs take it.
+
+    Edges that are named twice are one entry, whose value is the sum of both.
+
+    Args:
+        cls: SparseTensor.
+        graph: an ``edge_index`` (2, edges) of (sources, targets), as a tensor, an ndarray or PyG's EdgeIndex; a
+            PyG Data; a networkx graph, whose undirected edges count both ways; or an adjacency matrix of (targets,
+            sources), dense or in any form that `SparseTensor.coerce` takes, of truth values too.
+        weight: (edges,), or (edges, features), of an ``edge_index`` or Data; the name of an attribute of networkx's
+            edges, "weight" by default. Without weights, of which Data has some in ``edge_weight``, all are 1.
+        nodes: how many there are, or how many sources and targets; by default as the graph says, else the largest
+            number and one.
+
+    Raises:
+        FormatError: what is no graph.
+        CoordinateError: an edge to or from a node that is not there.
+
+    Examples:
+        >>> stc.SparseTensor.from_graph(torch.tensor([[0, 1], [2, 2]]), nodes=3).to_dense()
+        tensor([[0., 0., 0.],
+                [0., 0., 0.],
+                [1., 1., 0.]])
+    """
+    if isinstance(graph, cls):
+        return graph
+    matrix = graph_matrix(cls, graph, weight, nodes, into_rows=True)
+    if matrix is not None:
+        return matrix
+    if _is_index(graph):
+        return _of_edges(cls, graph, weight, nodes, into_rows=True)
+    if weight is not None or nodes is not None:
+        raise FormatError(f"weight= and nodes= go with edges, found {type(graph).__name__}, which has these")
+    boolean = str(getattr(graph, "dtype", "")) in ("bool", "torch.bool")
+    if boolean:
+        graph = graph.to(torch.get_default_dtype()) if isinstance(graph, torch.Tensor) else graph.astype(np.float32)
+    sparse = cls.coerce(graph)
+    if sparse is None and getattr(graph, "ndim", 0) == 2:
+        sparse = cls.from_dense(graph)
+    if sparse is None or sparse.sparse_order != 2:
+        raise FormatError(
+            "from_graph takes an edge_index (2, edges), a graph of PyG or networkx, or an adjacency matrix (targets, "
+            f"sources); found {graph!r:.200}"
+        )
+    return sparse
+
+
+def graph_matrix(
+    cls: type[SparseTensor],
+    graph: Any,
+    weight: Any = None,
+    nodes: int | tuple[int, int] | None = None,
+    into_rows: bool = False,
+) -> SparseTensor | None:
+    """Return the matrix (sources, targets) that a graph's library makes of it, or turned, `into_rows`; else None."""
+    if comes_from(graph, "networkx") and hasattr(graph, "adj"):
+        from networkx import to_scipy_sparse_array
+
+        matrix = to_scipy_sparse_array(graph, dtype=np.float32, weight=weight or "weight")
+        return cls.from_scipy(matrix.T if into_rows else matrix)
+    if not comes_from(graph, "torch_geometric"):
+        return None
+    if hasattr(graph, "edge_index"):
+        weight = getattr(graph, "edge_weight", None) if weight is None else weight
+        return _of_edges(cls, graph.edge_index, weight, graph.num_nodes if nodes is None else nodes, into_rows)
+    return _of_edges(cls, graph, weight, nodes, into_rows) if hasattr(graph, "get_sparse_size") else None
+
+
+def _is_index(graph: Any) -> bool:
+    strided = isinstance(graph, np.ndarray) or (isinstance(graph, torch.Tensor) and graph.layout == torch.strided)
+    return strided and graph.ndim == 2 and graph.shape[0] == 2 and "int" in str(graph.dtype)
+
+
+def _of_edges(
+    cls: type[SparseTensor], edges: Any, weight: Any, nodes: int | tuple[int, int] | None, into_rows: bool
+) -> SparseTensor:
+    if not _is_index(edges):
+        raise FormatError(f"an edge_index is (2, edges) integers, found {edges!r:.200}")
+    sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
+    edges = torch.as_tensor(edges) if isinstance(edges, np.ndarray) else edges
+    if nodes is not None:
+        sizes = (nodes, nodes) if isinstance(nodes, int) else nodes
+    if None in sizes:
+        largest = int(edges.max()) + 1 if edges.numel() else 0
+        sizes = [largest if size is None else size for size in sizes]
+    values = torch.ones(edges.shape[1], device=edges.device) if weight is None else torch.as_tensor(weight)
+    if values.shape[:1] != edges.shape[1:]:
+        raise ShapeError(f"weight must have a row for each of {edges.shape[1]} edges, found {tuple(values.shape)}")
+    if into_rows:
+        edges, sizes = edges.flip(0), sizes[::-1]
+    return cls(edges, values, (*sizes, *values.shape[1:]))
