@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 362_100, size.COMPILER: 252_100, size.FILES: 229, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 362_200, size.COMPILER: 252_200, size.FILES: 229, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
