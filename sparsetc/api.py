@@ -289,7 +289,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
         operands.append(coerced)
     if not any(isinstance(o, SparseTensor) for o in operands):
-        raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or make one by SparseTensor.from_dense')
+        make = "make one by SparseTensor.from_dense, or from_graph of edges"
+        raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or {make}')
     return text, promoted(operands)
 
 

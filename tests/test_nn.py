@@ -506,6 +506,10 @@ def test_what_is_no_graph() -> None:
         stc.SparseTensor.from_graph(torch.tensor([[0, 1], [1, 0]]), torch.ones(3))
     with pytest.raises(stc.CoordinateError):
         stc.SparseTensor.from_graph(torch.tensor([[0, 1], [1, 0]]), nodes=1)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    for call in (stc.spmm, stc.nn.GraphConv(3, 2), lambda edges, x: stc.einsum("ij,jr->ir", edges, x)):
+        with pytest.raises(stc.EquationError, match="from_graph"):
+            call(edges, torch.rand(2, 3))
     with pytest.raises(stc.ShapeError, match="from_graph makes one of an edge_index"):
         stc.nn.GATConv(3, 2)(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3))
 
