@@ -168,7 +168,7 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
 
 
 Arithmetic._einsum_of = einsum  # by which @ multiplies
-Arithmetic._compile = compile
+Arithmetic._compile_of = compile
 
 
 @entry_point

@@ -390,7 +390,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         if self.order != 2:
             raise ShapeError(f"a linear operator is of a matrix, found shape {self.shape}")
         vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
-        return Arithmetic._compile("ij,j->i", self, vector).as_linear_operator()
+        return Arithmetic._compile_of("ij,j->i", self, vector).as_linear_operator()
 
     labels = property(tables.labels_of)
     with_labels = tables.with_labels
