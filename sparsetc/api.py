@@ -175,7 +175,7 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
 
 
 Arithmetic._einsum_of = einsum  # by which @ multiplies
-Arithmetic._compile = compile
+Arithmetic._compile_of = compile
 
 
 @entry_point
@@ -303,7 +303,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
                 raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
         operands.append(coerced)
     if not sparse:
-        raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or make one by SparseTensor.from_dense')
+        make = "make one by SparseTensor.from_dense, or from_graph of edges"
+        raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or {make}')
     return text, promoted(operands)
 
 

@@ -96,6 +96,12 @@ class Edges:
         with lasting():
             return torch.bincount(self.index[self.into], minlength=self.sizes[0]).clamp(min=1)
 
+    def counts(self, dtype: torch.dtype, once: bool) -> torch.Tensor:
+        """Values of edges without weights, kept so that they are packed once; `once` counts each edge once."""
+        pattern, merge = self.sorted
+        ones = torch.ones(pattern.nnz if once else self.index.shape[1], dtype=dtype, device=self.index.device)
+        return pattern._once((dtype, once), lambda: ones if once or merge is None else merge.values(ones))
+
 
 _edges: Lru[Any, Edges] = Lru(16)
 
@@ -147,11 +153,10 @@ def _is_simple(layer: Any, edge_index: Any, sources: torch.Tensor, weights: list
 def _reduced(edges: Edges, reduce: str, sources: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     heads = "h" if weights and weights[0].ndim == 2 else ""
     pattern, merge = edges.sorted
-    if not weights and REDUCES[reduce] != "sum":  # to which an edge that is named twice is one
-        values = sources.new_ones(pattern.nnz)
+    if not weights:
+        values = edges.counts(sources.dtype, once=REDUCES[reduce] != "sum")
     else:
-        values = weights[0] if weights else sources.new_ones(edges.index.shape[1])
-        values = values if merge is None else merge.values(values)
+        values = weights[0] if merge is None else merge.values(weights[0])
     features = sources if heads else sources.flatten(1)
     graph = SparseTensor._make(pattern, values)
     equation = f"ij{heads},j{heads}r->i{heads}r"

@@ -617,6 +617,10 @@ def test_what_is_no_graph() -> None:
         stc.SparseTensor.from_graph(torch.tensor([[0, 1], [1, 0]]), torch.ones(3))
     with pytest.raises(stc.CoordinateError):
         stc.SparseTensor.from_graph(torch.tensor([[0, 1], [1, 0]]), nodes=1)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    for call in (stc.spmm, stc.nn.GraphConv(3, 2), lambda edges, x: stc.einsum("ij,jr->ir", edges, x)):
+        with pytest.raises(stc.EquationError, match="from_graph"):
+            call(edges, torch.rand(2, 3))
     with pytest.raises(stc.ShapeError, match="from_graph makes one of an edge_index"):
         stc.nn.GATConv(3, 2)(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3))
 
@@ -684,3 +688,25 @@ def test_what_fuse_leaves_alone() -> None:
     layer.register_message_forward_hook(lambda layer, inputs, out: seen.append(out))
     torch.testing.assert_close(layer(x, edges), expected)
     assert len(seen) == 1
+
+
+def test_fused_layers_under_modes() -> None:
+    """EdgeIndex with and without sizes, autocast, inference, vmap over features, and edges that are not there."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    edge_index = pytest.importorskip("torch_geometric").EdgeIndex
+    edges, x = torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.rand(3, 4)
+    layer = pyg.SAGEConv(4, 2)
+    fused = stc.nn.fuse(copy.deepcopy(layer))
+    for graph in (edges, edge_index(edges), edge_index(edges, sparse_size=(3, 3)), edges[:, :0]):
+        for _ in range(2):
+            torch.testing.assert_close(fused(x, graph), layer(x, graph))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(fused(x, edges), layer(x, edges), rtol=2**-6, atol=2**-6)
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(x, edges), layer(x, edges))
+    many = torch.func.vmap(lambda x: fused(x, edges))(torch.stack((x, 2 * x)))
+    torch.testing.assert_close(many[1], layer(2 * x, edges))
+    wrong = torch.tensor([[0, 5], [1, 0]])
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            fused(x, wrong)

@@ -193,6 +193,11 @@ def test_labels_are_saved(tmp_path: Path) -> None:
         assert y.labels["user"].tolist() == ["ann", "bob"]
         assert torch.equal(y.to_dense().abs(), x.to_dense())
     assert loaded["x"].pattern is loaded["y"].pattern
+    blocks = stc.SparseTensor.from_dense(torch.eye(4), blocksize=(2, 2)).with_labels({"a": list("wxyz"), "b": None})
+    stc.write(tmp_path / "blocks.npz", blocks)
+    for y in (pickle.loads(pickle.dumps(blocks)), stc.read(tmp_path / "blocks.npz")):
+        assert (y.labels["a"].tolist(), y.blocksize) == (list("wxyz"), (2, 2))
+    assert "a, b" in blocks._repr_html_()
     arrays = dict(np.load(tmp_path / "x.npz"))
     for name, wrong in (("labels0", np.array(["ann"])), ("modes", np.array(["user"]))):
         np.savez(tmp_path / "bad.npz", **{**arrays, name: wrong})

@@ -54,8 +54,9 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
             values = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
         values, shape = stored(values, dtype), archive.array("shape").tolist()
         if values.ndim > len(shape):
-            return SparseTensor.from_blocks(archive.array("coords"), values, shape)
-        x = memory.tensor_of(path, archive.array("coords"), values, shape)
+            x = SparseTensor.from_blocks(archive.array("coords"), values, shape)
+        else:
+            x = memory.tensor_of(path, archive.array("coords"), values, shape)
         return x.with_labels(_labels(archive)) if "modes" in archive.names else x
 
 

@@ -50,7 +50,7 @@ class Arithmetic:
 
     __slots__ = ()
     _einsum_of: ClassVar[Callable[..., Any]]
-    _compile: ClassVar[Callable[..., Any]]
+    _compile_of: ClassVar[Callable[..., Any]]
     """`sparsetc.einsum` and `compile`, which stand levels above and are put here by their module."""
 
     if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def check_plain(data: object, what: str) -> None:
         raise DtypeError(f"{what} is {kind}, which sparsetc cannot compute with; {REMEDIES[kind]}")
 
 
-def not_sparse(operand: object, dense: str = "see SparseTensor.from_dense") -> str:
+def not_sparse(operand: object, dense: str = "see SparseTensor.from_dense, or from_graph for edges") -> str:
     """Return what was found in place of a sparse tensor, and what to call; `dense` is the advice for all but files."""
     is_file = isinstance(operand, str | os.PathLike) or hasattr(operand, "block")
     of_file = "stc.read reads a file, and stc.stream takes a packed one for an einsum"

@@ -234,6 +234,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         blocks = {"blocks of": " × ".join(map(str, self.blocksize))} if self.blocksize else {}
         rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", **blocks}
         rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
+        rows |= {"modes": ", ".join(self._pattern.labels)} if self._pattern.labels else {}
         picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)
         return as_html("SparseTensor", {**rows, "device": self.device}, picture)
 
@@ -393,7 +394,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         if self.order != 2:
             raise ShapeError(f"a linear operator is of a matrix, found shape {self.shape}")
         vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
-        return Arithmetic._compile("ij,j->i", self, vector).as_linear_operator()
+        return Arithmetic._compile_of("ij,j->i", self, vector).as_linear_operator()
 
     labels = property(tables.labels_of)
     with_labels = tables.with_labels
