@@ -125,8 +125,8 @@ GATHERED = {
     (4, False): {64: Sides(16, 32, 2, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
     (4, True): {64: Sides(16, 32, 4, 1, True), 128: Sides(16, 32, 8, 1, True), 256: Sides(16, 32, 8, 1, True)},
 }
-"""Likewise of windows that gather their columns (R-MAT graphs, H100, 64 of 16 bits: 32 rows, 64 columns or more warps
-took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
+"""Likewise of windows that gather their columns (R-MAT graphs, H100, 64 of 16 bits, `benchmarks/results/maps.json`: 32
+rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
 ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
 """By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
 SMALLEST = 64
