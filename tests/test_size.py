@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 364_800, size.COMPILER: 259_100, size.FILES: 229, size.CLASSES: 312, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 365_700, size.COMPILER: 260_000, size.FILES: 229, size.CLASSES: 312, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
