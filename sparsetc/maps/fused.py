@@ -8,7 +8,7 @@ derivatives in batches, are those of a function that computes the same by other 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,10 @@ class Kernels:
         for back in (False, True):
             without_dots = exact or not (back or body.products)
             by_row = bool(body.inner) or (width == APART and without_dots)
-            sides.append(sides_of(sizes, dtype, back, width, by_row))
+            chosen = sides_of(sizes, dtype, back, width, by_row)
+            if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
+                chosen = replace(chosen, warps=max(chosen.warps, 2))
+            sides.append(chosen)
         self.heads = _heads(pairs, body, named)
         self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
