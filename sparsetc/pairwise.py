@@ -101,13 +101,9 @@ def key_of(traced: Traced) -> str:
     """Return the key by which operators know a body and its pairs, the same for equal ones."""
     body, pairs, options, name = traced
     told_apart = body, pairs.given, pairs.shape, pairs.device, pairs.patterns, pairs.fastest, options, name
-
-    def made() -> str:
-        key = f"{name} {next(_numbers)}"
-        known.put(key, traced)
-        return key
-
-    return _keys.once(told_apart, made)
+    key = _keys.once(told_apart, lambda: f"{name} {next(_numbers)}")
+    known.once(key, lambda: traced)
+    return key
 
 
 def kernels_of(
