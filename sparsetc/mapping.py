@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from math import prod
-from types import FunctionType
 from typing import Any, Literal, overload
 
 import torch
@@ -18,6 +17,7 @@ from typing_extensions import Unpack
 from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
+from sparsetc.maps.trace import told_apart
 from sparsetc.meeting import pairs_of, parts_of
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, entries_of
@@ -200,7 +200,7 @@ class _Inputs:
         def mapped(**inputs: torch.Tensor) -> torch.Tensor:
             return function(**{names[name]: tensor for name, tensor in inputs.items()})
 
-        key = _told_apart(function), tuple(names.items()), tuple(sides), softmax, table, stored
+        key = told_apart(function), tuple(names.items()), tuple(sides), softmax, table, stored
         return _bodies.once(key, lambda: Body(products, vectors, mapped, softmax, table, stored))
 
     def flat(self, heads: tuple[int, ...], parts: tuple[int, ...]) -> list[torch.Tensor]:
@@ -210,18 +210,3 @@ class _Inputs:
             lead = parts if side == "entries" else heads
             tables += [t.expand(*lead, t.shape[-1]).reshape(prod(lead), t.shape[-1]) for t in named.values()]
         return tables
-
-
-def _told_apart(function: Callable[..., Any]) -> Hashable:
-    """Return what two functions that compute the same have in common: their code, and what it reads from outside."""
-    if not isinstance(function, FunctionType):
-        return function
-    code, known = function.__code__, function.__globals__
-    outside = tuple([known[name] for name in code.co_names if name in known])
-    cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
-    key = code, function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells, outside
-    try:
-        hash(key)
-    except TypeError:
-        return function
-    return function if any(isinstance(one, torch.Tensor) for one in (*outside, *cells)) else key

@@ -479,6 +479,14 @@ def _words(
     return torch.cat(words)
 
 
+def turned_tiles(tiles: Tiles) -> Tiles:
+    """Return the tiles of the turned mask, of as many keys by queries; they are as high as wide."""
+    (row, column), (part_row, part_column, bits) = tiles
+    across = torch.arange(bits.shape[1], device=bits.device)
+    words = [((word[:, :, None] >> across & 1) << across[:, None]).sum(1) for word in bits.split(AT_ONCE)]
+    return (column, row), (part_column, part_row, torch.cat(words))
+
+
 @entry_point
 def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
     """Return the entries of a mask, made once for a shape; they take 16 bytes each."""

@@ -269,15 +269,15 @@ class GATConv(nn.Module):
         pattern, sources, targets = _of_graph(adjacency, x, self.linear.in_features, self.loops, "GATConv")
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
-        by_source = (of_sources * self.of_source).sum(-1).T
-        by_target = (of_targets * self.of_target).sum(-1).T
+        wide = accumulator(of_sources.dtype)
+        by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
+        by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
         return _of_heads(_gat(self.slope), pattern, tensors, self.settings, "GATConv", self.bias)
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the (nodes, heads, out_features) products with the weight, of 16 bits as float32 as sums follow."""
-        mixed: torch.Tensor = self.linear(x).unflatten(1, self.of_source.shape)
-        return mixed.to(accumulator(mixed.dtype))
+        """Return the (nodes, heads, out_features) products with the weight."""
+        return self.linear(x).unflatten(1, self.of_source.shape)  # type: ignore[no-any-return]
 
 
 class GATv2Conv(nn.Module):
@@ -321,8 +321,7 @@ class GATv2Conv(nn.Module):
             linear(one).unflatten(1, self.score.shape).transpose(0, 1)
             for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
         )
-        wide = accumulator(source.dtype)
-        tensors = [target.to(wide), source.to(wide), self.score.to(wide)]
+        tensors = [target, source, self.score]
         return _of_heads(_gat2(self.slope), pattern, tensors, self.settings, "GATv2Conv", self.bias)
 
 

@@ -22,7 +22,6 @@ from sparsetc.api import einsum
 from sparsetc.maps.body import Body
 from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
 from sparsetc.maps.pairs import Pairs
-from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options, Settings, of_call
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.lru import Lru
@@ -102,13 +101,9 @@ def key_of(traced: Traced) -> str:
     """Return the key by which operators know a body and its pairs, the same for equal ones."""
     body, pairs, options, name = traced
     told_apart = body, pairs.given, pairs.shape, pairs.device, pairs.patterns, pairs.fastest, options, name
-
-    def made() -> str:
-        key = f"{name} {next(_numbers)}"
-        known.put(key, traced)
-        return key
-
-    return _keys.once(told_apart, made)
+    key = _keys.once(told_apart, lambda: f"{name} {next(_numbers)}")
+    known.once(key, lambda: traced)
+    return key
 
 
 def kernels_of(
@@ -118,11 +113,8 @@ def kernels_of(
     reason, kernels = _unfit(tensors, options), None
     if not reason:
         tensors = [*map(rows_whole, tensors)]
-        try:
-            kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(tensors)
-            reason = kernels.refusal
-        except Untraced as error:
-            reason = str(error)
+        kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(tensors)
+        reason = kernels.refusal
     if reason:
         log.debug("%s runs in steps: %s", name, reason)
         return None, tensors
@@ -180,6 +172,8 @@ def in_steps(
         values[name] = einsum(equation, ones, inputs[left], inputs[right], output="sparse", **settings).values
     for name, side in body.vectors.items():
         values[name] = inputs[name] if side == "entries" else _at_entries(inputs[name], pattern, side)
+        if name in body.positions:
+            values[name] = values[name].long()
     weights = body.mapped(values).expand(pattern.nnz, heads // pairs.patterns)
     log_of_rows = log_sums(weights, pattern, (*range(pattern.order - 1),)) if with_lse else None
     if body.softmax:

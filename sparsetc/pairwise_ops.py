@@ -53,14 +53,15 @@ def _run_gradients(
     body, pairs, options, name = _of(key)
     with in_force(options), without_autocast(result.device):
         kernels, ready = kernels_of(body, pairs, tensors, options, name)
-        if kernels is None:
+        gradients = None
+        if kernels is not None:
+            sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
+            gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
+        if gradients is None:
             steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
             detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
             steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
             gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
-        else:
-            sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
-            gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
     return [g for g in gradients if g is not None]
 
 

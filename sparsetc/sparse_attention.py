@@ -7,6 +7,7 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -24,13 +25,18 @@ from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
 from sparsetc.contraction.operands import promoted
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.maps.body import Body
+from sparsetc.maps.body import Body, Side
+from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.trace import told_apart
 from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, entries_of, key_of
 from sparsetc.support.entry import entry_point
+from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @overload
@@ -41,7 +47,7 @@ def attention(
     pattern: Any = None,
     *,
     scale: float | None = None,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | ScoreMod | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     enable_gqa: bool = False,
@@ -56,7 +62,7 @@ def attention(
     pattern: Any = None,
     *,
     scale: float | None = None,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | ScoreMod | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     enable_gqa: bool = False,
@@ -70,7 +76,7 @@ def attention(
     pattern: Any = None,
     *,
     scale: float | None = None,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | ScoreMod | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     enable_gqa: bool = False,
@@ -103,7 +109,9 @@ def attention(
             front too: patterns follow the first modes of heads or the last. None: all pairs.
         scale: that products are multiplied by; ``d ** -0.5`` by default.
         bias: (nnz,), or what broadcasts to (*heads, nnz), added to the scaled products of entries in lexicographic
-            order. Of patterns by heads, entries are those of all patterns, and heads those that share one.
+            order. Of patterns by heads, entries are those of all patterns, and heads those that share one. Or a
+            function of (score, b, h, i, j), FlexAttention's ``score_mod``: the score of query i and key j of batch b
+            and head h in place of the scaled product. One that reads other tensors runs in steps.
         dropout_p: the share of weights that are set to 0, while others are divided by ``1 - dropout_p``.
         is_causal: meet only keys at ``j <= i`` among those of the pattern.
         enable_gqa: let k and v have fewer heads (their last mode of heads), each for as many neighbouring heads of q.
@@ -194,12 +202,18 @@ def _attention(
     if pairs.patterns > 1 and k.shape[-3] < heads[-1]:  # heads that share keys may have patterns of their own
         k, v = (one.repeat_interleave(heads[-1] // one.shape[-3], -3) for one in (k, v))
     tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
-    if bias is not None:
+    scale, dropout = numbers
+    body = _body(scale, isinstance(bias, torch.Tensor), dropout)
+    if isinstance(bias, torch.Tensor):
         pairs = replace(pairs, given=entries_of(pairs))
         tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
-    scale, dropout = numbers
+    elif callable(bias):
+        body = _scores.once((told_apart(bias), scale, dropout), lambda: _scored(bias, scale, dropout))
+        fewer = tensors[1].shape[0]
+        tensors += pairs.kept(("positions", tuple(heads), fewer), lambda: _positions(tuple(heads), fewer, pairs))
+    elif bias is not None:
+        raise ShapeError(f"attention: bias is a tensor or a function of (score, b, h, i, j), found {bias!r:.80}")
     seed = torch.randint(1 << 31, (1,), device=q.device) if dropout else None
-    body = _body(scale, bias is not None, dropout)
     result = computed(body, pairs, tensors, settings, "attention", seed, return_lse)
     if not return_lse:
         return result.reshape(*heads, rows, v.shape[-1])
@@ -226,7 +240,7 @@ def _traced(
     """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
     whole = dict(latest.traced) | dict(settings)
     known = _number(pattern)
-    if transforms(True) or known is None:
+    if transforms(True) or known is None or not (bias is None or isinstance(bias, torch.Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
     heads, rows, columns = [operator.index(n) for n in q.shape[:-2]], q.shape[-2], k.shape[-2]
     fewer = [operator.index(n) for n in k.shape[:-2]]
@@ -299,6 +313,30 @@ def _body(scale: float, with_bias: bool, dropout: float = 0.0) -> Body:
     if with_bias:
         return Body(products, {"bias": "entries"}, lambda s, bias: s * scale + bias, True, "v", dropout=dropout)
     return Body(products, {}, lambda s: s * scale, True, "v", dropout=dropout)
+
+
+_scores: Lru[Any, Body] = Lru(64)
+"""Attention by functions of scores."""
+POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "columns"}
+
+
+def _scored(function: Any, scale: float, dropout: float) -> Body:
+    """Return attention whose scores a function of (score, b, h, i, j) gives."""
+
+    def mapped(s: torch.Tensor, **positions: torch.Tensor) -> torch.Tensor:
+        return function(s * scale, *(positions[name] for name in POSITIONS))  # type: ignore[no-any-return]
+
+    products, names = {"s": ("q", "k")}, tuple(POSITIONS)
+    return Body(products, POSITIONS, mapped, True, "v", dropout=dropout, positions=names)
+
+
+def _positions(heads: tuple[int, ...], fewer: int, pairs: Pairs) -> list[torch.Tensor]:
+    """Return numbers of batches, of heads and of queries (heads, queries), and of keys (heads of keys, keys)."""
+    rows, columns = (torch.arange(n, dtype=torch.float32, device=pairs.device) for n in pairs.shape)
+    head = torch.arange(prod(heads), device=pairs.device)[:, None].expand(-1, len(rows))
+    size = heads[-1] if heads else 1
+    numbers = [(head // size).float(), (head % size).float(), rows.expand(len(head), -1), columns.expand(fewer, -1)]
+    return [one.contiguous() for one in numbers]
 
 
 def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> torch.Tensor:

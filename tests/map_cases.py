@@ -11,7 +11,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc import masks
-from sparsetc.maps import kernel, pairs
+from sparsetc.maps import fused, kernel, pairs
 from sparsetc.maps.body import Body
 from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
@@ -58,6 +58,7 @@ def as_if_large(name: str, patch: pytest.MonkeyPatch) -> None:
     """Gather the columns of patterns whose name says so, which are too small for it, and maybe row by row."""
     if "scattered" in name or "by-row" in name:
         patch.setitem(pairs.PRICES, pairs.APART, 0.0)
+        patch.setattr(fused, "EXACT", 0)
     if "by-row" in name:
         patch.setattr(kernel, "GATHERED", {key: {} for key in kernel.GATHERED})
 
@@ -134,6 +135,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "entries-by-batch-scattered": {"pattern": sparse_of(2, 1, 40, 90, share=0.1), "biased": (), "fewer": 2},
     "entries-by-both": {"pattern": sparse_of(2, 4, 40, 90), "dropout_p": 0.1, "is_causal": True},
     "everything": {"pattern": None},
+    "scores": {"pattern": SMALL, "bias": lambda s, b, h, i, j: torch.tanh(s) * 3 + (j - i) * 0.1 + h - b, "fewer": 2},
 }
 """Arguments of attention of 40 queries and 90 keys, 2 batches and 4 heads."""
 
@@ -150,7 +152,7 @@ def form_of_attention(name: str, device: torch.device) -> Callable[[], list[torc
 
     def both() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        found = stc.attention(*inputs[:3], given, bias=inputs[3] if len(inputs) > 3 else None, **form)
+        found = stc.attention(*inputs[:3], given, **form | ({"bias": inputs[3]} if len(inputs) > 3 else {}))
         results = [*found] if isinstance(found, tuple) else [found]
         total = torch.zeros((), device=device)
         for result in results:

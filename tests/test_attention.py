@@ -345,6 +345,28 @@ def test_what_does_not_follow_the_heads_is_refused() -> None:
         stc.attention(*four(2), None)
 
 
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=F64)
+SCORES: dict[str, Callable[..., Any]] = {
+    "alibi": lambda score, b, h, i, j: score + (j - i) * 0.5 ** (h + 1),
+    "softcap": lambda score, b, h, i, j: torch.tanh(score / 5) * 5,
+    "batch": lambda score, b, h, i, j: torch.where(i - j < 3 + b, score * 2, score - 1),
+    "reads a tensor": lambda score, b, h, i, j: score + (j - i) * SLOPES[h],
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_function_of_scores(name: str) -> None:
+    given, function = four(2), SCORES[name]
+    b, h, i, j = (torch.arange(n).view(-1, *[1] * (3 - k)) for k, n in enumerate((2, 4, 10, 12)))
+    scores = function(given[0] @ given[1].repeat_interleave(2, 1).mT / 8**0.5, b, h, i, j)
+    expected = scores.masked_fill(~PAIRS[0], -torch.inf).softmax(-1) @ given[2].repeat_interleave(2, 1)
+    found = stc.attention(*given, PAIRS[0], bias=function, enable_gqa=True)
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), given) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
+
+
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
 WINDOW = stc.masks.causal() & stc.masks.sliding_window(3)

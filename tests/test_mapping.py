@@ -10,7 +10,7 @@ import torch
 from map_cases import MAPPED, mapped_cases
 
 import sparsetc as stc
-from sparsetc.mapping import _told_apart
+from sparsetc.maps.trace import told_apart
 
 F64 = torch.float64
 
@@ -32,12 +32,12 @@ def test_functions_of_the_same_code_are_one() -> None:
     def scaled(by: float) -> Callable[..., torch.Tensor]:
         return lambda s: s * by
 
-    assert _told_apart(scaled(2.0)) == _told_apart(scaled(2.0))
-    assert _told_apart(scaled(2.0)) != _told_apart(scaled(3.0))
-    assert _told_apart(torch.sigmoid) is torch.sigmoid
+    assert told_apart(scaled(2.0)) == told_apart(scaled(2.0))
+    assert told_apart(scaled(2.0)) != told_apart(scaled(3.0))
+    assert told_apart(torch.sigmoid) is torch.sigmoid
     factor = torch.ones(())
     reads = lambda s: s * factor  # noqa: E731
-    assert _told_apart(reads) is reads
+    assert told_apart(reads) is reads
 
 
 def test_what_map_entries_refuses() -> None:

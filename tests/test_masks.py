@@ -128,3 +128,15 @@ def test_attention_over_a_mask() -> None:
     added[mask.dense(30, 40)] = bias
     expected = scaled_dot_product_attention(q, k, v, attn_mask=added)
     torch.testing.assert_close(stc.attention(q, k, v, mask, bias=bias), expected)
+
+
+def test_turned_tiles_are_those_of_the_turned_mask() -> None:
+    mask, shape = WRITTEN["three"][0] | masks.documents([0, 40, 100]), (130, 200)
+    turned = masks.turned_tiles(masks.tiles_of(mask, shape, 64, 64, CPU))
+    expected = masks.tiles_of(mask.turned, shape[::-1], 64, 64, CPU)
+    for one, other in zip(turned, expected, strict=True):
+        (row, column, *bits), (of_row, of_column, *of_bits) = one, other
+        places, order = row * 100 + column, torch.argsort(row * 100 + column)
+        of_places, of_order = of_row * 100 + of_column, torch.argsort(of_row * 100 + of_column)
+        assert torch.equal(places[order], of_places[of_order])
+        assert all(torch.equal(a[order], b[of_order]) for a, b in zip(bits, of_bits, strict=True))

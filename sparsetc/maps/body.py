@@ -54,6 +54,7 @@ class Body:
         table: the table of columns whose rows are summed, weighted; None for the sum of the weights.
         stored: whether the result is each pair's weight, and nothing is summed.
         dropout: the share of weights that are dropped.
+        positions: names of vectors that are numbers of rows, columns or heads: whole numbers where no kernel runs.
         inner: of products that sum no plain products: the function of two rows' elements and of one of a row for all,
             and the name of that row, a table (heads, size).
     """
@@ -65,6 +66,7 @@ class Body:
     table: str | None = None
     stored: bool = False
     dropout: float = 0.0
+    positions: tuple[str, ...] = ()
     inner: Mapping[str, tuple[Callable[..., torch.Tensor], str]] = field(default_factory=dict)
 
     @cached_property

@@ -8,7 +8,7 @@ derivatives in batches, are those of a function that computes the same by other 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import torch
 from sparsetc.contraction.autograd import recordable
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
-from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
+from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
+from sparsetc.maps.trace import Untraced
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.support.lru import Lru
+from sparsetc.support.notices import log
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 
 Tensors = Sequence[torch.Tensor]
@@ -29,6 +31,10 @@ Gradients = tuple[list[WalkKernel], list[tuple[str, str]]]
 
 NOTHING = -1e29
 """Logarithms of sums of rows that meet nothing are below."""
+EXACT = 64
+"""Row size up to which scattered entries of float32 go row by row at "highest", where each dot is three; as do bodies
+without products (GAT of 4 x 32, R-MAT graphs, H100, `benchmarks/results/maps.json`: windows that gather took 1.2 and
+1.1 times as long in float32, 1.5 and 1.1 in float16, and backward, which has a product, .6)."""
 KEPT = 16
 """Sets of gradients and their strides that kernels are kept for. Not measured."""
 
@@ -52,11 +58,7 @@ class Task:
     name: str
 
     def kernels(self, tensors: Tensors) -> Kernels:
-        """Return what is kept for tensors of these sizes, strides and types.
-
-        Raises:
-            Untraced: kernels cannot compute the body's map or its derivative.
-        """
+        """Return what is kept for tensors of these sizes, strides and types."""
         pairs = self.pairs
         layout = tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
         key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.precision, self.cache_dir
@@ -78,7 +80,15 @@ class Kernels:
         numbered = body.stored or "entries" in body.vectors.values()
         sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], tensors[0].dtype
         width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
-        sides = [sides_of(sizes, dtype, back, width, bool(body.inner)) for back in (False, True)]
+        exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
+        sides = []
+        for back in (False, True):
+            without_dots = exact or not (back or body.products)
+            by_row = bool(body.inner) or (width == APART and without_dots)
+            chosen = sides_of(sizes, dtype, back, width, by_row)
+            if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
+                chosen = replace(chosen, warps=max(chosen.warps, 2))
+            sides.append(chosen)
         self.heads = _heads(pairs, body, named)
         self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
@@ -88,7 +98,10 @@ class Kernels:
         self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
         self.sides, self.made_by = (forward, backward), (task.precision, task.cache_dir, task.name)
         self.shape = result_shape(body, pairs, tensors)
-        self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
+        try:
+            self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
+        except Untraced as error:
+            self.refusal = str(error)
 
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, torch.Tensor]) -> WalkKernel:
         precision, cache_dir, name = self.made_by
@@ -112,6 +125,8 @@ class Kernels:
     def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
         """Return the kernels that give ``grad_`` of each wanted input, and these names, with the inputs'.
 
+        There are none where the map's derivative cannot be traced.
+
         Args:
             given: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
             wanted: names of inputs.
@@ -121,7 +136,11 @@ class Kernels:
 
     def _of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
         of_lse = "g_lse" in given
-        walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
+        try:
+            walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
+        except Untraced as error:
+            log.debug("gradients run in steps: %s", error)
+            return [], []
         if walks[1].targets and self.body.softmax and not walks[0].targets:  # the rows' walk gives delta
             walks[0] = walk_of(self.body, 0, (self.body.inputs[0], *wanted), of_lse)
         targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
@@ -225,10 +244,11 @@ class _Fused(torch.autograd.Function):
             return (None,) * (4 + len(tensors))
         batched = transforming() or any(torch._C._functorch.is_legacy_batchedtensor(g) for g in known)
         with without_autocast(result.device):
-            if batched or torch.is_grad_enabled():
-                gradients = gradients_of_steps(ctx.unfused, tensors, wanted, upstream)
-            else:
+            gradients = None
+            if not (batched or torch.is_grad_enabled()):
                 gradients = gradients_by(ctx.kernels, tensors, wanted, seed, result, lse, upstream)
+            if gradients is None:
+                gradients = gradients_of_steps(ctx.unfused, tensors, wanted, upstream)
         return None, None, None, None, *gradients
 
 
@@ -240,8 +260,8 @@ def gradients_by(
     result: torch.Tensor,
     lse: torch.Tensor | None,
     upstream: Sequence[torch.Tensor | None],
-) -> list[torch.Tensor | None]:
-    """Return the gradients that are wanted: a walk a mode.
+) -> list[torch.Tensor | None] | None:
+    """Return the gradients that are wanted, by a walk a mode; None where there are no such kernels.
 
     Args:
         kernels: of the result.
@@ -264,6 +284,8 @@ def gradients_by(
         tables["g_lse"] = rows_whole(of_lse[0])
     names = inputs if all(wanted) else tuple([name for name, want in zip(inputs, wanted, strict=True) if want])
     walks, targets = kernels.of_gradients(tables, names)
+    if not walks:
+        return None
     gradients = {}
     for target, name in targets:
         gradients[name] = tables[target] = kernels.gradient_of(name, tables[name])

@@ -30,8 +30,11 @@ RESIDENT = 2
 FEWEST_TILES = 8
 """Tiles of an item at least, and of single rows at most (R-MAT graphs, H200: uncut rows took .9 to 1.6 times as long,
 items of 16 tiles as long)."""
-GATHERED_TILES = 16
-"""Tiles of an item at most where several rows gather their columns."""
+GATHERED_TILES = 16, 32
+"""Likewise where several rows gather their columns: the least and the most, between which an item has its share of a
+multiprocessor's (the same graphs, H100: items of 8 tiles took 1.1 to 1.7 times as long, of 64 up to 1.7)."""
+GATHERING = 16
+"""Programs of gathered columns that a multiprocessor runs at once."""
 UNEVEN = 1.5
 """How many times its share the longest window may be before windows are cut."""
 DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
@@ -117,12 +120,13 @@ FORMS = {
 """By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
 spilled on sm_90, as its assembler reports (80 in the last; steps take ten times as long)."""
 GATHERED = {
-    (2, False): {64: Sides(16, 32, 1, 2, True), 128: Sides(16, 32, 2, 2, True), 256: Sides(16, 32, 4, 2, True)},
-    (2, True): {64: Sides(16, 32, 2, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
+    (2, False): {64: Sides(16, 32, 1, 3, True), 128: Sides(16, 32, 2, 2, True), 256: Sides(16, 32, 4, 2, True)},
+    (2, True): {64: Sides(16, 32, 1, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
     (4, False): {64: Sides(16, 32, 2, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
     (4, True): {64: Sides(16, 32, 4, 1, True), 128: Sides(16, 32, 8, 1, True), 256: Sides(16, 32, 8, 1, True)},
 }
-"""Likewise of windows that gather their columns."""
+"""Likewise of windows that gather their columns (R-MAT graphs, H100, 64 of 16 bits, `benchmarks/results/maps.json`: 32
+rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
 ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
 """By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
 SMALLEST = 64
@@ -136,7 +140,8 @@ def most_tiles(tiles: RowTiles, heads: int) -> int:
     """
     share = FEWEST_TILES
     if tiles.gathered and tiles.height > 1:
-        share = GATHERED_TILES
+        least, most = GATHERED_TILES
+        share = min(max(least, tiles.tiles * heads // (MULTIPROCESSORS * GATHERING)), most)
     elif tiles.height >= LEAST_DOT:
         share = max(share, -(-tiles.tiles * heads // (MULTIPROCESSORS * RESIDENT)))
     return share if tiles.longest > UNEVEN * share else 0

@@ -75,15 +75,28 @@ class Pairs:
         if isinstance(self.given, Pattern):
             return (gathered if sides.gathered else of_pattern)(self.given, mode, height, width, numbered)
         shape = self.shape[::-1] if mode else self.shape
-        each = self.given if isinstance(self.given, tuple) else (self.given,)
-        tiles = [masks.tiles_of(mask.turned if mode else mask, shape, height, width, self.device) for mask in each]
+        if mode and height == width:
+            tiles = [masks.turned_tiles(of_mask) for of_mask in self._tiles(0, height, width)]
+        else:
+            tiles = self._tiles(mode, height, width)
         windows = -(-shape[0] // height)
         full, part = ([*map(list, kind)] for kind in zip(*tiles, strict=True))
         for number, of_mask in enumerate(zip(full, part, strict=True)):
             for kind in of_mask:
                 kind[0] = kind[0] + number * windows
         whole, bits = (tuple(map(torch.cat, zip(*kind, strict=True))) for kind in (full, part))
-        return of_tiles((whole[0], whole[1]), (bits[0], bits[1], bits[2]), shape, height, width, len(each))
+        return of_tiles((whole[0], whole[1]), (bits[0], bits[1], bits[2]), shape, height, width, self.patterns)
+
+    def _tiles(self, mode: int, height: int, width: int) -> list[masks.Tiles]:
+        """Return the tiles of each mask, made once."""
+        each = self.given if isinstance(self.given, tuple) else (self.given,)
+        shape = self.shape[::-1] if mode else self.shape
+
+        def made() -> list[masks.Tiles]:
+            turned = [mask.turned if mode else mask for mask in each if isinstance(mask, masks.Mask)]
+            return [masks.tiles_of(mask, shape, height, width, self.device) for mask in turned]
+
+        return self.kept(("tiles", mode, height, width, self.shape), made)
 
 
 def _cheapest(pattern: Pattern) -> int:

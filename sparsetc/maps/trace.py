@@ -9,8 +9,9 @@ derivatives that `torch.func.vjp` in the function makes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ def _graph(function: Callable[..., Any], stand_ins: list[torch.Tensor]) -> torch
         if any(node.op == "call_function" and _name(node) not in KNOWN for node in graph.graph.nodes):
             graph = make_fx(graph, decomposition_table=_decompositions(), tracing_mode="fake")(*stand_ins)
     except Exception as error:  # of any kind: the function is a user's
+        if "FakeTensors first" in str(error):  # torch's, of a tensor that holds numbers
+            raise Untraced("it reads a tensor that is not among its arguments") from error
         reason = str(error).strip().partition("\n")[0]
         raise Untraced(f"it cannot be traced ({type(error).__name__}: {reason:.160})") from error
     return graph
@@ -149,3 +152,18 @@ def _scalar(constant: torch.Tensor) -> float:
     if constant.numel() != 1:
         raise Untraced("it reads a tensor that is not among its arguments")
     return float(constant)
+
+
+def told_apart(function: Callable[..., Any]) -> Hashable:
+    """Return what two functions that compute the same have in common: their code, and what it reads from outside."""
+    if not isinstance(function, FunctionType):
+        return function
+    code, known = function.__code__, function.__globals__
+    outside = tuple([known[name] for name in code.co_names if name in known])
+    cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
+    key = code, function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells, outside
+    try:
+        hash(key)
+    except TypeError:
+        return function
+    return function if any(isinstance(one, torch.Tensor) for one in (*outside, *cells)) else key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from map_cases import (
 )
 
 import sparsetc as stc
-from sparsetc.maps import kernel
+from sparsetc.maps import fused, kernel
+from sparsetc.maps.trace import Untraced
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
 
@@ -206,7 +208,7 @@ def test_graph_attention(scattered_entries: str, kind: str, poisoned: None, capl
 
 # -- forms of attention: beside its own steps, which tests/test_attention.py compares with all pairs -----------------
 
-CUT = ("grouped", "dropout-grouped-scattered", "by-head", "entries-by-batch-scattered")
+CUT = ("dropout-grouped-scattered", "by-head")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_forms(
 WAYS = [
     *((name, "near", torch.float16) for name in MAPPED),
     *((name, "scattered", torch.float32) for name in MAPPED),
-    *((name, "by-row", torch.float32) for name in ("poisson", "edge-network")),
+    ("edge-network", "by-row", torch.float32),
 ]
 
 
@@ -259,3 +261,27 @@ def test_a_function_that_kernels_do_not_have_runs_in_steps(caplog: pytest.LogCap
         found = stc.map_entries(torch.lgamma, stc.eye(3), rows={"input": a[:, 0]})
     assert "map_entries runs in steps: kernels have no lgamma" in caplog.text
     torch.testing.assert_close(found, torch.lgamma(a[:, 0]))
+
+
+def test_what_a_function_reads_from_outside_has_gradients(caplog: pytest.LogCaptureFixture) -> None:
+    a, factor = torch.rand(3, 2), torch.tensor(2.0, requires_grad=True)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(lambda s: s * factor, stc.eye(3), products={"s": (a, a)})
+    assert "map_entries runs in steps: it reads a tensor that is not among its arguments" in caplog.text
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), factor)[0], (a * a).sum())
+
+
+def test_a_derivative_that_kernels_do_not_have(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*arguments: Any) -> Any:
+        raise Untraced("kernels have no such derivative")
+
+    monkeypatch.setattr(fused, "backward", refused)
+    a = torch.rand(3, 2, requires_grad=True)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(lambda s: s * 1.5 + 0.5, stc.eye(3), products={"s": (a, a)})
+        (gradient,) = torch.autograd.grad(found.sum(), a)
+    assert "map_entries runs in one kernel" in caplog.text
+    assert "gradients run in steps: kernels have no such derivative" in caplog.text
+    torch.testing.assert_close(gradient, 3 * a.detach())

@@ -36,7 +36,7 @@ def walk(
     top = tl.full([16], -1e30, tl.float32)
     total = tl.zeros([16], tl.float32)
     o_sum = tl.zeros([16, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=2):
+    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=3):
         col = tl.load(part_col + tile * 32 + lane_col)
         word = tl.load(bits + tile * 16 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
