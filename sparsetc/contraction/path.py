@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool) -> Path | Choice | None:
     """Return the path of an einsum, where one is asked for or expected to be fastest, or the plan of one pass.
 
-    None where that is to be chosen. On a CPU, steps and a pass are priced by the same rates. On a GPU a pass has the
-    price of its plan.
+    None where that is to be chosen. Steps and a pass of torch programs are priced by the same rates. On a GPU, and with
+    native loops, a pass has the price of its plan.
 
     Raises:
         PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
@@ -83,10 +83,12 @@ def in_steps(bound: Bound, operands: Operands, settings: Options, form: str, rep
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
     (x,) = (o for o in operands if isinstance(o, SparseTensor))
     backend = settings.effective_backend(x.device)
+    if backend == "triton" and not asked and x.dense_order:
+        return None
+    if settings.effective_native(x.device) != "none":
+        backend = "numba"
     choice = None
-    if backend == "triton" and not asked:
-        if x.dense_order:
-            return None
+    if backend != "torch" and not (asked or x.dense_order):
         problem = Preparation(bound, operands, settings, form, repeated).problem
         with in_place(settings, x.device):
             choice = choose(wanted, problem, repeated and settings.effective_tune()[0] == "model")
