@@ -421,10 +421,11 @@ class Cost:
             lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
             far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
         dense = [a.size for a in self.p.axes if a.letter not in self.p.along] or [1]
-        of_row = dense[-1] // LONGEST + (dense[-1] % LONGEST).bit_count()  # of lengths that are powers of two
-        vectors = (self.multiply + self.dot).at(at) / 2 * of_row / dense[-1]
+        width = int(dense[-1]) or 1
+        of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
+        vectors = (self.multiply + self.dot).at(at) / 2 * of_row / width
         sums = [s.out.within for s, _ in self.p.statements if isinstance(s, ir.Product) and s.accumulate]
-        kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * dense[-1]
+        kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * width
         return {
             "call": 1.0,
             "nonzero": statistics.stored,
