@@ -29,7 +29,7 @@ TENSORS = ((2000, 3000, 4000), (20_000, 30_000, 40_000), (10_000, 10_000), (200_
 """Shapes of the tensors that kernels are timed on: of few rows and of many, whose tables caches do not hold."""
 NONZEROS = 100_000
 EINSUMS = {
-    3: (("ijk,jr,kr->ir", 16), ("ijk,jr,kr->ir", 32), ("ijk,kr->ijr", 16), ("ijk,k->ij", 1)),
+    3: (("ijk,jr,kr->ir", 16), ("ijk,jr,kr->ir", 32), ("ijk,jr,ks->irs", 24), ("ijk,kr->ijr", 16), ("ijk,k->ij", 1)),
     2: (("ij,jr->ir", 8), ("ij,jr->ir", 64), ("ij,ir,jr->ij", 32), ("ij,j->i", 1)),
 }
 """The einsums of tensors of an order, and their ranks."""
@@ -116,7 +116,7 @@ def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:
         coords = np.unique(np.stack([generator.integers(0, n, NONZEROS) for n in shape]), axis=1)
         x = SparseTensor(torch.from_numpy(coords), torch.rand(coords.shape[1]), shape)
         for equation, rank in EINSUMS[len(shape)]:
-            sizes = {**dict(zip("ijk", shape, strict=False)), "r": rank}
+            sizes = {**dict(zip("ijk", shape, strict=False)), "r": rank, "s": rank}
             dense = [torch.rand([sizes[c] for c in term]) for term in equation.split("->")[0].split(",")[1:]]
             for plan in PLANS:
                 try:

@@ -54,6 +54,13 @@ def test_results_are_those_of_the_reference(equation: str, plan: str) -> None:
     assert kernel.backend == "numba"
 
 
+@pytest.mark.parametrize("widths", [(2, 8, 2), (6, 19, 5)])
+def test_vectors_along_another_axis_than_the_outputs_last(widths: tuple[int, int, int]) -> None:
+    sizes = {**SIZES, "k": 50, "j": 3, **dict(zip("rst", widths, strict=True))}
+    kernel = check(Problem("ijkl,jr,ks,lt->irst", sizes), plan="fiber", backend="numba")
+    assert "fiber_sum_0 += x * load" in kernel.source
+
+
 @pytest.mark.parametrize("equation", [MTTKRP, "ij,ir,jr->ij", "ij,jr->ir"])
 def test_rows_longer_than_registers(equation: str) -> None:
     for plan in ("coo", "window" if equation != "ij,ir,jr->ij" else "auto"):

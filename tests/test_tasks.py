@@ -102,8 +102,8 @@ def test_a_list_stores_every_task(name: str, frame: int) -> None:
     assert one.z_word.dtype == torch.int32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
-@pytest.mark.parametrize("name", ["one-mode", "batch", "inner", "outer-permuted", "vectors-outer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+@pytest.mark.parametrize("name", ["one-mode", "batch", "outer-permuted"])
 def test_native_lists_are_the_same(name: str, dtype: torch.dtype, natively: Callable[[bool], None]) -> None:
     given = operands(EQUATIONS[name], "skewed", dtype=dtype)
     results, lists = [], []

@@ -25,12 +25,10 @@ from sparsetc.ir.nest.nest import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
+from sparsetc.ir.program.cost import REGISTERS
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.tensor.sums import LONG
-
-REGISTERS = 16
-"""Vectors of an accumulator that are variables at most."""
 
 FAR = 1 << 18
 """Elements of a table from which on its rows are prefetched: 1 MB in float32, that of an L2 cache."""
@@ -75,7 +73,8 @@ class NumbaPrinter(Writer, Lines):
     """The text of one tile program as loops over a range of its items.
 
     Attributes:
-        vector: the axis along which vectors lie: the last that is no tile's side; empty where there is none.
+        vector: the axis along which vectors lie: the last axis of all rows that have it; empty where there is none.
+        stores_vectors: whether it is that of the output's rows too; else these are stored a number at a time.
         factors: by the name of a tile, the factors that it is the product of.
         coordinates: by letter, the coordinate that addresses rows; along a side it is read where its position is known.
         nonzero: the variable of the nonzero that is read.
@@ -96,10 +95,12 @@ class NumbaPrinter(Writer, Lines):
             for tile in inputs_of(s):
                 self.readers.setdefault(tile.name, []).append(s)
         dense = [a.letter for a in program.axes if a.letter not in program.along]
-        rows = [o.axes for o in program.operands] + [program.output_axes]
+        rows = [o.axes for o in program.operands]
         rows += [s.out.within for s in statements if isinstance(s, ir.Zero | ir.Product | ir.Reduce)]
-        last = dense[-1] if dense else ""
-        self.vector = last if all(last not in axes[:-1] for axes in rows) else ""
+        fit = [c for c in reversed(dense) if all(c not in axes[:-1] for axes in rows)]
+        stored = [c for c in fit if c not in program.output_axes[:-1]]
+        self.vector = next(iter(stored or fit), "")
+        self.stores_vectors = bool(stored)
 
     # -- coordinates ------------------------------------------------------------------------------------------------
     def position(self, axis: str) -> str:
@@ -235,12 +236,17 @@ class NumbaPrinter(Writer, Lines):
         axes = tile.within
         strides = tuple((c, self.p.elements(axes[n + 1 :])) for n, c in enumerate(axes))
         vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
-        in_array = bool(axes) and (axes[-1] != self.vector or vectors > REGISTERS)
+        in_array = bool(axes) and (axes[-1] != self.vector or vectors > REGISTERS or self.rearranged(tile))
         if in_array:
             self.local.append(f"    {tile.name} = np.empty({self.p.elements(axes)}, {self.p.output}.dtype)")
         factor = Factor(tile.name, strides, in_array=in_array)
         self.factors[tile.name] = (factor,)
         return factor
+
+    def rearranged(self, tile: ir.Tile) -> bool:
+        """Whether the output has the elements of a tile in another order than vectors have them."""
+        readers = self.readers[tile.name.removesuffix("_before")]
+        return not self.stores_vectors and any(isinstance(s, ir.Add) for s in readers)
 
     def zero(self, s: ir.Zero) -> None:
         """Zeros, wherever the tile is kept."""
@@ -269,7 +275,8 @@ class NumbaPrinter(Writer, Lines):
             return
         reader, *others = self.readers[s.out.name]
         summed = {a for t in inputs_of(s) for a in t.within} - {*s.out.within}
-        if not others and (isinstance(reader, ir.Add) or (not summed and level_of(reader) == level_of(s))):
+        at_once = isinstance(reader, ir.Add) or (not summed and level_of(reader) == level_of(s))
+        if not others and at_once and not self.rearranged(s.out):
             self.factors[s.out.name] = factors
         else:
             self.nest(self.held(s.out), "=", factors, s.out.within)
@@ -301,7 +308,8 @@ class NumbaPrinter(Writer, Lines):
     def nest(
         self, out: Factor, sign: str, factors: Sequence[Factor], kept: Sequence[str], conditions: Sequence[str] = ()
     ) -> None:
-        Nest(self, self.p, self.vector, out, sign, kept).write(factors, conditions)
+        vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
+        Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)
 
 
 def inputs_of(s: ir.Statement) -> tuple[ir.Tile, ...]:

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 def in_steps(request: Request) -> Path | Choice | None:
     """Return the path of an einsum, where one is asked for or expected to be fastest, or the plan of one pass.
 
-    None where that is to be chosen. On a CPU, steps and a pass are priced by the same rates. On a GPU a pass has the
-    price of its plan.
+    None where that is to be chosen. Steps and a pass of torch programs are priced by the same rates. On a GPU, and with
+    native loops, a pass has the price of its plan.
 
     Raises:
         PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
@@ -78,10 +78,12 @@ def in_steps(request: Request) -> Path | Choice | None:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
     (x,) = request.sparse
     backend = settings.effective_backend(x.device)
+    if backend == "triton" and not asked and x.dense_order:
+        return None
+    if settings.effective_native(x.device) != "none":
+        backend = "numba"
     choice = None
-    if backend == "triton" and not asked:
-        if x.dense_order:
-            return None
+    if backend != "torch" and not (asked or x.dense_order):
         problem = problem_of(request)
         with in_place(settings, x.device):
             choice = choose(wanted, problem, request.repeated and settings.effective_tune()[0] == "model")
@@ -95,7 +97,7 @@ def in_steps(request: Request) -> Path | Choice | None:
         limit=settings.memory_on(x.device),
         sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
     )
-    exact = settings.effective_precision() == "highest"
+    exact = backend == "triton" and settings.effective_precision() == "highest"
     picked = search.picked(asked, sum(choice.seconds) if choice else None, exact)
     if picked is not None:
         reason, order = picked

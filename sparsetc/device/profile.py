@@ -215,13 +215,15 @@ def shipped_loops() -> dict[str, dict[str, float]]:
 @lru_cache
 def _usual_loops() -> DeviceProfile:
     sources = {f"loops {runner}": entry["source"] for runner, entry in _document("cpu")["loops"].items()}
-    return replace(cpu(), loops=shipped_loops(), sources={**cpu().sources, **sources})
+    usual = _profile_of(cpu().name, _shipped("cpu") | _document("cpu")["native"])
+    return replace(usual, loops=shipped_loops(), sources={**usual.sources, **sources})
 
 
 def of_loops(name: str, day: str, seconds: Mapping[str, Mapping[str, float]]) -> DeviceProfile:
     """Return the profile of a CPU on which loops were measured on a day."""
     sources = {f"loops {runner}": f"{MEASUREMENT} {COMMANDS[0]}, {day}" for runner in seconds}
-    return replace(_usual_loops(), name=name, calibrated=day, loops=seconds, sources={**cpu().sources, **sources})
+    usual = _usual_loops()
+    return replace(usual, name=name, calibrated=day, loops=seconds, sources={**usual.sources, **sources})
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:

@@ -276,7 +276,7 @@ class Search:
         Args:
             asked: True if steps are asked for, whatever they take.
             seconds: of the best plan of one contraction; None where it is priced as steps are.
-            exact: True if dots of float32 are as exact as float32, in which chains in one pass were found slower.
+            exact: True for kernels with dots as exact as float32, by which chains in one pass were found slower.
         """
         if seconds is None:
             one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf)

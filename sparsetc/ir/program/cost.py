@@ -186,6 +186,8 @@ class GatherTerm:
 
 LINE, CPU_LINE = 128, 64
 """Bytes of a cache line of a GPU, and of a CPU, whose vectors are as long at most."""
+LONGEST, REGISTERS = 16, 16
+"""Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
 
 class Cost:
@@ -418,12 +420,19 @@ class Cost:
             moved, missed = g.moved(statistics, profile, 1)
             lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
             far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
+        dense = [a.size for a in self.p.axes if a.letter not in self.p.along] or [1]
+        width = int(dense[-1]) or 1
+        of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
+        vectors = (self.multiply + self.dot).at(at) / 2 * of_row / width
+        sums = [s.out.within for s, _ in self.p.statements if isinstance(s, ir.Product) and s.accumulate]
+        kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * width
         return {
             "call": 1.0,
             "nonzero": statistics.stored,
             "fiber": statistics.fibers if self.p.view.blocks else 0,
             "item": statistics.items,
-            "vector": (self.multiply + self.dot).at(at) * statistics.itemsize / CPU_LINE,
+            "vector": 0.0 if kept else vectors,
+            "kept_vector": vectors if kept else 0.0,
             "line": lines,
             "far_line": far,
             "farther_line": farther,
