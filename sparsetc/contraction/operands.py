@@ -114,10 +114,10 @@ core, 10 shapes of TTM chains)."""
 
 
 def _product(equation: str, operands: Tensors) -> torch.Tensor:
-    """The result of `torch.einsum`; two kinds of products of two operands are made without copies of these.
+    """The result of `torch.einsum`; some products of two operands are made without copies of these, and sooner.
 
     What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
-    multiplied into a mode that lies within the other operand as many small matrices.
+    multiplied into a mode that lies within the other operand as many small matrices, into its last mode as one.
     """
     outer = _outer(equation)
     if outer is not None:
@@ -131,11 +131,12 @@ def _product(equation: str, operands: Tensors) -> torch.Tensor:
     within = _within(equation, small)
     if within is not None:
         behind, turned, order = within
-        table = operands[small].t() if turned else operands[small]
-        tensor = operands[1 - small]
+        table, tensor = operands[small], operands[1 - small]
+        if behind == tensor.ndim and (behind == 2 or tensor.is_contiguous()):
+            return torch.matmul(tensor, table if turned else table.t()).permute(order)
         if tensor.shape[behind:].numel() >= WIDE:
-            result = torch.matmul(table, tensor.flatten(behind)).unflatten(-1, tensor.shape[behind:])
-            return result.permute(order)
+            result = torch.matmul(table.t() if turned else table, tensor.flatten(behind))
+            return result.unflatten(-1, tensor.shape[behind:]).permute(order)
     return torch.einsum(equation, *operands)
 
 
