@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc.contraction.operands import einsum
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import Pull, rewrites_of
 from sparsetc.ir.equation.parse import parse
@@ -53,3 +54,29 @@ def test_functions_are_composed_and_those_of_packed_values_are_left_out(equation
     _, beside = pull([x.values], dense, packed=True)
     assert all(map(torch.equal, tables, beside))
     assert sum(change is not None for change, _ in pull.beside) == len(pull.steps) - 1
+
+
+EQUATIONS = [
+    "jr,rs->js",
+    "rs,jr->sj",
+    "jr,sr->js",
+    "ijk,rk->rij",
+    "ijk,jr->rik",
+    "ijk,kr->ijr",
+    "j,jr->r",
+    "ij,kl->ikjl",
+    "ij,ij->",
+    "i,ij->j",
+]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_products_of_dense_operands(equation: str, turned: bool) -> None:
+    sizes, g = dict(zip("ijklrs", (3, 4, 5, 6, 7, 8), strict=True)), torch.Generator().manual_seed(0)
+    operands = []
+    for term in equation.split("->")[0].split(","):
+        operand = torch.rand([sizes[c] for c in term], generator=g, dtype=torch.float64)
+        dims = tuple(reversed(range(operand.ndim)))
+        operands.append(operand.permute(dims).contiguous().permute(dims) if turned else operand)
+    torch.testing.assert_close(einsum(equation, *operands), torch.einsum(equation, *operands))

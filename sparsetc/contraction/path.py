@@ -27,7 +27,7 @@ import torch
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.guard import Guard, finite
-from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum
+from sparsetc.contraction.operands import Dims, Patterns, Tensors, einsum
 from sparsetc.contraction.output import is_sparse, known_result, sparse_result
 from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request
@@ -63,15 +63,13 @@ def in_steps(request: Request) -> Path | Choice | None:
     Raises:
         PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
     """
-    bound = request.bound
-    settings = request.settings
-    operands = request.operands
+    bound, settings = request.bound, request.settings
     wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
     given, asked = settings.path or wanted.path, wanted == STEPS
     if given:
         expanded = several and (wanted.by_nonzeros or not request.dense_modes)
-        return Path(request, expanded, checked_order(given, len(operands)))
-    fault = _fault(bound, operands, asked) if asked or wanted == AUTO else "another plan is asked for"
+        return Path(request, expanded, checked_order(given, len(request.operands)))
+    fault = _fault(request, asked) if asked or wanted == AUTO else "another plan is asked for"
     if fault and not asked:
         return None
     if fault:
@@ -107,19 +105,17 @@ def in_steps(request: Request) -> Path | Choice | None:
     return choice
 
 
-def _fault(bound: Bound, operands: Operands, asked: bool) -> str:
+def _fault(request: Request, asked: bool) -> str:
     """Say why an einsum is not contracted in steps, if it is not."""
+    bound, (x, *others) = request.bound, request.sparse
     e = bound.einsum
-    if len(e.sparse) > 1:
+    if others:
         return "it has several sparse operands, whose steps are sought in any case"
-    (position,) = e.sparse
-    x = operands[position]
-    assert isinstance(x, SparseTensor)
     if len(e.dense) < 2:
         return "it has fewer than two dense operands"
-    if len(set(e.inputs[position])) < len(e.inputs[position]) or x.blocksize or not x.is_coalesced:
+    if len(e.sparse_indices) < x.order or x.blocksize or not x.is_coalesced:
         return "its sparse operand has a repeated letter, blocks or duplicates"
-    if any(broadcast_dims(bound, operands, False).values()):
+    if any(broadcast_dims(bound, request.operands, False).values()):
         return "a dense operand broadcasts"
     if 0 in (x.nnz, *(n for _, n in bound.sizes)):
         return "there is nothing to sum"
@@ -205,10 +201,8 @@ class Path(Inspectable):
     def __init__(
         self, request: Request, expanded: bool, order: Order | None = None, reason: str = "a few operands at a time"
     ) -> None:
-        bound = request.bound
-        settings = request.settings
-        operands = request.operands
-        self.bound, self.settings = bound, settings
+        bound, operands = request.bound, request.operands
+        self.bound, self.settings = bound, request.settings
         self.dtype, self.device = request.like.dtype, request.like.device
         self.result_dtype = self.dtype
         self.sparse = sparse_result(request, expanded)

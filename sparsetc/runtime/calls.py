@@ -287,7 +287,7 @@ def _aligned(own: str, operand: torch.Tensor, letters: list[str]) -> torch.Tenso
 
 def _product(left: torch.Tensor, right: torch.Tensor, kept: int) -> torch.Tensor:
     """The product, broadcast, summed over all dimensions but the first `kept`; of halves where it is too large."""
-    shape = torch.broadcast_shapes(left.shape, right.shape)
+    shape = [m if n == 1 else n for m, n in zip(left.shape, right.shape, strict=True)]
     if len(shape) == kept:
         return left * right
     if prod(shape) <= ELEMENTS:
