@@ -12,7 +12,7 @@ import torch
 from typing_extensions import Unpack
 
 from sparsetc.api import compile, einsum
-from sparsetc.contraction.canonical import as_operand, check_operand
+from sparsetc.contraction.operands import as_operand, check_operand
 from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
 from sparsetc.support.notices import warn
