@@ -10,6 +10,7 @@ import numpy as np
 import opt_einsum
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import sparsetc as stc
@@ -71,6 +72,15 @@ def test_native_merges_are_torchs(shape: tuple[int, ...], natively: Callable[[bo
             assert found.is_coalesced
             assert torch.equal(found.coords, expected.coords)
             assert torch.equal(found.values, expected.values)
+
+
+def test_native_sums_are_traced_by_torchs_operations(natively: Callable[[bool], None]) -> None:
+    natively(True)
+    x, y = sparse(dense(0)), sparse(dense(1))
+    traced = make_fx(lambda values: (x.with_values(values) + y).values)(x.values)
+    torch.testing.assert_close(traced(2 * x.values), (x * 2 + y).values)
+    rows = torch.func.vmap(lambda values: (x.with_values(values) + y).values)(torch.stack([x.values, 2 * x.values]))
+    torch.testing.assert_close(rows[1], (x * 2 + y).values)
 
 
 def test_one_pattern_and_other_libraries() -> None:

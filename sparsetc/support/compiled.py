@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from sparsetc.support import files
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.support.notices import warn
 
 MOST_BYTES = 1 << 26
@@ -53,8 +54,8 @@ def usable() -> bool:
 def native(function: Callable[..., Any], device: torch.device, elements: int) -> Callable[..., Any] | None:
     """Return a function as machine code, which is made at its first call with arguments of some types.
 
-    None on a GPU, without numba, where ``SPARSETC_BACKEND`` names other programs, and where there are too few elements
-    to make up for a compiler.
+    None on a GPU, without numba, where ``SPARSETC_BACKEND`` names other programs, while a graph is traced or a
+    transform is active, and where there are too few elements to make up for a compiler.
 
     Args:
         function: of arrays, numbers and nothing else; it calls no function of the package.
@@ -65,6 +66,9 @@ def native(function: Callable[..., Any], device: torch.device, elements: int) ->
         A function of tensors on the CPU, in place of arrays, and numbers.
     """
     if device.type != "cpu" or os.environ.get("SPARSETC_BACKEND", "auto") not in ("auto", "numba"):
+        return None
+    seen = torch.compiler.is_compiling() or traced_by_modes() or torch._C._are_functorch_transforms_active()
+    if seen:  # by what knows torch's operations alone
         return None
     enough = ENOUGH if "numba" in sys.modules else MANY
     return _native(function) if elements >= enough and has_numba() and usable() else None
