@@ -23,7 +23,7 @@ from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.computed import computed
 from sparsetc.maps.fused import Pairs
-from sparsetc.options import Settings, current
+from sparsetc.options import Settings, current, of_call
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
@@ -39,6 +39,12 @@ __all__ = ["GATConv", "GraphConv", "SparseLinear", "batch_of", "collate", "norma
 EQUATION = "oi,bi->bo"
 KERNELS = 16
 """Kernels that a layer holds, one for each number of rows of its activations. Not measured."""
+
+
+def _known(settings: Settings) -> Settings:
+    """Settings of `einsum`; `KeywordError` for others, when a layer is made and not when it is called first."""
+    of_call(settings)
+    return settings
 
 
 class SparseLinear(nn.Module):
@@ -79,7 +85,8 @@ class SparseLinear(nn.Module):
         if sparse is None or sparse.order != 2:
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
         sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
-        self.out_features, self.in_features, self.settings = *sparse.shape, settings
+        self.out_features, self.in_features = sparse.shape
+        self.settings = _known(settings)
         self.register_buffer("coords", sparse.coords.clone())
         self.values = nn.Parameter(sparse.values.detach().clone())
         self._weight = self._at_places()
@@ -193,8 +200,8 @@ class GraphConv(nn.Module):
     """A graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), by the cheaper order of products.
 
     Args:
-        in_features: of a node.
-        out_features: of a node.
+        in_channels: features of a node.
+        out_channels: features of a node.
         bias: whether one is added.
         settings: of `einsum`.
 
@@ -204,13 +211,13 @@ class GraphConv(nn.Module):
         torch.Size([5, 2])
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
         super().__init__()
-        self.linear, self.settings = nn.Linear(in_features, out_features, bias=False), settings
-        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self.linear, self.settings = nn.Linear(in_channels, out_channels, bias=False), _known(settings)
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
-        """Give (targets, out_features), of an adjacency (targets, sources) and (sources, in_features) features."""
+        """Give (targets, out_channels), of an adjacency (targets, sources) and (sources, in_channels) features."""
         narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
         out = einsum("ij,jr->ir", adjacency, x if narrow else self.linear(x), output="dense", **self.settings)
         out = self.linear(out) if narrow else out
@@ -223,12 +230,12 @@ class GATConv(nn.Module):
     Gives the numbers of PyG's GATConv with the same weights, where no edge is named twice.
 
     Args:
-        in_features: of a node.
-        out_features: of a node and a head.
+        in_channels: features of a node.
+        out_channels: features of a node and a head.
         heads: each of which has weights of its own; their results stand side by side.
-        slope: of the leaky ReLU of scores.
-        loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins source i and
-            target i, as in PyG, which is right only where the targets are the first of the sources.
+        negative_slope: of the leaky ReLU of scores.
+        add_self_loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins
+            source i and target i, as in PyG, which is right only where the targets are the first of the sources.
         settings: of `einsum`.
 
     Examples:
@@ -238,27 +245,27 @@ class GATConv(nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_channels: int,
+        out_channels: int,
         heads: int = 1,
-        slope: float = 0.2,
-        loops: bool = True,
+        negative_slope: float = 0.2,
+        add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_features, heads * out_features, bias=False)
-        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_features)) for _ in range(2))
-        self.bias = nn.Parameter(torch.zeros(heads * out_features))
-        self.slope, self.loops, self.settings = slope, loops, settings
+        self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Return (targets, heads * out_features).
+        """Return (targets, heads * out_channels).
 
         Args:
             adjacency: (targets, sources); values are not read.
-            x: (nodes, in_features), or such a pair ``(of sources, of targets)`` where these are different nodes.
+            x: (nodes, in_channels), or such a pair ``(of sources, of targets)`` where these are different nodes.
 
         Raises:
             ShapeError: features that do not fit the adjacency.
@@ -272,19 +279,19 @@ class GATConv(nn.Module):
                 f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
                 f"{tuple(sources.shape)} and {tuple(targets.shape)}"
             )
-        pattern = _with_loops(adjacency.pattern)[0] if self.loops else adjacency.pattern
+        pattern = _with_loops(adjacency.pattern)[0] if self.add_self_loops else adjacency.pattern
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
         by_source = (of_sources * self.of_source).sum(-1).T
         by_target = (of_targets * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        steps = partial(_gat_in_steps, pattern, self.slope, self.settings)
+        steps = partial(_gat_in_steps, pattern, self.negative_slope, self.settings)
         pairs = Pairs(pattern, (rows, columns), of_sources.device)
-        sums = computed(_gat(self.slope), pairs, tensors, steps, self.settings, "GATConv").transpose(0, 1)
+        sums = computed(_gat(self.negative_slope), pairs, tensors, steps, self.settings, "GATConv").transpose(0, 1)
         return sums.flatten(1).to(self.bias.dtype) + self.bias
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the (nodes, heads, out_features) products with the weight, of 16 bits as float32 as sums follow."""
+        """Return the (nodes, heads, out_channels) products with the weight, of 16 bits as float32 as sums follow."""
         mixed: torch.Tensor = self.linear(x).unflatten(1, self.of_source.shape)
         return mixed.to(accumulator(mixed.dtype))
 
@@ -337,14 +344,14 @@ def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
     return pattern._once("with loops", made)
 
 
-def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
+def normalized(adjacency: SparseTensor, add_self_loops: bool = True) -> SparseTensor:
     """Divide each entry (i, j) of an adjacency by the roots of d_i and d_j, the sums of its rows (GCN's rule).
 
     Gives the numbers of PyG's ``gcn_norm`` of an ``edge_index``, where no self loop is named twice.
 
     Args:
         adjacency: (nodes, nodes), nonnegative. Along dense modes, each position has its sums.
-        loops: add diagonal entries of 1 where they are missing first; those that are there stay as they are.
+        add_self_loops: add diagonal entries of 1 where they are missing first; those that are there stay as they are.
 
     Returns:
         A SparseTensor. Entries of a node whose sum is 0 become 0.
@@ -354,7 +361,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
         DtypeError: complex values.
 
     Examples:
-        >>> stc.nn.normalized(stc.full((2, 2), 1.0), loops=False).values
+        >>> stc.nn.normalized(stc.full((2, 2), 1.0), add_self_loops=False).values
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     adjacency = _adjacency(adjacency, "normalized")
@@ -364,7 +371,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
     if adjacency.dtype.is_complex:
         raise DtypeError(f"normalized takes real values, found {adjacency.dtype}")
     pattern, values = adjacency.pattern, adjacency.values
-    if loops:
+    if add_self_loops:
         pattern, order = _with_loops(pattern)
         values = torch.cat((values, values.new_ones(pattern.nnz - adjacency.nnz, *dense)))[order]
     dtype = values.dtype if values.dtype.is_floating_point else torch.get_default_dtype()
