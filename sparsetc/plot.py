@@ -1,4 +1,4 @@
-"""Pictures of tensors, plans and models. Each function returns matplotlib axes, and shows nothing by itself.
+"""Pictures of tensors, plans and models. Each function returns matplotlib axes; a notebook shows their picture.
 
 In: a SparseTensor, a kernel, a model or a blocking curve; axes to draw into, or None for a new figure. Out: the axes.
 matplotlib comes with the extra ``plot``.
@@ -6,6 +6,7 @@ matplotlib comes with the extra ``plot``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import isclose
@@ -258,7 +259,11 @@ def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> A
     import numpy as np
 
     if ax is None:
-        ax = Figure(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)
+        if "ipykernel" in sys.modules:  # a notebook shows what pyplot has open at the end of a cell, and closes it
+            from matplotlib.pyplot import figure
+        else:
+            figure = Figure
+        ax = figure(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)
         for unused in ax.reshape(-1)[count:]:
             unused.remove()
         ax = ax.reshape(-1)[:count]
