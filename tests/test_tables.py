@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "strings": ({"i": list("abcd")}, FormatError, "column 'i' holds .*; coordinates are integers"),
     "bools": ({"i": [True, False, True, True]}, FormatError, "column 'i' holds bool; coordinates are integers"),
     "words": ({"value": list("abcd")}, FormatError, "column 'value' holds .*; values are numbers"),
-    "flags": ({"value": [True, False, True, True]}, DtypeError, "found torch.bool"),
+    "flags": ({"value": np.arange(4, dtype=np.uint16)}, DtypeError, "found torch.uint16"),
 }
 
 
