@@ -80,12 +80,12 @@ def pairs(graph: stc.SparseTensor, x: torch.Tensor) -> dict[str, tuple[Call, Cal
     }
     scores = torch.randn(graph.nnz, HEADS, device=x.device)
     of_heads = graph.with_values(scores)
-    layer = stc.nn.GATConv(64, 16, HEADS, loops=False).to(x.device)
+    layer = stc.nn.GATConv(64, 16, HEADS, add_self_loops=False).to(x.device)
 
     def attended() -> torch.Tensor:
         mixed = layer.linear(x).unflatten(1, (HEADS, 16))
         own = leaky_relu(
-            (mixed * layer.of_source).sum(-1)[source] + (mixed * layer.of_target).sum(-1)[target], layer.slope
+            (mixed * layer.of_source).sum(-1)[source] + (mixed * layer.of_target).sum(-1)[target], layer.negative_slope
         )
         messages = mixed[source] * softmaxed(own)[:, :, None]
         return mixed.new_zeros(n, HEADS, 16).index_add(0, target, messages).flatten(1) + layer.bias

@@ -49,7 +49,7 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graph, task = city(stc.datasets.uber().to(device))
-    graph = stc.nn.normalized(graph, loops=False)  # a place is joined to itself already
+    graph = stc.nn.normalized(graph, add_self_loops=False)  # a place is joined to itself already
     csr = graph.to_torch(torch.sparse_csr)
     print(graph)
 

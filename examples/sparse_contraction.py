@@ -35,7 +35,7 @@ def main() -> None:
     twice = kernel.with_values(2 * x.values, x.values)()  # values only
     torch.testing.assert_close(twice.values, 2 * kernel().values)
 
-    total = stc.contract(x, x, ((2,), (2,)), out=kernel(), alpha=0.5, beta=1.0)  # 0.5 x.x + z
+    total = stc.contract(x, x, ((2,), (2,)), input=kernel(), alpha=0.5, beta=1.0)  # 0.5 x.x + z
     torch.testing.assert_close(total.to_dense(), 1.5 * expected)
 
     values = x.values.clone().requires_grad_()  # the norm of the contraction, by the values of both operands

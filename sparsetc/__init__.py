@@ -37,7 +37,7 @@ from sparsetc.formats.window import plan_1sa, plan_window
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ops import contract, min_plus, mttkrp, sddmm, spmm, ttm, ttmc, ttv
-from sparsetc.options import options
+from sparsetc.options import options, set_options
 from sparsetc.packing.deal import register_partition
 from sparsetc.planner.registry import register_format, register_plan
 from sparsetc.tensor.pattern import Pattern
@@ -129,6 +129,7 @@ __all__ = [
     "register_partition",
     "register_plan",
     "sddmm",
+    "set_options",
     "softmax",
     "solve",
     "spmm",

@@ -24,7 +24,7 @@ from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.message_passing import fuse
-from sparsetc.options import Settings, current
+from sparsetc.options import Settings, current, of_call
 from sparsetc.pairwise import computed
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
@@ -40,6 +40,12 @@ __all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "col
 EQUATION = "oi,bi->bo"
 KERNELS = 16
 """Kernels that a layer holds, one for each number of rows of its activations. Not measured."""
+
+
+def _known(settings: Settings) -> Settings:
+    """Settings of `einsum`; `KeywordError` for others, when a layer is made and not when it is called first."""
+    of_call(settings)
+    return settings
 
 
 class SparseLinear(nn.Module):
@@ -80,7 +86,8 @@ class SparseLinear(nn.Module):
         if sparse is None or sparse.order != 2:
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
         sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
-        self.out_features, self.in_features, self.settings = *sparse.shape, settings
+        self.out_features, self.in_features = sparse.shape
+        self.settings = _known(settings)
         self.register_buffer("coords", sparse.coords.clone())
         self.values = nn.Parameter(sparse.values.detach().clone())
         self._weight = self._at_places()
@@ -194,8 +201,8 @@ class GraphConv(nn.Module):
     """A graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), by the cheaper order of products.
 
     Args:
-        in_features: of a node.
-        out_features: of a node.
+        in_channels: features of a node.
+        out_channels: features of a node.
         bias: whether one is added.
         settings: of `einsum`.
 
@@ -205,13 +212,13 @@ class GraphConv(nn.Module):
         torch.Size([5, 2])
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
         super().__init__()
-        self.linear, self.settings = nn.Linear(in_features, out_features, bias=False), settings
-        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self.linear, self.settings = nn.Linear(in_channels, out_channels, bias=False), _known(settings)
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
-        """Give (targets, out_features), of an adjacency (targets, sources) and (sources, in_features) features."""
+        """Give (targets, out_channels), of an adjacency (targets, sources) and (sources, in_channels) features."""
         graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
         adjacency = adjacency if graph is None else graph
         narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
@@ -226,12 +233,12 @@ class GATConv(nn.Module):
     Gives the numbers of PyG's GATConv with the same weights, where no edge is named twice.
 
     Args:
-        in_features: of a node.
-        out_features: of a node and a head.
+        in_channels: features of a node.
+        out_channels: features of a node and a head.
         heads: each of which has weights of its own; their results stand side by side.
-        slope: of the leaky ReLU of scores.
-        loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins source i and
-            target i, as in PyG, which is right only where the targets are the first of the sources.
+        negative_slope: of the leaky ReLU of scores.
+        add_self_loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins
+            source i and target i, as in PyG, which is right only where the targets are the first of the sources.
         settings: of `einsum`.
 
     Examples:
@@ -241,42 +248,42 @@ class GATConv(nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_channels: int,
+        out_channels: int,
         heads: int = 1,
-        slope: float = 0.2,
-        loops: bool = True,
+        negative_slope: float = 0.2,
+        add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_features, heads * out_features, bias=False)
-        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_features)) for _ in range(2))
-        self.bias = nn.Parameter(torch.zeros(heads * out_features))
-        self.slope, self.loops, self.settings = slope, loops, settings
+        self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Return (targets, heads * out_features).
+        """Return (targets, heads * out_channels).
 
         Args:
             adjacency: (targets, sources); values are not read.
-            x: (nodes, in_features), or such a pair ``(of sources, of targets)`` where these are different nodes.
+            x: (nodes, in_channels), or such a pair ``(of sources, of targets)`` where these are different nodes.
 
         Raises:
             ShapeError: features that do not fit the adjacency.
         """
-        pattern, sources, targets = _of_graph(adjacency, x, self.linear.in_features, self.loops, "GATConv")
+        pattern, sources, targets = _of_graph(adjacency, x, self.linear.in_features, self.add_self_loops, "GATConv")
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
         wide = accumulator(of_sources.dtype)
         by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
         by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        return _of_heads(_gat(self.slope), pattern, tensors, self.settings, "GATConv", self.bias)
+        return _of_heads(_gat(self.negative_slope), pattern, tensors, self.settings, "GATConv", self.bias)
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the (nodes, heads, out_features) products with the weight."""
+        """Return the (nodes, heads, out_channels) products with the weight."""
         return self.linear(x).unflatten(1, self.of_source.shape)  # type: ignore[no-any-return]
 
 
@@ -286,11 +293,11 @@ class GATv2Conv(nn.Module):
     Gives the numbers of PyG's GATv2Conv with the same weights, where no edge is named twice.
 
     Args:
-        in_features: of a node.
-        out_features: of a node and a head.
+        in_channels: of a node.
+        out_channels: of a node and a head.
         heads: each of which has weights of its own; their results stand side by side.
-        slope: of the leaky ReLU.
-        loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
+        negative_slope: of the leaky ReLU.
+        add_self_loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
         settings: of `einsum`.
 
     Examples:
@@ -300,29 +307,29 @@ class GATv2Conv(nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_channels: int,
+        out_channels: int,
         heads: int = 1,
-        slope: float = 0.2,
-        loops: bool = True,
+        negative_slope: float = 0.2,
+        add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
-        self.of_source, self.of_target = (nn.Linear(in_features, heads * out_features) for _ in range(2))
-        self.score = nn.Parameter(torch.empty(heads, out_features))
-        self.bias = nn.Parameter(torch.zeros(heads * out_features))
-        self.slope, self.loops, self.settings = slope, loops, settings
+        self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
+        self.score = nn.Parameter(torch.empty(heads, out_channels))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
         nn.init.xavier_uniform_(self.score)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Return (targets, heads * out_features); arguments and errors as of `GATConv.forward`."""
-        pattern, *nodes = _of_graph(adjacency, x, self.of_source.in_features, self.loops, "GATv2Conv")
+        """Return (targets, heads * out_channels); arguments and errors as of `GATConv.forward`."""
+        pattern, *nodes = _of_graph(adjacency, x, self.of_source.in_features, self.add_self_loops, "GATv2Conv")
         source, target = (
             linear(one).unflatten(1, self.score.shape).transpose(0, 1)
             for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
         )
         tensors = [target, source, self.score]
-        return _of_heads(_gat2(self.slope), pattern, tensors, self.settings, "GATv2Conv", self.bias)
+        return _of_heads(_gat2(self.negative_slope), pattern, tensors, self.settings, "GATv2Conv", self.bias)
 
 
 def _of_graph(
@@ -389,14 +396,14 @@ def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
     return pattern._once("with loops", made)
 
 
-def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
+def normalized(adjacency: SparseTensor, add_self_loops: bool = True) -> SparseTensor:
     """Divide each entry (i, j) of an adjacency by the roots of d_i and d_j, the sums of its rows (GCN's rule).
 
     Gives the numbers of PyG's ``gcn_norm`` of an ``edge_index``, where no self loop is named twice.
 
     Args:
         adjacency: (nodes, nodes), nonnegative. Along dense modes, each position has its sums.
-        loops: add diagonal entries of 1 where they are missing first; those that are there stay as they are.
+        add_self_loops: add diagonal entries of 1 where they are missing first; those that are there stay as they are.
 
     Returns:
         A SparseTensor. Entries of a node whose sum is 0 become 0.
@@ -406,7 +413,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
         DtypeError: complex values.
 
     Examples:
-        >>> stc.nn.normalized(stc.full((2, 2), 1.0), loops=False).values
+        >>> stc.nn.normalized(stc.full((2, 2), 1.0), add_self_loops=False).values
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     adjacency = _adjacency(adjacency, "normalized")
@@ -416,7 +423,7 @@ def normalized(adjacency: SparseTensor, loops: bool = True) -> SparseTensor:
     if adjacency.dtype.is_complex:
         raise DtypeError(f"normalized takes real values, found {adjacency.dtype}")
     pattern, values = adjacency.pattern, adjacency.values
-    if loops:
+    if add_self_loops:
         pattern, order = _with_loops(pattern)
         values = torch.cat((values, values.new_ones(pattern.nnz - adjacency.nnz, *dense)))[order]
     dtype = values.dtype if values.dtype.is_floating_point else torch.get_default_dtype()

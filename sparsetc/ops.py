@@ -137,19 +137,24 @@ def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) 
 
 
 @overload
-def ttm(x: Any, matrix: Result, mode: int, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[ToDense]) -> torch.Tensor: ...
 @overload
-def ttm(x: Any, matrix: Result, mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+def ttm(
+    x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[ToSparse]
+) -> SparseTensor: ...
 @overload
-def ttm(x: Any, matrix: Result, mode: int, **settings: Unpack[Auto]) -> Result: ...
+def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[Auto]) -> Result: ...
 @register_op
-def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
-    """Tensor times one matrix: ``"ijk,jr->irk"``; the mode keeps its place and has the matrix's columns as its size.
+def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Any) -> Result:
+    """Tensor times a (rank, size) matrix: ``"ijk,rj->irk"``; the mode keeps its place, and its size becomes the rank.
+
+    So do Kolda & Bader (2009, section 2.5), tensorly and pyttb; `ttmc` and `mttkrp` take factors, (size, rank).
 
     Args:
         x: sparse, of any order >= 1.
-        matrix: (size of `mode`, rank).
+        matrix: (rank, size of `mode`).
         mode: the mode that is contracted; negative counts from the end.
+        transpose: the matrix is (size of `mode`, rank), as a factor is.
         settings: as for `einsum`.
 
     Returns:
@@ -159,10 +164,10 @@ def ttm(x: Any, matrix: Result, mode: int, **settings: Any) -> Result:
         of a SparseTensor come last.
 
     Examples:
-        >>> stc.ttm(stc.full((2, 3, 4), 1.0), torch.ones(3, 5), 1).shape
+        >>> stc.ttm(stc.full((2, 3, 4), 1.0), torch.ones(5, 3), 1).shape
         (2, 5, 4)
     """
-    return _of_one_mode(x, matrix, mode, "ttm", "matrix", ("rank",), settings)
+    return _of_one_mode(x, matrix, mode, "ttm", "matrix", ("rank",), settings, transpose)
 
 
 @overload
@@ -192,15 +197,26 @@ def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
 
 
 def _of_one_mode(
-    x: Any, other: Result, mode: int, name: str, what: str, ranks: tuple[str, ...], settings: dict[str, Any]
+    x: Any,
+    other: Result,
+    mode: int,
+    name: str,
+    what: str,
+    ranks: tuple[str, ...],
+    settings: dict[str, Any],
+    transpose: bool = False,
 ) -> Result:
-    """A tensor times a matrix or a vector of one mode, in whose place the result has the ranks."""
+    """A tensor times a matrix (rank, size) or a vector of one mode, in whose place the result has the ranks."""
     sparse = _sparse(x, name)
     mode = _mode(sparse, mode, name)
-    table = _table(other, sparse, (sparse.shape[mode], *ranks), f"{name}: the {what} of mode {mode}")
     letters, rank = letters_of(sparse.order, len(ranks), name)
+    sizes: tuple[int | str, ...] = (*ranks, sparse.shape[mode])
+    term = rank + letters[mode]
+    if transpose:
+        sizes, term = sizes[::-1], term[::-1]
+    table = _table(other, sparse, sizes, f"{name}: the {what} of mode {mode}")
     kept = letters[:mode] + rank + letters[mode + 1 :]
-    return einsum(equation(letters, [letters[mode] + rank], kept), sparse, table, **settings)
+    return einsum(equation(letters, [term], kept), sparse, table, **settings)
 
 
 @overload
@@ -270,7 +286,7 @@ def contract(
     y: Any,
     modes: int | tuple[int | Sequence[int], int | Sequence[int]],
     *,
-    out: Result | None = None,
+    input: Result | None = None,
     alpha: float | complex = 1,
     beta: float | complex = 0,
     **settings: Unpack[Auto],
@@ -281,16 +297,17 @@ def contract(
         x: sparse, of any order.
         y: sparse or dense, of any order.
         modes: a number n, for the last n modes of x with the first n of y; or (modes of x, modes of y), in pairs.
-        out: what ``beta`` times is added: of the result's shape, dtype and device, sparse or dense. It is not changed.
+        input: what ``beta`` times is added, as torch.addmm's: of the result's shape, dtype and device, sparse or dense.
         alpha: times the contraction.
-        beta: times `out`, which is not read if this is 0.
+        beta: times `input`, which is not read if this is 0.
         settings: as for `einsum`, ``drop_zeros=True`` included.
 
     Returns:
         (x's other modes, then y's other modes), by `einsum`'s rule for results. Of a dense y: a `SparseTensor` when two
         or more of x's modes are left, y's modes being dense modes of it; else dense. Of a sparse y: a `SparseTensor`
-        when any mode is left. With `out`, ``alpha * contraction + beta * out``: sparse, on the union of the patterns,
-        if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not fit.
+        when any mode is left. With `input`, ``alpha * contraction + beta * input``: sparse, on the union of the
+        patterns, if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not
+        fit.
 
     Examples:
         >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape
@@ -310,25 +327,25 @@ def contract(
                 "modes that are summed together have one size"
             )
     check_scalars(sparse.dtype, alpha=alpha, beta=beta)
-    if beta != 0 and out is None:
-        raise EquationError(f"contract: beta is {beta}, and there is no out for it to be times")
+    if beta != 0 and input is None:
+        raise EquationError(f"contract: beta is {beta}, and there is no input for it to be times")
     letters, others = letters_of(sparse.order, order - len(right), "contract")
     paired, rest = dict(zip(right, left, strict=True)), iter(others)
     term = "".join(letters[paired[n]] if n in paired else next(rest) for n in range(order))
     kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
-    if out is not None:
+    if input is not None:
         sizes = dict(zip(letters + term, (*sparse.shape, *second.shape), strict=True))
-        check_accumulation(out, tuple(sizes[c] for c in kept), sparse.dtype, sparse.device)
+        check_accumulation(input, tuple(sizes[c] for c in kept), sparse.dtype, sparse.device)
     scaled = alpha != 1 or beta != 0
     if type(sparse) is not SparseTensor:
         if scaled:
-            raise DistributedError("contract: alpha=, beta= and out= are of tensors of one process, and x is Sharded")
+            raise DistributedError("contract: alpha=, beta= and input= are of tensors of one process, and x is Sharded")
         return einsum(equation(letters, [term], kept), sparse, second, **settings)
     drop_zeros = settings.pop("drop_zeros", False)
     wide = summed_dtype(sparse.dtype) if scaled else sparse.dtype  # of integers only the sum need fit
     contraction = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
-    what = f"{alpha} times the result" + (f" and {beta} times out" if beta else "")
-    result = narrowed(accumulated(contraction, out, alpha, beta), sparse.dtype, what)
+    what = f"{alpha} times the result" + (f" and {beta} times input" if beta else "")
+    result = narrowed(accumulated(contraction, input, alpha, beta), sparse.dtype, what)
     return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
 
 
@@ -413,7 +430,7 @@ def _matrix(a: Any, name: str, other: Any = None) -> SparseTensor:
 
 def _call(name: str) -> str:
     """How an operation is called."""
-    named = [p.name for p in signature(OPERATIONS[name]).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    named = [p.name for p in signature(OPERATIONS[name]).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return f"{name}({', '.join(named)})"
 
 
@@ -454,7 +471,7 @@ def _table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], what: str)
     """Another operand than x as a tensor, sparse if it is; checked are dtype, device and shape, whose rank is free."""
     table = as_operand(given, what)
     sizes = table.shape if isinstance(table, Result) else ()
-    if len(sizes) != len(shape) or sizes[0] != shape[0]:
+    if len(sizes) != len(shape) or any(n != m for n, m in zip(sizes, shape, strict=True) if m not in ("rank", "width")):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ShapeError(f"{what} must have shape {expected}, found {_found(table)}")
     check_operand(table, what, x.dtype, x.device)

@@ -22,8 +22,9 @@ from typing_extensions import Unpack
 
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
+from sparsetc.support import memory
 from sparsetc.support.compiled import has_numba
-from sparsetc.support.memory import as_bytes, available_memory, limit_in_force
+from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
@@ -152,6 +153,22 @@ _DEFAULT = Options()
 _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=None)
 
 
+def set_options(**settings: Unpack[Settings]) -> None:
+    """Set options, those of `options`, for all threads of this process; those not named stay as they are.
+
+    Blocks of `options` and settings of a call go before.
+
+    Examples:
+        >>> stc.set_options(memory_limit="8GB", precision="high")
+        >>> stc.set_options(memory_limit=2**40, precision="highest")
+    """
+    global _DEFAULT
+    _DEFAULT = with_settings(_DEFAULT, settings)
+    memory.limit_of_process = _DEFAULT.memory_limit
+    if _current.get() is None:
+        latest.number = _numbered(_DEFAULT)
+
+
 def current() -> Options:
     """The options in force here."""
     return _current.get() or _DEFAULT
@@ -161,16 +178,13 @@ def current() -> Options:
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put these options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
-    limit = limit_in_force.set(chosen.memory_limit)
-    try:
-        latest.number = _number(chosen)
-    except TypeError:  # a plan that cannot be hashed
-        latest.number = next(_numbers)
+    limit = memory.limit_in_force.set(chosen.memory_limit)
+    latest.number = _numbered(chosen)
     try:
         yield chosen
     finally:
         _current.reset(token)
-        limit_in_force.reset(limit)
+        memory.limit_in_force.reset(limit)
         latest.number = before
 
 
@@ -187,6 +201,14 @@ class Latest:
 
 
 latest = Latest()
+
+
+def _numbered(chosen: Options) -> int:
+    """Return the number of options, which is the same of equal ones."""
+    try:
+        return _number(chosen)
+    except TypeError:  # a plan that cannot be hashed
+        return next(_numbers)
 
 
 @lru_cache(maxsize=1024)

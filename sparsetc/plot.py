@@ -1,4 +1,4 @@
-"""Pictures of tensors, plans and models. Each function returns matplotlib axes, and shows nothing by itself.
+"""Pictures of tensors, plans and models. Each function returns matplotlib axes; a notebook shows their picture.
 
 In: a SparseTensor, a kernel, a model or a blocking curve; axes to draw into, or None for a new figure. Out: the axes.
 matplotlib comes with the extra ``plot``.
@@ -6,7 +6,9 @@ matplotlib comes with the extra ``plot``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from itertools import combinations
 from math import isclose
 from typing import TYPE_CHECKING, Any
@@ -252,7 +254,7 @@ def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
 
 
 def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> Any:
-    """Return an array of so many axes: those given, or of a new figure, which nothing keeps open."""
+    """Return an array of so many axes: those given, or of a new figure, which only a notebook's cell keeps open."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -260,7 +262,10 @@ def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> A
     import numpy as np
 
     if ax is None:
-        ax = Figure(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)
+        make: Any = Figure
+        if "ipykernel" in sys.modules:  # a notebook shows what pyplot has open at the end of a cell, and closes it
+            make = import_module("matplotlib.pyplot").figure
+        ax = make(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)
         for unused in ax.reshape(-1)[count:]:
             unused.remove()
         ax = ax.reshape(-1)[:count]

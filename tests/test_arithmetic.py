@@ -202,7 +202,7 @@ def test_masks_are_combined(apply: Callable[[Any, Any], Any], dtype: torch.dtype
             apply(sparse(a), 1)
         with pytest.raises(stc.DtypeError, match="dense tensor would change absent entries"):
             apply(sparse(a), b)
-    with pytest.raises(stc.DtypeError, match="takes no such values"):
+    with pytest.raises(stc.DtypeError, match=r"takes no torch\.float64"):
         apply(sparse(dense(0)), sparse(dense(1)))
 
 
@@ -238,10 +238,13 @@ PRODUCTS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((5, 6), (6, 3)), ((5
 def test_products_of_matrices(first: tuple[int, ...], second: tuple[int, ...]) -> None:
     given, other = dense(0, first), dense(1, second, share=1.0)
     x = sparse(given)
-    for found in (x @ other, torch.matmul(x, other)):
-        torch.testing.assert_close(found, given @ other)
+    products = [(x @ other, given @ other), (torch.matmul(x, other), given @ other)]
     if len(second) > 1:
-        torch.testing.assert_close(other.mT @ x.permute(*range(len(first) - 2), -1, -2), (given @ other).mT)
+        products.append((other.mT @ x.permute(*range(len(first) - 2), -1, -2), (given @ other).mT))
+    for found, expected in products:
+        assert isinstance(found, stc.SparseTensor) == (len(first) > 2)  # by einsum's rule
+        torch.testing.assert_close(found.to_dense() if len(first) > 2 else found, expected)
+    if len(second) > 1:
         torch.testing.assert_close((x @ sparse(other)).to_dense(), given @ other)
 
 
@@ -390,7 +393,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x[::0]": (lambda x: x[::0], stc.ShapeError, "a step that is not 0"),
     "x['a':]": (lambda x: x["a":], stc.ShapeError, "a slice is of integers"),  # type: ignore[misc]
     "cat(None)": (lambda x: stc.cat(None), stc.ShapeError, "takes a list"),  # type: ignore[arg-type]
-    "relu of complex": (lambda x: torch.relu(x * 1j), stc.DtypeError, "relu takes no such values"),
+    "relu of complex": (lambda x: torch.relu(x * 1j), stc.DtypeError, "relu takes no torch.complex128"),
     "ragged": (
         lambda x: stc.SparseTensor((torch.tensor([0, 1]), torch.tensor([5])), torch.ones(2)),
         stc.FormatError,

@@ -134,7 +134,7 @@ def test_operations_by_name() -> None:
     y = in_blocks((7, 4), (2, 2), 9)
     z = stc.contract(a, y, 1)
     assert z.blocksize == (2, 2)  # type: ignore[union-attr]
-    again = stc.contract(a, y, 1, out=z, alpha=2, beta=1)
+    again = stc.contract(a, y, 1, input=z, alpha=2, beta=1)
     assert again.blocksize == (2, 2)  # type: ignore[union-attr]
     torch.testing.assert_close(dense(again), 3 * dense(z))
 

@@ -62,6 +62,11 @@ def test_densities() -> None:
     assert stc.rand((100, 100)).nnz == 100
     assert stc.rand((10, 10), 0.25, dtype=torch.float64).nnz == 25
     assert stc.rand((10, 10), 1.0).nnz == 100
+    assert (stc.rand(20, 30).shape, stc.rand(20, 30, nnz=7).nnz, stc.randn(7).shape) == ((20, 30), 7, (7,))
+    assert stc.rand(10, 10, density=0.25).nnz == 25
+    for wrong in (((10, 10), 0.1, 0.2), ((10, 10), 4), (10, 0.5)):
+        with pytest.raises(stc.ShapeError):
+            stc.rand(*wrong)
 
 
 def test_what_is_refused() -> None:

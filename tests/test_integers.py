@@ -200,7 +200,7 @@ def test_what_is_scaled_need_not_fit_before(form: str) -> None:
     out = x if form == "sparse" else x.to_dense()
 
     def total(first: stc.SparseTensor, second: stc.SparseTensor, alpha: int, beta: int) -> int:
-        found = stc.contract(first, second, 1, out=out, alpha=alpha, beta=beta)
+        found = stc.contract(first, second, 1, input=out, alpha=alpha, beta=beta)
         assert isinstance(found, stc.SparseTensor) == (form == "sparse")
         assert found.dtype == torch.int8
         return int(found.to_dense() if isinstance(found, stc.SparseTensor) else found)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from threading import Thread
 
 import processes
 import pytest
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from peak_memory import SLACK, Case, measure
 
 import sparsetc as stc
+from sparsetc.options import Options
+from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 
 TORCH = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
@@ -173,3 +176,27 @@ def test_the_limit_bounds_the_peak(measured: Callable[[Case], list[tuple[int, in
     """The least limit that lets a call run, and each that does not, is not passed by more than what does not grow."""
     for limit, peak in measured(case):
         assert peak <= limit + SLACK, f"{case}: {peak:,} bytes at a limit of {limit:,}"
+
+
+def test_options_of_the_process_hold_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["sparsetc.options"], "_DEFAULT", Options())
+    monkeypatch.setattr(memory, "limit_of_process", None)
+    x, said = stc.eye(1000), []
+
+    def refused(limit: str | None = None) -> None:
+        try:
+            with stc.options(memory_limit=limit):
+                x.to_dense()
+        except stc.OutOfMemoryError as error:
+            said.append(str(error))
+
+    stc.set_options(memory_limit="1MB", plan="coo")
+    for limit in (None, "1GB"):
+        thread = Thread(target=refused, args=(limit,))
+        thread.start()
+        thread.join()
+    assert len(said) == 1
+    assert "the limit on cpu is 1,000,000" in said[0]
+    assert stc.compile("ij,j->i", x, torch.ones(1000)).plan.name == "coo"
+    with pytest.raises(stc.KeywordError, match="memory_limit"):
+        stc.set_options(memori_limit=1)  # type: ignore[call-arg]

@@ -242,9 +242,11 @@ def test_degrees() -> None:
     expected = torch.tensor([[0.75, 1 / 40**0.5, 0.0], [0.0, 0.1, 9 / 10**0.5], [0.0, 0.0, 1.0]])
     torch.testing.assert_close(stc.nn.normalized(x).to_dense(), expected)
     expected = torch.tensor([[0.75, 1 / 6.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(stc.nn.normalized(x, loops=False).to_dense(), expected)
+    torch.testing.assert_close(stc.nn.normalized(x, add_self_loops=False).to_dense(), expected)
     values = torch.tensor([3.0, 1.0, 0.0], requires_grad=True)  # of which the last row's sum is 0
-    (gradient,) = torch.autograd.grad(stc.nn.normalized(x.with_values(values), loops=False).values.sum(), values)
+    (gradient,) = torch.autograd.grad(
+        stc.nn.normalized(x.with_values(values), add_self_loops=False).values.sum(), values
+    )
     assert gradient.isfinite().all()
     torch.testing.assert_close(stc.nn.normalized(x.to(torch.int8)).values, stc.nn.normalized(x).values)
     modes = stc.nn.normalized(x.with_values(torch.stack((x.values, 2 * x.values), 1)))
@@ -316,7 +318,7 @@ def dense_attention(layer: stc.nn.GATConv, meets: torch.Tensor, sources: torch.T
     heads = layer.of_source.shape
     of_sources, of_targets = ((x @ layer.linear.weight.T).view(-1, *heads) for x in (sources, targets))
     scores = (of_targets * layer.of_target).sum(-1)[:, None] + (of_sources * layer.of_source).sum(-1)[None]
-    scores = torch.where(scores > 0, scores, layer.slope * scores).masked_fill(~meets[..., None], -torch.inf)
+    scores = torch.where(scores > 0, scores, layer.negative_slope * scores).masked_fill(~meets[..., None], -torch.inf)
     found = torch.einsum("ijh,jhr->ihr", torch.softmax(scores, 1).nan_to_num(0.0), of_sources)
     return found.flatten(1) + layer.bias
 
@@ -325,7 +327,7 @@ def dense_attention(layer: stc.nn.GATConv, meets: torch.Tensor, sources: torch.T
 @pytest.mark.parametrize(("targets", "sources"), [(9, 9), (6, 9), (9, 6)])
 def test_graph_attention(targets: int, sources: int, loops: bool) -> None:
     torch.manual_seed(0)
-    layer = stc.nn.GATConv(5, 4, heads=3, slope=0.7, loops=loops).double()
+    layer = stc.nn.GATConv(5, 4, heads=3, negative_slope=0.7, add_self_loops=loops).double()
     torch.nn.init.normal_(layer.bias)
     adjacency = graph()[:targets, :sources]
     x = torch.randn(9, 5, dtype=torch.float64)
@@ -396,7 +398,7 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
         edges = edges.unique(dim=1)
     theirs = GATConv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     torch.nn.init.normal_(theirs.bias)
-    layer = stc.nn.GATConv(5, 4, heads=3, slope=0.3, loops=loops).double()
+    layer = stc.nn.GATConv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     state = {"linear.weight": theirs.lin.weight, "bias": theirs.bias}
     layer.load_state_dict(state | {"of_source": theirs.att_src[0], "of_target": theirs.att_dst[0]})
     x = [torch.randn(n, 5, dtype=torch.float64, generator=g) for n in (sources, targets)]
@@ -710,3 +712,10 @@ def test_fused_layers_under_modes() -> None:
     for _ in range(2):
         with pytest.raises(IndexError):
             fused(x, wrong)
+
+
+def test_layers_check_their_keywords_when_they_are_made() -> None:
+    for layer, size in ((stc.nn.GraphConv, (3, 2)), (stc.nn.GATConv, (3, 2)), (stc.nn.SparseLinear, (stc.eye(3),))):
+        with pytest.raises(stc.KeywordError, match="precison"):
+            layer(*size, precison="high")
+        assert layer(*size, precision="high").settings == {"precision": "high"}

@@ -27,11 +27,29 @@ def test_a_notebook_runs_and_checks_itself(path, tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     notebook = read(path)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(BEFORE))
+    run(notebook, tmp_path)
+
+
+def run(notebook, folder_of_cells):
+    """Run all cells; an error of one is raised, with its source."""
     # Sockets are files of a short path: ports could be taken by another test between choice and use.
     with tempfile.TemporaryDirectory(prefix="sparsetc-") as folder:
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=os.path.join(folder, "kernel"))
-        client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
-        client.execute(cleanup_kc=True)  # ends the kernel; raises the error of a cell, with its source
+        resources = {"metadata": {"path": str(folder_of_cells)}}
+        client = NotebookClient(notebook, km=manager, timeout=300, resources=resources)
+        client.execute(cleanup_kc=True)  # ends the kernel
+
+
+def test_a_notebook_shows_pictures_and_entries(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    cells = ["import sparsetc as stc", "axes = stc.plot.spy(stc.eye(4))", "stc.eye(4)", "print(stc.eye(9) / 3)"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    run(notebook, tmp_path)
+    _, drawn, shown, printed = (cell.outputs for cell in notebook.cells)
+    assert ["image/png" in output.get("data", {}) for output in drawn] == [True]
+    assert "(0, 0)  1" in shown[0].data["text/html"]
+    assert printed[0].text.splitlines()[1:] == [*(f"  ({n}, {n})  0.333333" for n in range(6)), "  … 3 more"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

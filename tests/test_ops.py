@@ -59,8 +59,10 @@ def test_ttmc_any_order_any_mode(shape, mode):
 def test_ttm_and_ttv_keep_the_order_of_modes(shape, mode):
     x, letters = tensor(*shape), LETTERS[: len(shape)]
     m, v = matrix(shape[mode], 4), matrix(shape[mode])
-    result = stc.ttm(x, m, mode)
+    result = stc.ttm(x, m.T, mode)
     close(result, torch.einsum(f"{letters},{letters[mode]}r->{letters.replace(letters[mode], 'r')}", x.to_dense(), m))
+    of_factor = stc.ttm(x, m, mode, transpose=True)
+    assert torch.equal(*(r.to_dense() if isinstance(r, stc.SparseTensor) else r for r in (of_factor, result)))
     assert isinstance(result, stc.SparseTensor) == (len(shape) > 2)
     if isinstance(result, stc.SparseTensor):
         assert result.dense_order == (1 if mode == len(shape) - 1 else 0)
@@ -127,7 +129,7 @@ def test_mttkrp_takes_sparse_factors_for_one_mode_and_for_all(convert, which):
 def test_other_operations_take_sparse_operands():
     x, m = tensor(6, 5, 4), torch.where(matrix(6, 3) > 0, 1.0, 0.0).double()
     expected = torch.einsum("ijk,ir->rjk", x.to_dense(), m)
-    close(stc.ttm(x, stc.SparseTensor.from_dense(m), 0), expected)
+    close(stc.ttm(x, stc.SparseTensor.from_dense(m.T), 0), expected)
     close(stc.ttv(x, stc.SparseTensor.from_dense(m[:, 0]), 0), expected[0])
 
 
@@ -174,7 +176,7 @@ def x3():
             r"factors\[2\]",
         ),
         (lambda: stc.ttmc(x3(), [None, matrix(6), matrix(7, 2)], 0), stc.ShapeError, r"matrices\[1\]"),
-        (lambda: stc.ttm(x3(), matrix(6, 2), 0), stc.ShapeError, r"mode 0.*\(5, rank\)"),
+        (lambda: stc.ttm(x3(), matrix(6, 2), 0), stc.ShapeError, r"mode 0.*\(rank, 5\)"),
         (lambda: stc.ttv(x3(), matrix(6, 1), 1), stc.ShapeError, r"mode 1 must have shape \(6,\)"),
         (lambda: stc.spmm(x3(), matrix(6, 2)), stc.ShapeError, "must be a matrix"),
         (lambda: stc.spmm(tensor(5, 6), matrix(5, 2)), stc.ShapeError, "6 rows"),

@@ -199,24 +199,24 @@ def test_contract_accumulates(modes: Any, dtype: torch.dtype) -> None:
     plain = stc.contract(x, y, modes)
     torch.testing.assert_close(plain.to_dense(), expected)
     out = random_sparse(tuple(expected.shape), "random", dtype, 3)
-    found = stc.contract(x, y, modes, out=out, alpha=2.0, beta=-0.5)
+    found = stc.contract(x, y, modes, input=out, alpha=2.0, beta=-0.5)
     assert isinstance(found, stc.SparseTensor)
     assert found.is_coalesced
     torch.testing.assert_close(found.to_dense(), 2 * expected - 0.5 * out.to_dense())
-    again = stc.contract(x, y, modes, out=found, alpha=1.0, beta=1.0, drop_zeros=True)
+    again = stc.contract(x, y, modes, input=found, alpha=1.0, beta=1.0, drop_zeros=True)
     torch.testing.assert_close(again.to_dense(), 3 * expected - 0.5 * out.to_dense())
     torch.testing.assert_close(
-        stc.contract(x, y.to_dense(), modes, out=out.to_dense(), beta=1, output="dense"), expected + out.to_dense()
+        stc.contract(x, y.to_dense(), modes, input=out.to_dense(), beta=1, output="dense"), expected + out.to_dense()
     )
 
 
 def test_contract_refuses_what_does_not_fit() -> None:
     x, y = random_sparse((4, 5), "random", torch.float64), random_sparse((5, 6), "random", torch.float64)
-    with pytest.raises(stc.ShapeError, match=r"out must have the result's shape \(4, 6\), found \(6, 4\)"):
-        stc.contract(x, y, 1, out=random_sparse((6, 4), "random", torch.float64), beta=1)
-    with pytest.raises(stc.DtypeError, match="out must have the operands' dtype"):
-        stc.contract(x, y, 1, out=random_sparse((4, 6), "random", torch.float32), beta=1)
-    with pytest.raises(stc.EquationError, match="there is no out"):
+    with pytest.raises(stc.ShapeError, match=r"input must have the result's shape \(4, 6\), found \(6, 4\)"):
+        stc.contract(x, y, 1, input=random_sparse((6, 4), "random", torch.float64), beta=1)
+    with pytest.raises(stc.DtypeError, match="input must have the operands' dtype"):
+        stc.contract(x, y, 1, input=random_sparse((4, 6), "random", torch.float32), beta=1)
+    with pytest.raises(stc.EquationError, match="there is no input"):
         stc.contract(x, y, 1, beta=1)
     whole = [random_sparse(shape, "random", torch.int64) for shape in ((4, 5), (5, 6))]
     assert_matches(stc.contract(*whole, 1, alpha=3), "ij,jk->ik", [whole[0].with_values(3 * whole[0].values), whole[1]])
@@ -225,7 +225,7 @@ def test_contract_refuses_what_does_not_fit() -> None:
             stc.contract(*whole, 1, alpha=bad)
     nan = random_sparse((4, 6), "random", torch.float64)
     nan = nan.with_values(torch.full_like(nan.values, torch.nan))
-    assert not stc.contract(x, y, 1, out=nan, beta=0).values.isnan().any()  # as in BLAS, out is not read
+    assert not stc.contract(x, y, 1, input=nan, beta=0).values.isnan().any()  # as in BLAS, it is not read
 
 
 # --- memory, skew, sizes past 64 bits ---------------------------------------------------------------------------------

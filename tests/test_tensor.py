@@ -203,6 +203,7 @@ def test_properties_and_repr() -> None:
     assert (x.order, x.sparse_order, x.dense_order, x.nnz, x.density) == (2, 1, 1, 2, 0.5)
     text = repr(x)
     assert "\n" not in text
+    assert str(x).startswith(text)
     for part in ("(4, 3)", "nnz=2", "dense_order=1", "0.5", "float32", "cpu"):
         assert part in text
     with pytest.raises(AttributeError):
@@ -651,3 +652,13 @@ def test_complex_values_of_compressed_tensors_are_summed(layout: torch.layout, l
     a = torch.ones(2, dtype=torch.complex64)
     assert torch.allclose(stc.einsum("ab->", x), dense.sum())
     assert torch.allclose(stc.einsum("ab,ij,i->", x, y, a), dense.sum())
+
+
+def test_what_is_printed_has_the_first_entries() -> None:
+    x = SparseTensor([[0, 1], [2, 0]], torch.tensor([1 / 3, 2e9]), (2, 3))
+    assert str(x).split("\n")[1:] == ["  (0, 2)  0.333333", "  (1, 0)  2e+09"]
+    rows = x.with_values(torch.arange(16.0).view(2, 8))
+    assert str(rows).split("\n")[1] == "  (0, 2)  [0, 1, 2, 3, 4, 5, …]"
+    assert str(x > 1).split("\n")[1:] == ["  (0, 2)  False", "  (1, 0)  True"]
+    assert str(x * 1j).split("\n")[1] == "  (0, 2)  0+0.333333j"
+    assert str(SparseTensor([[], []], [], (0, 3))) == repr(SparseTensor([[], []], [], (0, 3)))

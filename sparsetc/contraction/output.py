@@ -194,13 +194,13 @@ Result = torch.Tensor | SparseTensor
 
 
 def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise unless `out` can be added to a result of this shape, dtype and device; before anything is computed."""
+    """Raise unless `contract`'s input can be added to a result of this shape, dtype and device, before it is made."""
     if not isinstance(out, SparseTensor | torch.Tensor):
-        raise DtypeError(f"out must be a SparseTensor or a torch tensor, found {type(out).__name__}")
+        raise DtypeError(f"input must be a SparseTensor or a torch tensor, found {type(out).__name__}")
     if tuple(out.shape) != shape:
-        raise ShapeError(f"out must have the result's shape {shape}, found {tuple(out.shape)}")
+        raise ShapeError(f"input must have the result's shape {shape}, found {tuple(out.shape)}")
     if out.dtype != dtype:
-        raise DtypeError(f"out must have the operands' dtype {dtype}, found {out.dtype}")
+        raise DtypeError(f"input must have the operands' dtype {dtype}, found {out.dtype}")
     if out.device != device:
         raise DeviceError(f"out is on {out.device}, the operands are on {device}")
 

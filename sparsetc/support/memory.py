@@ -23,6 +23,8 @@ MOST = 2**63 - 1
 """Bytes that no tensor passes, whatever the limit."""
 limit_in_force: ContextVar[int | None] = ContextVar("sparsetc_memory_limit", default=None)
 """The memory limit that `sparsetc.options` has set; None where it has set none."""
+limit_of_process: int | None = None
+"""That of all threads, which `sparsetc.set_options` has set."""
 SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
@@ -65,7 +67,8 @@ available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  #
 
 
 def _limit(limit: int | None) -> int | None:
-    return limit_in_force.get() if limit is None else limit
+    each = (limit, limit_in_force.get(), limit_of_process)
+    return next((one for one in each if one is not None), None)
 
 
 _limit._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as it has no context variables

@@ -237,7 +237,7 @@ def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tens
     except RuntimeError as error:
         if lacks_memory(error):
             raise
-        raise DtypeError(f"torch's {function.__name__} takes no such values: {error}") from None
+        raise DtypeError(f"torch's {function.__name__} takes no {operands[0].dtype}: {error}") from None
 
 
 def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str) -> SparseTensor:
@@ -480,7 +480,10 @@ def _before(of_x: torch.Tensor, of_y: torch.Tensor) -> Entries:
 
 
 def matmul(left: Any, right: Any) -> Any:
-    """``left @ right`` of which one is sparse, at least: matrices, vectors, and batches of matrices in front."""
+    """``left @ right`` of which one is sparse, at least: matrices, vectors, and batches of matrices in front.
+
+    By `einsum`'s rule a batch of sparse matrices times a dense one is sparse, as it keeps two of their modes.
+    """
     shapes = [tuple(getattr(x, "shape", ())) for x in (left, right)]
     a, b = map(len, shapes)
     if not a or not b:
@@ -492,5 +495,4 @@ def matmul(left: Any, right: Any) -> Any:
     first = (batch[len(batch) - a + 2 :] + "ij") if a > 1 else "j"
     second = (batch[len(batch) - b + 2 :] + "jk") if b > 1 else "j"
     result = batch + ("i" if a > 1 else "") + ("k" if b > 1 else "")
-    dense = any(isinstance(x, torch.Tensor) and x.layout == torch.strided for x in (left, right))
-    return Arithmetic._einsum_of(f"{first},{second}->{result}", left, right, output="dense" if dense else "auto")
+    return Arithmetic._einsum_of(f"{first},{second}->{result}", left, right)

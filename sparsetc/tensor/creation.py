@@ -216,18 +216,17 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
 
 @entry_point
 def rand(
-    shape: Sequence[int],
+    *shape: Any,
     density: float | None = None,
-    *,
     nnz: int | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
     device: Any = None,
 ) -> SparseTensor:
-    """Entries uniform in [0, 1), at positions anywhere, each as likely as another.
+    """Entries uniform in [0, 1), at positions anywhere, each as likely as another: ``rand((20, 30), 0.1)``.
 
     Args:
-        shape: sizes of the modes.
+        shape: sizes of the modes, as numbers; or in a tuple, which the density may follow.
         density: the share of positions that have an entry; 0.01 where ``nnz`` is not given either.
         nnz: the number of entries.
         generator: of random numbers, on the device.
@@ -247,9 +246,8 @@ def rand(
 
 @entry_point
 def randn(
-    shape: Sequence[int],
+    *shape: Any,
     density: float | None = None,
-    *,
     nnz: int | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
@@ -271,7 +269,7 @@ def _at(position: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
 
 def _anywhere(
     draw: Callable[..., torch.Tensor],
-    shape: Sequence[int],
+    shape: tuple[Any, ...],
     density: float | None,
     nnz: int | None,
     generator: torch.Generator | None,
@@ -279,6 +277,11 @@ def _anywhere(
     device: Any,
 ) -> SparseTensor:
     """Entries anywhere, with values that are drawn."""
+    if shape and not hasattr(shape[0], "__index__"):
+        shape, *density_too = shape
+        if len(density_too) > (density is None):
+            raise ShapeError(f"after a shape {tuple(shape)} comes one density, found {len(density_too)} arguments")
+        density = density_too[0] if density_too else density
     if density is not None and nnz is not None:
         raise ShapeError("a random tensor takes a density or nnz, not both")
     sizes, share = crd.checked_shape(shape), 0.01 if density is None else density

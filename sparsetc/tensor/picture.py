@@ -17,6 +17,8 @@ import torch
 
 from sparsetc.tensor import coords as crd
 
+FIRST = 6
+"""Entries that are shown as text, at most."""
 SIDE = 96
 """Pixels of a picture in a notebook, at most."""
 
@@ -41,12 +43,28 @@ def binned(coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, int], b
     return crd.histogram(key, prod(counts)).view(counts[0], counts[1])
 
 
-def as_html(title: str, rows: Mapping[str, Any], picture: torch.Tensor | None = None) -> str:
-    """Return a table of names and what they are, beside a picture of counts, as HTML."""
+def first_entries(coords: torch.Tensor, values: torch.Tensor) -> list[str]:
+    """Return coordinates and values of the first entries as text, a line each, and how many more there are."""
+    shown = zip(coords[:, :FIRST].T.tolist(), values[:FIRST].detach().tolist(), strict=True)
+    lines = [f"{tuple(place)}  {_as_text(value)}" for place, value in shown]
+    more = values.shape[0] - len(lines)
+    return [*lines, f"… {more:,} more"] if more else lines
+
+
+def _as_text(value: Any) -> str:
+    """A number in six digits, or the first of a list of them."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_text, value[:FIRST]))}{', …' if len(value) > FIRST else ''}]"
+    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
+
+
+def as_html(title: str, rows: Mapping[str, Any], picture: torch.Tensor | None = None, lines: Sequence[str] = ()) -> str:
+    """Return a table of names and what they are, beside a picture of counts and lines of text, as HTML."""
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(said))}</td></tr>" for name, said in rows.items())
     table = f"<table><caption><b>{escape(title)}</b></caption>{cells}</table>"
     if picture is None:
         return table
+    table += f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
     height, width = picture.shape
     scale = max(1, SIDE // max(height, width, 1))
     source = f"data:image/png;base64,{b64encode(as_png(picture)).decode()}"

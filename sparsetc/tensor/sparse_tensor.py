@@ -227,8 +227,14 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             f"dtype={self.dtype}, device={self.device}{labels})"
         )
 
+    def __str__(self) -> str:
+        from sparsetc.tensor.picture import first_entries  # where one is printed
+
+        lines = [] if self.device.type == "meta" else first_entries(self.coords, self._values)
+        return "\n  ".join([repr(self), *lines])
+
     def _repr_html_(self) -> str:
-        from sparsetc.tensor.picture import SIDE, as_html, binned  # in notebooks alone
+        from sparsetc.tensor.picture import SIDE, as_html, binned, first_entries  # in notebooks alone
 
         nbytes = self._pattern.coords.nbytes + self._values.nbytes
         blocks = {"blocks of": " × ".join(map(str, self.blocksize))} if self.blocksize else {}
@@ -236,7 +242,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
         rows |= {"modes": ", ".join(self._pattern.labels)} if self._pattern.labels else {}
         picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)
-        return as_html("SparseTensor", {**rows, "device": self.device}, picture)
+        lines = first_entries(self.coords, self._values)
+        return as_html("SparseTensor", {**rows, "device": self.device}, picture, lines)
 
     # ---- what it is not, though Python or numpy would take it for one -------------------------------------------
 
