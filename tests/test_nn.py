@@ -406,7 +406,7 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
     if targets == sources:
         torch.testing.assert_close(layer(adjacency, x[0]), theirs(x[0], edges))
     second = GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
-    layer2 = stc.nn.GATv2Conv(5, 4, heads=3, slope=0.3, loops=loops).double()
+    layer2 = stc.nn.GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     names = {"of_source": "lin_l", "of_target": "lin_r"}
     state = {
         f"{name}.{kind}": getattr(getattr(second, of), kind)
