@@ -138,8 +138,8 @@ def test_a_full_tensor_is_multiplied_densely_on_a_cpu() -> None:
     x = half_full(400, 400, 0.39).reshape(20, 20, 20, 20)
     operands = [torch.rand(20, 20) for _ in range(4)]
     kernel = stc.compile("pqrs,pi,qj,rk,sl->ijkl", x, *operands)
-    assert kernel.plan.name == "steps"
-    assert kernel.plan.path[0] == (0,)  # it is made dense, and no step passes over its nonzeros
+    # Whole or in steps it is made dense first, and nothing passes over its nonzeros.
+    assert kernel.plan.name == "dense" or kernel.plan.path[0] == (0,)
     torch.testing.assert_close(
         kernel(*operands), torch.einsum("pqrs,pi,qj,rk,sl->ijkl", x.to_dense(), *operands), rtol=1e-4, atol=1e-4
     )
