@@ -168,7 +168,7 @@ def operations_are_those_of_one_process(mesh: Any, folder: Path) -> None:
     calls: list[tuple[Callable[..., Any], Any, Any, list[Any]]] = [
         *((stc.mttkrp, x, s, [factors, m]) for m in range(3)),
         (stc.ttmc, x, s, [factors, 1]),
-        (stc.ttm, x, s, [factors[2], 2]),
+        (stc.ttm, x, s, [factors[2].T, 2]),
         (stc.ttv, x, s, [dense(SHAPE[0]), 0]),
         (stc.spmm, y, t, [factors[1]]),
         (stc.sddmm, y, t, [factors[0], factors[1]]),
