@@ -12,7 +12,7 @@ from mixed_mode_cases import crossed
 
 import sparsetc as stc
 from sparsetc.packing.base import Packed
-from sparsetc.planner import workload
+from sparsetc.contraction import contraction
 
 MANY = 10**12
 """A memory limit that everything fits."""
@@ -206,8 +206,8 @@ def test_mttkrp_of_all_modes(settings: dict[str, Any]) -> None:
 
 def test_mttkrp_of_all_modes_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
-    together = workload.choose_together
-    monkeypatch.setattr(workload, "choose_together", lambda *a: planned.append(1) or together(*a))
+    together = contraction.choose_together
+    monkeypatch.setattr(contraction, "choose_together", lambda *a: planned.append(1) or together(*a))
     x = random_sparse((7, 9, 5), "random", torch.float64)
     for _ in range(2):
         stc.mttkrp(x, factors(x))
