@@ -11,8 +11,8 @@ from cases import assert_matches, densified, mttkrp, random_sparse, random_value
 from mixed_mode_cases import crossed
 
 import sparsetc as stc
-from sparsetc.packing.base import Packed
 from sparsetc.contraction import contraction
+from sparsetc.packing.base import Packed
 
 MANY = 10**12
 """A memory limit that everything fits."""

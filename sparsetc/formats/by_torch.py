@@ -25,6 +25,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import describe, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
+from sparsetc.tensor.sums import accumulator
 
 PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
@@ -51,9 +52,9 @@ def _sampled(problem: Problem) -> Candidate:
     precision = {DOTS["highest"]: "ieee", ROUNDED: DOTS["high"]}.get(problem.precision, problem.precision)
     storage, nnz = Storage(leaf=tuple(range(problem.order))), problem.counts.nnz
     part = Part("positions", storage, Schedule(dot=True, precision=precision), nnz)
-    made = problem.itemsize * prod(problem.shape)
-    if made > problem.memory:
-        raise _refusal(problem, f"the product takes {made:,} bytes, the limit is {problem.memory:,}")
+    made = accumulator(problem.dtype).itemsize * prod(problem.shape)
+    if made > problem.memory // 2:  # a library's product may take as much beside it
+        raise _refusal(problem, f"the product takes {made:,} bytes, more than half of the limit, {problem.memory:,}")
     return _priced(problem, part, Statistics(1, 1, nnz, nnz, problem.itemsize))
 
 
