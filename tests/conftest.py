@@ -1,14 +1,16 @@
 """What every test shares: a folder of generated source, time for hypothesis, and no collection of tests as garbage.
 
-The folder is kept from run to run, as Triton's own is, so that numba's machine code is compiled once. A user's own is
-not touched: what it holds must not decide whether tests pass.
+The folder is kept from run to run, as Triton's own is, so that numba's machine code is compiled once; each process has
+one of its own. A user's is not touched: what it holds must not decide whether tests pass.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,16 @@ settings.register_profile(
 )
 settings.load_profile("sparsetc")
 
-_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsetc-tests"
+_worker = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}{os.environ.get('TRITON_INTERPRET', '')}"
+_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsetc-tests" / _worker
 _folder.mkdir(0o700, parents=True, exist_ok=True)
+shutil.rmtree(_folder / "tuning", ignore_errors=True)  # what a run has measured decides none after it
 os.environ["SPARSETC_CACHE_DIR"] = str(_folder)
 
 from sparsetc.contraction import passing  # noqa: E402
+from sparsetc.support import memory  # noqa: E402
 
+options = import_module("sparsetc.options")  # whose name in the package is the function's
 passing.TURNS = 1 << 62  # or equations that come again, of other patterns, would have no kernels
 
 collect_ignore = []
@@ -74,7 +80,11 @@ def blocks_kept() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _settings_are_restored() -> Iterator[None]:
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    chosen = options._DEFAULT
     yield
+    if options._DEFAULT is not chosen:  # by `set_options`
+        options._DEFAULT, memory.limit_of_process = chosen, chosen.memory_limit
+        options.latest.number = options._numbered(chosen)
     torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)  # which numba changes as it first runs in parallel, for pyttb from 100,000 values on
 
