@@ -135,7 +135,7 @@ def map_entries(
 
 
 class _Inputs:
-    """What a function is given.
+    """Arguments of a function of entries.
 
     Attributes:
         products: name -> table of rows and table of columns.

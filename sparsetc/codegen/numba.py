@@ -244,7 +244,7 @@ class NumbaPrinter(Writer, Lines):
         return factor
 
     def rearranged(self, tile: ir.Tile) -> bool:
-        """Whether the output has the elements of a tile in another order than vectors have them."""
+        """Return True if the output has the elements of a tile in another order than vectors have them."""
         readers = self.readers[tile.name.removesuffix("_before")]
         return not self.stores_vectors and any(isinstance(s, ir.Add) for s in readers)
 

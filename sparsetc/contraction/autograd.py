@@ -359,11 +359,11 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     _, pattern, values = with_values[0] if with_values else (None, None, None)
     together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
     if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
-        again = values is None or captured(values)
-        packs = [made.leaf.packed_values if again else made.leaf.kept_values for made, *_ in jobs]
         return [
-            made.leaf.packed_values(None) if own is None else pack(own)
-            for pack, (made, _, own, _) in zip(packs, jobs, strict=True)
+            made.leaf.packed_values(job_values)
+            if job_values is None or captured(job_values)
+            else made.leaf.kept_values(job_values)
+            for made, _, job_values, _ in jobs
         ]
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))

@@ -71,7 +71,7 @@ class Output:
 
     @property
     def joined_strides(self) -> tuple[int, ...] | None:
-        """The same, by which the dense sizes are one dimension too."""
+        """Return `strides` where the dense sizes are one dimension too; None elsewhere."""
         return self._strides(joined=True)
 
     def _strides(self, joined: bool) -> tuple[int, ...] | None:

@@ -24,7 +24,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
-from sparsetc.ir.nest.coordinates import Computed, Position, parsed
+from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
@@ -59,11 +59,7 @@ class Dense:
         Raises:
             FormatError: the shape has more positions than any device holds.
         """
-        if prod(shape) > MOST:
-            raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        position, strides = Position("nonzero"), _strides(shape, storage)
-        texts = [f"{{p}} // {strides[m]} % {max(1, n)}" for m, n in enumerate(shape)]
-        return runs(leaf=tuple([Computed(m, parsed(text, position)) for m, text in enumerate(texts)]))
+        return at_positions(shape, storage, Position("nonzero"))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Find the nonzero of each position, -1 for none; raises `FormatError` where two have the same position."""
@@ -101,6 +97,19 @@ class Dense:
             rows=target.rows,
             whole=True,
         )
+
+
+def at_positions(shape: tuple[int, ...], storage: Storage, position: Expression) -> Nest:
+    """Return one run of entries whose coordinates follow from their positions in the dense tensor.
+
+    Raises:
+        FormatError: the shape has more positions than any device holds.
+    """
+    if prod(shape) > MOST:
+        raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
+    strides = _strides(shape, storage)
+    texts = [f"{{p}} // {strides[m]} % {max(1, n)}" for m, n in enumerate(shape)]
+    return runs(leaf=tuple([Computed(m, parsed(text, position)) for m, text in enumerate(texts)]))
 
 
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:

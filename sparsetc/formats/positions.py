@@ -11,18 +11,19 @@ values. What stands at other positions is not read: an infinity or NaN there is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
 import torch
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats.dense import MOST, DenseProduct, ProductCost, setting_of
+from sparsetc.errors import PlanError
+from sparsetc.formats.dense import DenseProduct, ProductCost, at_positions, setting_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
-from sparsetc.ir.nest.coordinates import Computed, Lookup, Position, parsed
-from sparsetc.ir.nest.nest import ITEM, Nest, runs
+from sparsetc.ir.nest.coordinates import Lookup, Position
+from sparsetc.ir.nest.nest import ITEM, Nest
 from sparsetc.ir.plan import Part, Storage
 from sparsetc.ir.program.cost import SECTOR, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
@@ -48,12 +49,7 @@ class Positions:
         Raises:
             FormatError: the shape has more positions than any device holds.
         """
-        if prod(shape) > MOST:
-            raise FormatError(f"a dense tensor of shape {tuple(shape)} has {prod(shape):,} positions, {MOST:,} at most")
-        position = Lookup("word", Position("nonzero"))
-        strides = [prod([max(1, n) for n in shape[mode + 1 :]]) for mode in range(len(shape))]
-        texts = [f"{{p}} // {stride} % {max(1, n)}" for stride, n in zip(strides, shape, strict=True)]
-        return runs(leaf=tuple([Computed(mode, parsed(text, position)) for mode, text in enumerate(texts)]))
+        return at_positions(shape, Storage(), Lookup("word", Position("nonzero")))
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Number the positions; nothing is sorted, and values stay as they are."""
@@ -94,9 +90,15 @@ def sides_of(bound: Bound) -> tuple[Operand, Operand] | None:
     letters = e.sparse_indices
     if len(operands) != 2 or e.free or len(set(letters)) < len(letters) or e.kept != letters:
         return None
-    left, right = sorted(operands, key=lambda o: letters[:1] != o.rows[:1])
+    left, right = _in_order(operands, letters)
     alike = left.axes == right.axes != ()
     return (left, right) if alike and left.rows and right.rows and left.rows + right.rows == letters else None
+
+
+def _in_order(operands: Sequence[Operand], letters: tuple[str, ...]) -> tuple[Operand, Operand]:
+    """Return the operand with a result's first mode, and the other."""
+    left, right = sorted(operands, key=lambda o: letters[:1] != o.rows[:1])
+    return left, right
 
 
 class SampledCost(ProductCost):
@@ -149,8 +151,7 @@ class SampledProduct(DenseProduct):
     @property
     def sides(self) -> tuple[Operand, Operand]:
         """The operands with the result's first modes and with its last."""
-        left, right = sorted(self.operands, key=lambda o: self.letters[:1] != o.rows[:1])
-        return left, right
+        return _in_order(self.operands, self.letters)
 
     @property
     def is_product(self) -> bool:

@@ -27,7 +27,7 @@ SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5",
 """What ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
 READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
-"""What ``read`` understands."""
+"""Suffixes that ``read`` understands."""
 
 
 def read(

@@ -28,7 +28,7 @@ from sparsetc.tensor.inputs import NAMED
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FROM_0 = "; of a file that counts from 0: t = numpy.loadtxt(path); SparseTensor(t[:, :-1].T.astype(int), t[:, -1])"
-"""What to do with a file of coordinates that this reader does not take."""
+"""Advice for a file of coordinates that this reader does not take."""
 LINES = 50_000
 """Lines formatted at a time."""
 LONGEST = 24

@@ -322,7 +322,7 @@ class Tasks:
 
     @property
     def _sparse_rows(self) -> bool:
-        """Whether results are found row by row: they fit, and a row has few words of columns for each of its tasks."""
+        """True if results are found row by row: they fit, and a row has few words of columns for each of its tasks."""
         join, room = self.join_order.join, 8 * self.join_order.join.most_results
         few = join.rows * join.columns <= ROW_WORDS * self.join_order.tasks
         return self.fits and few and room <= self.budget.limit / 4
