@@ -223,6 +223,9 @@ class TritonPrinter(Writer):
             for letter, stride in group:
                 leaf = self.p.view.level_of(self.p.letters.index(letter)) == LEAF
                 name = f"{names.at(letter)}{self.copy if leaf else ''}{cast}"
+                if text and before % stride:  # further apart than the letter before it: a term of its own
+                    laid_out.append(placed(text, depends_on, axes, before))
+                    text = ""
                 text = f"({text})" if " + " in text else text
                 text = f"{text} * {before // stride} + {name}" if text else name
                 before = stride

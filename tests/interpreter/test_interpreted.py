@@ -145,7 +145,7 @@ def test_a_kernel_whose_file_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["coo", "rows", "fiber", "hls", "window"])
-@pytest.mark.parametrize("equation", ["ij,bjr->bir", "ijk,bjr,kr->bir"])
+@pytest.mark.parametrize("equation", ["ij,bjr->bir", "ijk,bjr,kr->bir", "ijk,kbjr->bir", "ijk,kjr,br->bir"])
 def test_operands_and_results_lie_in_their_own_order(equation: str, plan: str) -> None:
     """No table is copied whose rows are only further apart, and a result is contiguous, unless sums have an order."""
     problem = Problem(equation, {"i": 9, "j": 7, "k": 5, "b": 3, "r": 16})
@@ -154,4 +154,6 @@ def test_operands_and_results_lie_in_their_own_order(equation: str, plan: str) -
     assert program.strides
     kernel = run(problem, output="dense", deterministic=True)
     assert not kernel.programs[0].strides
-    assert stc.einsum(equation, *problem.operands(), plan=plan, output="dense").is_contiguous()
+    result = stc.einsum(equation, *problem.operands(), plan=plan, output="dense")
+    assert result.is_contiguous()
+    assert_matches(result, equation, problem.operands())
