@@ -489,7 +489,8 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            return max(busy, alone, self._waited(busy, statistics, profile))
+            before_last = busy * (1 - 1 / self.slabs)  # slabs follow one another, each with its longest programs
+            return max(busy, alone, before_last + self._waited(busy, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
