@@ -39,7 +39,7 @@ from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, single
+from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, rounds, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
@@ -214,8 +214,10 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
     """What packing nonzeros as fibers of this storage is expected to give."""
     fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
     statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
-    cut = 0 < storage.max_item_nnz < counts.longest(storage.item)
-    return replace(statistics, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
+    item, fiber = counts.longest(storage.item), counts.longest((*storage.item, *storage.lane))
+    chain = min(statistics.chain, max(1, rounds(max(fiber, item // storage.lanes), schedule)))
+    cut = 0 < storage.max_item_nnz < item
+    return replace(statistics, chain=chain, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
 
 
 # -- a row a lane -----------------------------------------------------------------------------------------------------
@@ -241,8 +243,8 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
     row = counts.longest(problem.kept)
-    split, rounds = bool(longest) and row > longest, row // schedule.unroll
-    chain = min(expected.chain, rounds) if longest else rounds
+    split, chain = bool(longest) and row > longest, rounds(row, schedule)
+    chain = min(expected.chain, chain) if longest else chain
     expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
 

@@ -114,8 +114,13 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
     lanes = pieces + (rows * width // 2 if width > 1 else 0)
     stored = int(nnz * 1.05) if width > 1 else nnz
     items = min(items_of(stored, rows, most), max(1, lanes // width + rows))
-    chain = max(longest, most // width) // schedule.unroll if most or longest else 0
+    chain = rounds(max(longest, most // width) if most or longest else 0, schedule)
     return Statistics(items, lanes, stored, nnz, problem.itemsize, chain=chain)
+
+
+def rounds(steps: int, schedule: Schedule) -> int:
+    """Rounds of loads of so many steps over lanes: half are taken together; in the others shorter lanes are masked."""
+    return (steps // schedule.unroll + steps // schedule.masked_unroll) // 2
 
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:

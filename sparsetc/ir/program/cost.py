@@ -489,8 +489,10 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            before_last = busy * (1 - 1 / self.slabs)  # slabs follow one another, each with its longest programs
-            return max(busy, alone, before_last + self._waited(busy, statistics, profile))
+            # Slabs follow one another, each with its longest programs; those that all run at once do not.
+            at_once = profile.warps * 8 / self.p.schedule.warps
+            last = busy * max(1 / self.slabs, min(1.0, at_once / (self.programs * max(1, statistics.items))))
+            return max(busy, alone, busy - last + self._waited(last, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
