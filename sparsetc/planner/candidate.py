@@ -67,13 +67,11 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, the cheapest first, those that do not fit last; of plans that are not told apart the simplest."""
+    """The candidates, the cheapest first, those that do not fit last; rather than tiles what is not told apart."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
-    if near:
-        simplest = min(near, key=lambda c: len(c.plan.parts))
-        order = [simplest, *(c for c in order if c is not simplest)]
-    return order
+    least = order[0].total or 0.0
+    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])
+    return [first, *(c for c in order if c is not first)]
 
 
 def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
