@@ -133,7 +133,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapp
 
 
 def sharded_of(args: tuple[Any, ...]) -> Any:
-    """The first operand that lies on several processes, which compiles einsums of itself; None if there is none."""
+    """Return the first operand that is sharded over processes, or None; its class compiles einsums of its own."""
     for operand in args:
         if "_einsum" in type(operand).__dict__:
             return operand

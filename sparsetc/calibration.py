@@ -105,12 +105,12 @@ def table(found: DeviceProfile) -> str:
 
 
 def measured_loops() -> dict[str, dict[str, float]]:
-    """Return the seconds that native loops, and torch's programs, take for what `Cost.loops` counts."""
+    """Measure native loops and torch's programs. Return the seconds of each count of `Cost.loops`."""
     return {runner: fitted(list(timed(backend))) for runner, backend in (("native", "numba"), ("torch", "torch"))}
 
 
 def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:
-    """Yield the counts of what each kernel does, and the seconds that it takes."""
+    """Yield (counts, seconds) of each kernel of the calibration set."""
     generator = np.random.default_rng(0)
     for shape in TENSORS:
         coords = np.unique(np.stack([generator.integers(0, n, NONZEROS) for n in shape]), axis=1)
@@ -146,7 +146,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def fitted(kernels: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
-    """Return the seconds of each count, none below 0, whose sums are off by the least share of what kernels took.
+    """Fit non-negative seconds a count to the kernels' times by least relative error.
 
     Of a call itself it is what it takes beyond a launch. Steps are those by which Lee and Seung factor matrices.
     """

@@ -35,7 +35,7 @@ class EquationError(SparsetcError, ValueError):
 
 
 class KeywordError(SparsetcError, TypeError):
-    """A keyword that the function does not take; the message names the nearest that it takes.
+    """Raised for an unknown keyword argument; the message names the nearest known one.
 
     Examples:
         >>> stc.einsum("ij,j->i", stc.eye(3), torch.ones(3), precison="high")
@@ -55,7 +55,7 @@ class ShapeError(SparsetcError, ValueError):
 
 
 class DtypeError(SparsetcError, TypeError):
-    """A dtype that cannot be computed with, or dtypes that must agree and do not.
+    """Raised for an unsupported dtype, or for dtypes that must be equal and differ.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3, dtype=torch.float64))
@@ -95,7 +95,7 @@ class CoordinateError(FormatError, IndexError):
 
 
 class PlanError(SparsetcError, ValueError):
-    """A plan that is not known, or that does not apply to this einsum.
+    """Raised for an unknown plan, or for a plan that does not apply to this einsum.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3), plan="fastest")
@@ -125,7 +125,8 @@ class OutOfMemoryError(SparsetcError, MemoryError):
 
 
 class DistributedError(SparsetcError, RuntimeError):
-    """Ranks that were given different arguments, of which some failed, or that lost each other; it names them.
+    """Raised if ranks have different arguments, if some failed, or if the connection was lost; the message names the
+    ranks.
 
     Examples:
         >>> stc.einsum("ij->ij", stc.distributed.shard(stc.eye(3)), drop_zeros=True)
@@ -135,7 +136,8 @@ class DistributedError(SparsetcError, RuntimeError):
 
 
 class TransformError(SparsetcError, NotImplementedError):
-    """Gradients in batches, which autograd asks for as if for one, or a traced graph whose kernel is gone.
+    """Raised for an unsupported transform: batched gradients, gradients of a stream, or a traced graph without its
+    kernel.
 
     Examples:
         >>> stc.stream("ij,j->i", stc.eye(3), torch.ones(3, requires_grad=True))

@@ -135,7 +135,7 @@ class PairReport(StepReport):
     shares: tuple[tuple[int, int], ...] = ()
 
     def details(self) -> list[str]:
-        """What meets, and what comes of it."""
+        """Return lines on the operands' roles, the pairs that meet, and the result."""
         r, c, k = self.block
         lines = [
             f"roles    {self.roles or 'none'}",

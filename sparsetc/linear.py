@@ -20,7 +20,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 class Steps(NamedTuple):
-    """When conjugate gradients end, and the settings of their products."""
+    """The stopping rule of conjugate gradients, and the settings of their products."""
 
     tol: float
     n_iter_max: int

@@ -173,7 +173,7 @@ class SparseLinear(nn.Module):
         return {**self.__dict__, "_kernels": {}}
 
     def extra_repr(self) -> str:
-        """What is printed of the layer."""
+        """Return sizes, number of nonzeros and bias for printing."""
         nnz, *blocksize = self.values.shape
         blocks = f", blocksize={tuple(blocksize)}" if blocksize else ""
         return (

@@ -429,7 +429,7 @@ def _matrix(a: Any, name: str, other: Any = None) -> SparseTensor:
 
 
 def _call(name: str) -> str:
-    """How an operation is called."""
+    """Return the call of an operation as text."""
     named = [p.name for p in signature(OPERATIONS[name]).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return f"{name}({', '.join(named)})"
 

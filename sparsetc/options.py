@@ -1,4 +1,4 @@
-"""What a user may set once instead of at every call: `options`, a context manager, safe between threads.
+"""`options`: settings made once instead of at every call, by a context manager that is safe between threads.
 
 In: keyword arguments. Out: an `Options` record read where a plan is made. Environment variables give the defaults of
 three of them: ``SPARSETC_CACHE_DIR``, ``SPARSETC_BACKEND`` and ``SPARSETC_TUNE``.
@@ -38,7 +38,7 @@ Reduction: TypeAlias = Literal["sum", "mean", "amax", "amin", "prod"]
 
 
 class Settings(TypedDict, total=False):
-    """Type the ``**settings`` of public functions, which mean what `options` says; None sets nothing.
+    """Types of the ``**settings`` of public functions, as `options` describes them; None sets nothing.
 
     `device` is of `options` alone, and `gather` of einsums of a `distributed.Sharded` operand; the others refuse it.
     """
@@ -56,7 +56,7 @@ class Settings(TypedDict, total=False):
 
 
 class EinsumSettings(Settings, total=False):
-    """Settings of functions that hand them to `einsum`; below, with the ``output=`` that says what is returned."""
+    """Types of the settings of functions that pass them to `einsum`."""
 
     drop_zeros: bool
 
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def asks(self) -> bool:
-        """Whether a plan, a path, sums in one order, a limit, a backend or a search were asked for."""
+        """True if a plan, path, deterministic sums, memory limit, backend or search was set."""
         settings = self.plan, self.path, self.deterministic, self.memory_limit, self.backend, self.tune
         return settings != ("auto", None, False, None, None, None)
 
@@ -114,7 +114,8 @@ class Options:
         return {"auto": usual, "numba": "torch"}.get(self.named_backend, self.named_backend)
 
     def effective_native(self, device: torch.device) -> str:
-        """Which programs of torch run as native loops: ``none``, those whose ``price`` is lower, or ``all`` that can.
+        """Return the torch programs to run as native loops: ``none``, ``price`` for those priced lower, or ``all``
+        possible.
 
         Raises:
             PlanError: native loops were named, and numba is not installed or the operands are on a GPU.
@@ -145,7 +146,7 @@ class Options:
         return "now", seconds
 
     def memory_on(self, device: torch.device) -> int:
-        """Bytes that may be taken on a device: the limit that was set, or what is available now."""
+        """Return the bytes that may be allocated on a device: the limit if set, else the memory available now."""
         return available_memory(device) if self.memory_limit is None else self.memory_limit
 
 
@@ -189,7 +190,7 @@ def in_force(chosen: Options) -> Iterator[Options]:
 
 
 class Latest:
-    """What tells the options apart that this process set last, for graphs that are traced with them as constants.
+    """The number of the options last set in this process, by which traced graphs notice a change of settings.
 
     Attributes:
         traced: settings of the blocks that Dynamo is tracing now; none while anything runs.

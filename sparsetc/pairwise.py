@@ -83,7 +83,7 @@ def _computed(
 
 
 class Traced(NamedTuple):
-    """What a node of a graph stands for: the arguments of `computed` that are no tensors."""
+    """The constants of a graph node: the arguments of `computed` other than tensors."""
 
     body: Body
     pairs: Pairs

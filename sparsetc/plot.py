@@ -242,7 +242,7 @@ def _image(one: Any, cells: torch.Tensor, shape: Sequence[int], modes: tuple[int
 
 
 def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
-    """Return what stands beside points: the similarity, or the first and last of points that are drawn in one place."""
+    """Label each group of points at about one place by its similarity, or by the first and last of the group."""
     places: list[list[BlockingPoint]] = []
     for p in points:
         near = places[-1][0] if places else None

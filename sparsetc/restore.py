@@ -1,4 +1,4 @@
-"""How objects are made again from what they pickle as.
+"""Functions that restore objects from their pickles.
 
 `saved` publishes these functions as ``sparsetc.support.pickles.…``, the names that files have; importing this module
 is what makes them known. Nothing else calls them.
@@ -117,7 +117,7 @@ def kernel(
 
 @saved
 def tree(text: str) -> Tree:
-    """What is multiplied, contracted and summed, in which order."""
+    """Restore a `Tree` from its text."""
     return parse_tree(text)
 
 

@@ -259,7 +259,7 @@ def _traced(
 
 
 def _number(pattern: Any) -> tuple[str, int] | None:
-    """Return what a graph knows a pattern by; None of what it does not know."""
+    """Return the identity of a pattern in a graph; None if the object has none."""
     if pattern is None:
         return "all", 0
     if isinstance(pattern, masks.Mask):

@@ -228,7 +228,7 @@ class Programs:
         return [*counts, *pointers], places
 
     def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
-        """What Triton is told of a launch beside its arguments; registers where all parts say the same."""
+        """Return Triton's launch options; a limit of registers only if all parts have the same."""
         first, registers = self.programs[group[0]].schedule, {self.programs[n].schedule.registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
         return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
@@ -365,14 +365,14 @@ def is_interpreted(kernel: Any) -> bool:
 
 
 def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: str) -> torch.dtype:
-    """How a part's values are stored, those of the operands being of `dtype`."""
+    """Return the dtype in which a part's values are stored, for operands of `dtype`."""
     if backend != "triton":
         return accumulator(dtype)
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
 
 
 def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
-    """(number of a dense operand, what is made of it) of each table that programs are given, in order."""
+    """Return (number of a dense operand, its conversion) of each table argument of the programs, in order."""
     numbers = {o.name: n for n, o in enumerate(programs[0].operands)}
     return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 

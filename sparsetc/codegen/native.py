@@ -34,7 +34,7 @@ RANGES = 4
 
 @lru_cache(maxsize=1)
 def _vectors() -> str:
-    """Return the text of the functions that native loops call, which are compiled into them."""
+    """Return the source of the vector functions that are compiled into native loops."""
     from sparsetc.runtime import vectors
 
     return Path(vectors.__file__).read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def functions(module: ModuleType, programs: Sequence[TileProgram], source: str, 
 
 
 class Threads:
-    """Threads of Python that run native functions; a forked child, which has none of its parent's, makes its own."""
+    """A pool of Python threads for native functions. A forked child makes a new one."""
 
     def __init__(self) -> None:
         self._renew()

@@ -193,7 +193,7 @@ class NumbaPrinter(Writer, Lines):
             self.factors[name] = (Factor("values", strides, f"tile * {kind.volume}"),)
 
     def gather(self, s: ir.Gather) -> None:
-        """Where rows of a dense operand begin, or a number of it."""
+        """Print the address of rows of a dense operand, or the load of one number."""
         o, decodes = s.operand, self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
         begin = self.row(o.rows, [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))])
@@ -228,11 +228,11 @@ class NumbaPrinter(Writer, Lines):
 
     @property
     def decodes(self) -> dict[str, ir.Decode]:
-        """The statement that reads the coordinate which addresses rows, by letter."""
+        """Return by letter the statement that reads a row's coordinate."""
         return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
 
     def held(self, tile: ir.Tile) -> Factor:
-        """Where a tile that the program makes is kept: in a number, in registers, or in a local array."""
+        """Return where a tile of the program is kept: in a number, in registers, or in a local array."""
         axes = tile.within
         strides = tuple((c, self.p.elements(axes[n + 1 :])) for n, c in enumerate(axes))
         vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
@@ -323,7 +323,7 @@ def inputs_of(s: ir.Statement) -> tuple[ir.Tile, ...]:
 
 
 def level_of(s: ir.Statement) -> int:
-    """The level at which a statement stands that reads tiles."""
+    """Return the level of a statement that reads tiles."""
     return s.key.level if isinstance(s, ir.Add) else max(t.level for t in inputs_of(s))
 
 

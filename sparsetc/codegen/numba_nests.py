@@ -119,7 +119,7 @@ class Lines:
         self.indent -= bool(head)
 
     def variable(self, called: str, text: str = "") -> str:
-        """A name that no other variable has, to which a text is assigned."""
+        """Return a new variable name, and print the assignment of `text` to it."""
         self.variables += 1
         name = f"{called}{self.variables}"
         if text:
@@ -273,7 +273,7 @@ class Nest:
             self.lines.put(f"{total(piece)} += {' * '.join(filter(None, elements))}")
 
     def statement(self, at: At, piece: Piece, elements: Sequence[str]) -> None:
-        """Print what stores a product, or adds it to what is there."""
+        """Print the statement that stores a product or adds it to the result."""
         out, vector = self.out, self.vector if self.vector in self.out.axes else ""
         value = " * ".join(filter(None, elements)) or f"{self.p.output}.dtype.type(1)"
         if not out.in_array:

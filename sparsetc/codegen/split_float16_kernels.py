@@ -1,4 +1,4 @@
-"""Kernels that split float32 values into float16 halves; `codegen.split_float16` says what those are, and launches.
+"""Kernels that split float32 values into two float16 halves; `codegen.split_float16` launches them.
 
 In: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile is in;
 `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch

@@ -154,7 +154,7 @@ def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[st
 
 
 def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-    """The product, summed over the axes that it is not to have: an einsum, in which rows are one more letter."""
+    """Return the product of tiles, summed over all axes but `axes`: an einsum with one more letter for rows."""
     letters = {a.letter: a.letter for a in printer.p.axes if len(a.letter) == 1}
     free = (c for c in reversed(ascii_letters) if c not in letters)
     letters |= {name: next(free) for name in ("", *(a.letter for a in printer.p.axes if a.letter not in letters))}

@@ -33,7 +33,7 @@ COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
 
 
 def rows_of(program: TileProgram, level: int) -> int:
-    """The level whose positions are the rows of what is made at a level: positions along a side make no rows."""
+    """Return the level whose positions are the rows of a tile made at `level`; positions along a side make no rows."""
     return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
@@ -73,7 +73,9 @@ class TorchPrinter(Writer):
         self.out.append("        " + text)
 
     def offsets(self, level: int) -> str:
-        """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
+        """Return the offsets within the chunk at which the rows of a level begin, for each row above, and the end of
+        the last.
+        """
         view, (first, end) = self.p.view, ENDS[level]
         if view.items.size and view.levels[0]:
             begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.items.size})"
@@ -254,7 +256,7 @@ Range = tuple[int, int, int, int, int, int]
 
 
 def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[Range]:
-    """Ranges of whole items, or of one item that holds all nonzeros, that make about so many elements each."""
+    """Cut a part into ranges of whole items, or of nonzeros of its only item, that make about `most` elements each."""
     view, per = program.view, elements(program)
     items, stored, chunk = arrays.items, arrays.stored, program.view.items.size
     if items == 0:
@@ -284,7 +286,7 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 
 
 def few(program: TileProgram, arrays: PartArrays) -> bool:
-    """Whether a program makes so few elements that other threads would cost more than they save."""
+    """True if a program makes so few elements that other threads would cost more than they save."""
     read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
     return arrays.stored * (sum(elements(program)) + read) <= FEW
 

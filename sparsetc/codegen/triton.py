@@ -40,13 +40,15 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where an axis is in slabs, then what its kernel is given too."""
+    """Return the count arguments of a part's function: `programs` if an axis is in slabs, then the kernel's numbers."""
     slabs = any(axis.slab for axis in program.axes)
     return [*(["programs"] if slabs else []), *numbers_of(program)]
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:
-    """Numbers that a kernel takes for a part: `nonzeros` where chunks are equal, sizes that coordinates may reach."""
+    """Return the number arguments of a part's kernel: `nonzeros` if chunks are equal, and sizes that coordinates may
+    reach.
+    """
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 

@@ -120,7 +120,9 @@ class TritonPrinter(Writer):
         return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
 
     def piece(self, axes: Iterable[str]) -> str:
-        """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
+        """Return the suffix of a variable along a split axis: the place at which the vector begins, empty for the
+        first.
+        """
         axis = self.pieced(axes) if self.vector else None
         return f"_{axis.vectors[self.vector][0]}" if axis else ""
 
@@ -153,7 +155,7 @@ class TritonPrinter(Writer):
         return f"{names.side(letter)} < {axis.size}" if axis.ragged else ""
 
     def begin(self, letter: str) -> str:
-        """The first position that a program, or a turn of a loop, has along a side that it has not all of at once."""
+        """Return the first position of a program, or of a loop step, along a side that is taken in blocks."""
         if letter not in self.p.letters:
             return f"{names.block(letter)} * {self.p.axis(letter).block}"
         return names.side(letter) if self.p.axis(letter).block == 1 else names.first(letter)

@@ -88,7 +88,7 @@ def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
 
 
 def _widened(printer: TritonPrinter, s: Value, stored: Stored) -> str:
-    """What brings values to the type of the sums, where they are not in it and must be.
+    """Return the conversion of values to the type of the sums; empty if none is needed.
 
     Dots of two stored operands take narrow values as they are, and add up wide.
     """
@@ -113,7 +113,7 @@ def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str],
 def place(
     printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Sequence[str]
 ) -> tuple[list[str], str]:
-    """Return terms of the positions of a tile that is loaded whole, and the condition that they exist.
+    """Return the terms of the positions of a tile that is loaded whole, and the condition for their existence.
 
     Args:
         printer: of the function.
@@ -181,7 +181,7 @@ def count(v):
 
 
 def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int, int, int, int] | None:
-    """Return which bits are counted together, for one step of a value that is in order.
+    """Return the groups of bits counted together in one step of a value in order.
 
     Returns:
         Units that are counted, padding included: a word, or a row where a word has several; positions of one; positions

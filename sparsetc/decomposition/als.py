@@ -63,7 +63,7 @@ class Equations:
             self._make_gram(mode)
 
     def join(self) -> None:
-        """Make what was made of one rank's rows that of all, once all ranks have their equations."""
+        """Sum the equations of one rank's rows over all ranks."""
         self.norm = self._summed(self.norm.square()).sqrt()
         self._summed(self.grams)
 

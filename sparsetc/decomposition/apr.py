@@ -104,7 +104,7 @@ def cp_apr(
         return entries.clamp(min=epsilon)
 
     def multiplier(mode: int) -> torch.Tensor:
-        """(size, rank) what the factor of a mode, which has the weights, is multiplied by."""
+        """Return the (size, rank) multiplier of a mode's factor, which holds the weights."""
         return kernels[mode](factors, sparse.values / at_nonzeros(*factors))
 
     def sweep() -> None:

@@ -125,7 +125,7 @@ class Wanted:
     free: tuple[int, ...] = ()
 
     def checked(self, order: int) -> Wanted:
-        """The same for a tensor of so many modes; DecompositionError where it cannot be done."""
+        """Return the settings checked for a tensor of `order` modes. Raise `DecompositionError` if they do not fit."""
         asking(self.callback, lambda rows: None)
         return replace(
             self,

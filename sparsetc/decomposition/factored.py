@@ -1,4 +1,4 @@
-"""What models of a matrix a mode have in common, whatever stands before the matrices: weights, or a core.
+"""The common part of models with one matrix a mode, led by weights (CP) or by a core (Tucker).
 
 In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, how it is moved, its entries at
 coordinates, files of it, and the same model as an object of tensorly or pyttb.
@@ -130,7 +130,7 @@ class Factored:
 
     @property
     def device(self) -> torch.device:
-        """Where all its tensors live."""
+        """The device of all tensors of the model."""
         return self._head.device
 
     @property
@@ -183,7 +183,9 @@ class Factored:
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
 
     def to_tensorly(self) -> Any:
-        """The same as tensorly's CPTensor or TuckerTensor, of its current backend; ImportError without tensorly."""
+        """Return the model as tensorly's CPTensor or TuckerTensor, of its current backend. Raise ImportError without
+        tensorly.
+        """
         tl, module = imported("tensorly"), import_module(f"tensorly.{self.KIND.lower()}_tensor")
         is_torch = tl.get_backend() == "pytorch"
         head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))
@@ -261,7 +263,7 @@ def _safetensors() -> Any:
 
 
 def imported(name: str) -> Any:
-    """A library that a model is given to; ImportError that says how to get it."""
+    """Import a library to convert a model to. Raise an ImportError that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:

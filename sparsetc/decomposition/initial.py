@@ -1,4 +1,4 @@
-"""Where a decomposition starts: random factors, leading vectors of the unfoldings, or a model.
+"""The start of a decomposition: random factors, leading vectors of the unfoldings, or a model.
 
 In: a checked tensor and what the user gave as ``init``. Out: factors of the decomposition's own, all weights in them.
 """
@@ -95,5 +95,5 @@ def cp_factors(
 
 
 def is_model(init: Any) -> bool:
-    """Whether a start says what its components weigh: a model, or a pair of weights and factors as tensorly has it."""
+    """True if `init` has weights: a model, or a pair (weights, factors) as of tensorly."""
     return checks.model_parts(init) is not None

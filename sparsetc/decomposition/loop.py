@@ -1,4 +1,4 @@
-"""The loop around every decomposition: when it stops, what is said of it, and what Ctrl-C does.
+"""The loop around every decomposition: its end, its progress messages, and Ctrl-C.
 
 In: a step that changes a model in place and measures it. Out: the measures of all iterations and why there are no more.
 Steps record no gradients and heed no autocast (`undisturbed`), and on a GPU run from a CUDA graph (`captured`) where
@@ -103,7 +103,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
-    """What asks a user's callback, given the model and its error, whether that is enough; None where there is none.
+    """Wrap a user's callback, called with the model and its error, as a test for the end; None without a callback.
 
     Raises:
         DecompositionError: it is nothing that can be called.
@@ -121,7 +121,9 @@ def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool]
 
 
 def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
-    """Whether the fit changed by less than `tol` (0 for never), or by less than the dtype's rounding."""
+    """Return a test that is True if the fit changed by less than `tol` (0 for never), or by less than the dtype's
+    rounding.
+    """
     least = max(tol, torch.finfo(dtype).eps) if tol else 0.0
     return lambda rows: len(rows) > 1 and abs(rows[-1][0] - rows[-2][0]) < least
 

@@ -1,4 +1,4 @@
-"""CP and Tucker: what decompositions return, and what they start from.
+"""CP and Tucker models: the results of decompositions, and their starting points.
 
 In: weights or a core, and factor matrices. Out: frozen records that unpack as tensorly's ``(weights, factors)`` and
 ``(core, factors)``, and what a user asks of a model: its norm, its entries, a file of it, the same in other libraries.
@@ -67,7 +67,7 @@ class CP(Factored):
 
     @property
     def _half(self) -> int:
-        """The number of modes that are rows of the matrix by which the tensor in full is made."""
+        """The number of modes that index rows when the full tensor is made by one matrix product."""
         return min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
 
     def _numbers(self) -> int:

@@ -51,7 +51,7 @@ SPARSE = 16
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
+    """The amounts of work of the probes: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
 
     Attributes:
         streamed: elements read, in blocks of `block`.
@@ -319,7 +319,7 @@ def _rounded(rate: float) -> float:
 
 
 def _sizes(device: torch.device) -> dict[str, int]:
-    """What the driver reports: what rows can count on of the L2 cache, warps, and threads of one.
+    """Return the driver's numbers: the usable share of the L2 cache, concurrent warps, and threads of a warp.
 
     Where torch does not say one, it is the default GPU's.
     """

@@ -32,7 +32,7 @@ def gather(rows, table, sums, BLOCK: tl.constexpr, ROW: tl.constexpr, STEPS: tl.
 
 @triton.jit
 def gather_near(rows, table, sums, BLOCK: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr, STEPS: tl.constexpr):
-    """Gather BLOCK rows a step by numbers that are counted on, so that the L1 cache delivers table rows only.
+    """Gather BLOCK rows a step by consecutive numbers, so that the L1 cache delivers table rows only.
 
     TABLE is a power of two; steps are taken 8 at a time, so that many loads are under way.
     """

@@ -77,7 +77,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, repr=False)
 class DeviceProfile:
-    """What a device can do, in bytes, operations and seconds.
+    """The capabilities of a device, in bytes, operations and seconds.
 
     `profiles/nvidia-h200.json` says what each number means, `sources` where it comes from: ``measured: `` by what and
     when, or ``assumed: `` whose it is; `measured` names those that were measured.
@@ -321,7 +321,7 @@ def _read_loops(path: Path, name: str) -> DeviceProfile | None:
 
 
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
-    """Keep what was measured, beside the versions of the software that ran; return the path.
+    """Store measured rates with the versions of the software. Return the path.
 
     This process plans with it from here on. Raises `OSError` where the folder cannot be written to, or others may
     write to it.

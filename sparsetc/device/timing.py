@@ -1,4 +1,4 @@
-"""How long calls take: medians and spreads, taken in turn so that what slows a machine slows all of them alike.
+"""Timing of calls: medians and spreads, measured in turn so that a slow moment of the machine slows all of them alike.
 
 In: functions without arguments. Out: a `Timing` of each. On a GPU times are those of CUDA events around single calls,
 with the L2 cache written over in between; on a CPU they are those of its clock.
@@ -23,7 +23,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Timing:
-    """What a call takes, in seconds.
+    """The time of a call, in seconds.
 
     Attributes:
         low, median, high: a quarter, a half and three quarters of the calls took this or less.
@@ -43,7 +43,7 @@ class Timing:
         return cls(low, median, high, len(rising))
 
     def beats(self, other: Timing, margin: float) -> bool:
-        """Whether it is so many times as fast, and beyond both spreads."""
+        """True if this is `margin` times as fast as `other`, and the spreads do not overlap."""
         return margin * self.median < other.median and self.high < other.low
 
     def __str__(self) -> str:

@@ -131,7 +131,7 @@ def _owned(cut: Cut, mode: int) -> list[Range]:
 
 
 def _said(x: Sharded, wanted: Wanted) -> dict[str, Any]:
-    """What must be the same on every rank, as it prints."""
+    """Return the printed arguments that must be equal on every rank."""
     init, random = wanted.init, wanted.random_state
     printed = replace(
         wanted,

@@ -1,4 +1,4 @@
-"""How a sparse tensor is cut over ranks: a grid of boxes, as plain frozen data that prints, and which grid it is.
+"""The cut of a sparse tensor over ranks, a grid of boxes as plain frozen data, and the choice of the grid.
 
 In: coordinates of the nonzeros that this rank counts, and the modes that may be cut. Out: a `Cut`: ranges of rows, and
 ranks that share them; boundaries by prefix sums, the grid by what it sends and how it balances. The medium-grained
@@ -120,7 +120,7 @@ def _few(numbers: tuple[int, ...]) -> str:
 
 
 def boundaries(counts: torch.Tensor, ranges: int) -> tuple[int, ...]:
-    """(ranges + 1) rows at which a mode is cut so that its ranges have about equally many of the nonzeros.
+    """Return the (ranges + 1) rows at which a mode is cut into ranges of about equally many nonzeros.
 
     Args:
         counts: (size,) int64, nonzeros of each row.
@@ -145,7 +145,7 @@ def shares(rows: Range, ranks: int) -> list[Range]:
 
 
 def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -> list[Grid]:
-    """All grids of so many ranks that cut these modes alone, those first that send the fewest rows.
+    """Return all grids of `size` ranks that cut only these modes, fewest rows sent first.
 
     Args:
         size: of the ranks.

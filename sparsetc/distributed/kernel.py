@@ -37,7 +37,7 @@ from sparsetc.tensor.sums import INTEGERS
 
 @dataclass(frozen=True)
 class Explained:
-    """How a kernel runs on all ranks, and on this one.
+    """The explanation of a kernel on all ranks, and on this one.
 
     Attributes:
         placed: the modes by which the result is cut.

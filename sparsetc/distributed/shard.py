@@ -1,4 +1,4 @@
-"""`Sharded`: a sparse tensor of which each rank has a share, and `shard`, which makes one.
+"""`Sharded`, a sparse tensor divided among ranks, and `shard`, the function that makes one.
 
 In: a tensor that every rank has, other nonzeros on each, or a packed file of which each rank reads its part. Out: each
 rank's share as a SparseTensor of its own, whose coordinates count from where the rank's box begins.
@@ -66,7 +66,7 @@ class Sharded:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's share lives."""
+        """The device of this rank's share."""
         return self.local.device
 
     @property

@@ -30,7 +30,7 @@ class Share:
 
     @cached_property
     def position(self) -> int:
-        """Which operand is sparse."""
+        """The number of the sparse operand."""
         return self.bound.einsum.sparse[0]
 
     @cached_property
@@ -55,7 +55,7 @@ class Share:
         return self.cut.sharing(self.placed)
 
     def block(self, rank: int) -> Box:
-        """Where the block of a rank's result lies, in the result."""
+        """Return the box of the result that a rank computes."""
         ranges, e = self.cut.ranges(rank), self.bound.einsum
         return tuple(
             ranges[self.modes[c]] if c in self.modes else (0, n)
@@ -63,7 +63,7 @@ class Share:
         )
 
     def narrowed(self, dense: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
-        """Views of the rows of dense operands that a rank reads; what broadcasts stays as it is.
+        """Return views of the rows of dense operands that a rank reads; broadcast dimensions stay as they are.
 
         Raises:
             EquationError: not as many as the einsum has.

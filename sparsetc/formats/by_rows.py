@@ -29,7 +29,7 @@ Longs = Callable[[Problem, Counts, Best], Iterable[Candidate]]
 
 
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
-    """The first of the hybrids, or what an einsum and a tensor lack of which there is none."""
+    """Return the first hybrid candidate. Raise `PlanError` with the missing condition if there is none."""
     for hybrid in _hybrids(name, longs, problem, counts, Best()):
         return hybrid
     threshold = problem.rules["long_row"]
@@ -70,7 +70,7 @@ def _with_warps(short: Part, warps: int) -> Part:
 
 
 def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
-    """What is expected of the other method's part: its share of the nonzeros, in items of the long rows alone."""
+    """Estimate the statistics of the other method's part: its share of the nonzeros, in items of long rows only."""
     whole, storage = long.expected[0], long.plan.parts[0].storage
     share = whole.scaled(nnz / whole.nnz)
     if {*storage.item} != {*problem.kept}:

@@ -1,4 +1,4 @@
-"""``dense``: the plan by which torch multiplies dense matrices, and what that costs beside kernels.
+"""``dense``: the plan by which torch multiplies dense matrices, and its price beside kernels.
 
 In: a `Problem`. Out: a `Candidate` of one part: the dense tensor (`dense`), to be multiplied by what is dense already;
 or, of a sampled product, the nonzeros' positions in a product of dense operands (`positions`).

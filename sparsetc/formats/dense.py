@@ -75,7 +75,9 @@ class Dense:
         return Packed(*about, items=len(ends) - 1, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
-        """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""
+        """Return the matrix products of a part with dense operands. Raise `PlanError` for split fp16, which torch
+        lacks.
+        """
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)

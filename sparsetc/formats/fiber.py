@@ -211,7 +211,7 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
 
 
 def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule: Schedule) -> Statistics:
-    """What packing nonzeros as fibers of this storage is expected to give."""
+    """Estimate the statistics of nonzeros packed as fibers of this storage."""
     fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
     statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
     cut = 0 < storage.max_item_nnz < counts.longest(storage.item)

@@ -102,7 +102,7 @@ def _in_order(operands: Sequence[Operand], letters: tuple[str, ...]) -> tuple[Op
 
 
 class SampledCost(ProductCost):
-    """Bytes and flops of a product that is written whole, and of its entries that are read."""
+    """Bytes and flops of a dense product that is written whole and read at the entries."""
 
     def __init__(self, program: SampledProduct) -> None:
         """Count them."""

@@ -335,7 +335,7 @@ def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Par
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
-    """What a request says, and the best of what it leaves open, among what the memory limit has room for."""
+    """Return the best candidate of a request: named options are kept, open ones chosen, all within the memory limit."""
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
@@ -350,7 +350,8 @@ def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Can
 
 
 def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield parts of the tiles and similarities that a request leaves open, by the sides, tau and strip that it names.
+    """Yield the parts that a request leaves open: each combination of tile sides, similarity tau and strip it does not
+    fix.
 
     Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
     asked for.
@@ -395,7 +396,7 @@ def splits(
 
 
 def _products_of_rows(problem: Problem) -> bool:
-    """Whether columns gather rows of several operands, whose products take longer than the cost model knows.
+    """True if columns gather rows of several operands; their products take longer than the cost model predicts.
 
     On an H200 MTTKRP by windows was 1.1 times as fast as the best other plan at rank 128 in float32 on guanine_TEvv_3d,
     of which windows of 16 rows are a quarter full, and up to 3.8 times as slow elsewhere.

@@ -152,7 +152,7 @@ def checked(raw: IO[bytes]) -> IO[bytes]:
 
 
 def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, space_size: bytes) -> None:
-    """Raise ValueError where the text of an attribute, whose name is at a place, says that it is longer than the file.
+    """Raise ValueError if an attribute's text claims to be longer than the file; `name` is the place of its name.
 
     The name, the type, the dataspace and the value follow one another, padded to 8 bytes in version 1 of the message.
     """

@@ -94,7 +94,7 @@ def _parts(group: Any) -> tuple[str, ...]:
 
 
 def _only(preferred: str, found: list[str], how: str) -> str:
-    """Return the one name that is meant; ValueError, which says how to read one of several, where it is not clear."""
+    """Return the only name. Raise ValueError, with advice how to read one of several, if there is not exactly one."""
     if preferred or len(found) == 1:
         return preferred or found[0]
     names = f"{len(found)} sparse matrices: {', '.join(map(repr, found))[:100]}" if found else "no sparse matrices"

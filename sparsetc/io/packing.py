@@ -137,7 +137,7 @@ def pack(
 
 
 def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | None:
-    """Return the reader of a source that is read as a whole; None of one that is read in blocks."""
+    """Return the reader of a source that is read as a whole; None if it is read in blocks."""
     suffix = next((suffix for suffix in foreign.READERS if name.lower().endswith(suffix)), None)
     if suffix is not None:
         return lambda path, dtype: foreign.read(path, suffix, dtype)
@@ -154,7 +154,7 @@ def _limit(source: str, given: Any) -> int:
 
 
 def _state(source: str) -> tuple[int, int] | None:
-    """What differs when a file on disk was changed."""
+    """Return size and time of change of a file on disk, which differ after a change; None for a pipe."""
     status = os.stat(source)
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
@@ -225,7 +225,9 @@ def _text(
 
 @contextmanager
 def _database(source: str, path: str, folder: str, limit: int) -> Iterator[Any]:
-    """An empty database in memory, and beyond that in a folder that goes with it; its errors as those of the files."""
+    """Open an empty DuckDB database in memory that spills to a folder removed at the end; its errors become those of
+    files.
+    """
     try:
         import duckdb
     except ImportError as error:

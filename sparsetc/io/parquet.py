@@ -116,7 +116,7 @@ class Table:
         return max(0, unpacked) + 8 * len(names) * (self.starts[group + 1] - self.starts[group])
 
     def value_dtype(self) -> torch.dtype:
-        """What values are read as where nothing is asked for; IOFormatError where that must be."""
+        """Return the default dtype of values. Raise IOFormatError if the column's type is not supported."""
         kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
         with self._faults(f"column {self.names[-1]!r}"):
             return npz.stored(np.empty(0, kind), None).dtype
@@ -156,7 +156,7 @@ class Table:
 
     @contextmanager
     def _faults(self, what: str) -> Iterator[None]:
-        """What pyarrow raises over a damaged file, as `IOFormatError`; the system's errors as they are."""
+        """Turn pyarrow's errors about a damaged file into `IOFormatError`; errors of the system stay as they are."""
         try:
             yield
         except SparsetcError as error:
@@ -451,7 +451,7 @@ def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:
 
 
 def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype that a file says; ValueError for what no writer says."""
+    """Return (shape, dtype) from a file's metadata. Raise ValueError if no writer of packed files wrote it."""
     text = (metadata or {}).get(KEY)
     if text is None:
         raise ValueError("not of a packed file; to read or pack another, name its columns=(*coordinates, value)")
@@ -471,5 +471,5 @@ def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch
 
 
 def _crc(about: dict[str, Any]) -> int:
-    """A checksum of what is said beside the schema, which that of no page covers."""
+    """Return a checksum of the metadata beside the schema, which no page checksum covers."""
     return zlib.crc32(json.dumps(about).encode())

@@ -37,7 +37,7 @@ LONGEST = 24
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What every line of a table holds: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``.
+    """The layout of every line of a table: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``.
 
     Attributes:
         sizes: largest coordinate of each mode, where the head of the file says.
@@ -143,7 +143,7 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
-    """What a comment ``dtype: float64`` before the first number says; None where none does, or no known dtype."""
+    """Return the dtype of a comment such as ``dtype: float64`` before the first number, or None."""
     stated = (NAMED.get(name.decode()) for name in _DTYPE.findall(reader.head))
     return next((dtype for dtype in stated if dtype), None)
 

@@ -1,4 +1,5 @@
-"""The contraction of one work item, as data: what is multiplied, contracted by dots and summed, and in which order.
+"""The contraction of one work item as data: a `Tree` of products, dots and sums, in the order in which they are
+computed.
 
 In: names of factors and of axes. Out: a `Tree`, a field of a `Schedule`, which `ir.lower` obeys. The grammar, which is
 also how a tree is printed and parsed::
@@ -57,7 +58,7 @@ class Tree(pickles.Record):
 
     @cached_property
     def nodes(self) -> tuple[Tree, ...]:
-        """What it is made of, from left to right, each after its own parts; then itself."""
+        """Return every node of the tree from left to right, each after its parts; the tree itself is last."""
         nodes, left = [], [self]
         while left:  # the last first
             nodes.append(node := left.pop())

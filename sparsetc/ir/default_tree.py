@@ -61,7 +61,7 @@ MOST_SUMS = 4096
 
 
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
-    """Return the schedule, which has no tree, with the tree that the rule gives it."""
+    """Return a schedule without a tree, completed with the tree that the default rule gives."""
     rule = by_pairs if len(inner.stored) > 1 else by_groups if inner.sides else by_levels
     full = rule(inner, schedule)
     return replace(full, ruled=(full.tree, full.take, full.turns))
@@ -114,7 +114,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
 
 
 def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
-    """The tree of one entry a step, whose dense modes are the sides of a tile: the dots and sums that tiles have.
+    """Return the tree of one entry a step, whose dense modes are the sides of a tile, with the dots and sums of tiles.
 
     None where several nonzeros lie side by side, where a block of an entry is less than the entry, and where one dot
     of two factors is all there is.
@@ -226,7 +226,9 @@ class TileGroups:
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
-        """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
+        """Return the letters whose positions all lie in one column of the first dot: those of the second dot, then of
+        the first.
+        """
         return (*self.second, *self.first)
 
     def storage(self, letters: Sequence[str], most: int) -> Storage:
@@ -355,7 +357,9 @@ class Division:
             yield cost, TileGroups(first, second, spread, self.free, self.gridded)
 
     def sampled(self) -> TileGroups | None:
-        """Return the dense product sampled at what is stored: only dense axes are summed, which both sides have."""
+        """Return the groups of a dense product sampled at the stored positions, or None; it sums only dense axes of
+        both sides.
+        """
         summed = {a for o in self.operands for a in o.axes} - set(self.output)
         wide = [o for o in self.operands if o.rows and set(o.axes) >= summed]
         if self.summed or not summed or len(wide) != len(self.operands) or set(self.output) & set(wide[0].axes):
@@ -396,7 +400,7 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
 
 
 def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
-    """The dots, what they are scaled by, and the sums that are left to the end."""
+    """Build the tree of a tile: its dots, their scale factors, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(factor, inner.stored)
     # Where each tile has a key of its own, its positions in turn are all that is added up.

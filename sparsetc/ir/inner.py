@@ -24,8 +24,8 @@ X = "X"
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is for: whose results go to rows of a dense output, slots of a sparse one, or the nonzeros' own
-    positions.
+    """The purpose of a program: where its results go (rows of a dense output, slots, or positions of nonzeros), and
+    limits.
 
     Attributes:
         in_operand_order: whether the part keeps the operand's own order, so that a nonzero's position is its slot.
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """What one work item computes: factors by name, their letters, and what the result keeps.
+    """The computation of one work item: factors by name, their letters, and the letters that the result keeps.
 
     Attributes:
         letters: letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair.
@@ -151,7 +151,7 @@ class Inner:
 
 
 def _key(letters: tuple[str, ...], kept: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
-    """Where results go: known where all letters are that the output keeps."""
+    """Return the key of results; it is known at the level that has all letters of the output."""
     level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))

@@ -54,7 +54,8 @@ def bounded(default: int, called: str, least: int = 1, most: float = inf, power:
 
 @dataclass(frozen=True)
 class Storage(Record):
-    """How a format stores nonzeros: all that its arrays depend on, beside coordinates and shape, and nothing else.
+    """The parameters by which a format stores nonzeros: its arrays depend on them, on coordinates and shape, and
+    nothing else.
 
     Parts of one storage are packed once, whatever einsums they serve.
 
@@ -124,7 +125,7 @@ class Storage(Record):
 
 @dataclass(frozen=True)
 class Schedule(Record):
-    """How one tile program runs: every number a tuner may change, and nothing else.
+    """The parameters by which one tile program runs: every number open to a tuner, and nothing else.
 
     Attributes:
         blocks: block size of each dense axis, a power of two; an axis longer than its block is split over the grid.
@@ -201,7 +202,7 @@ class Schedule(Record):
 
 
 def in_bf16(rounded: Iterable[str]) -> str:
-    """What a reader is told of operands that are rounded."""
+    """Return the text about operands that are cast to bfloat16."""
     return f"{' and '.join(rounded)} in {ROUNDED}"
 
 
@@ -234,7 +235,7 @@ class Part(Record):
 
     @property
     def bitmap(self) -> bool:
-        """Whether blocks of one of two sparse operands are read as bits and packed values, and not whole."""
+        """True if blocks of one of two sparse operands are read as bitmaps with packed values, and not whole."""
         return bool(dict(self.storage.params).get("bitmap"))
 
     def __str__(self) -> str:
@@ -284,12 +285,12 @@ class Plan(Record):
 
     @property
     def is_request(self) -> bool:
-        """Whether the plan is a name and options, by which parts are yet to be chosen."""
+        """True if the plan is a name with options, and its parts are not chosen yet."""
         return not self.parts and not self.steps
 
     @property
     def pairs(self) -> bool:
-        """Whether the plan is of two sparse operands or more, which no single operand can take."""
+        """True if the plan is for two or more sparse operands."""
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
 
     @property
@@ -299,7 +300,7 @@ class Plan(Record):
 
     @property
     def preferred(self) -> str:
-        """The name of the plan that a request prefers to all others where that applies; empty where it names none."""
+        """Return the name of the plan that a request prefers if it applies; empty if there is none."""
         return str(self.option(PREFERRED, "")) if self.name == "auto" else ""
 
     def option(self, name: str, default: Any) -> Any:
@@ -356,7 +357,7 @@ def without_halves(plan: Plan) -> Plan:
 
 
 def requested(wanted: str | Plan) -> Plan:
-    """The plan given, or the request that a name stands for; `PlanError` for what is neither, or is malformed.
+    """Return the plan given, or the request that a name stands for. Raise `PlanError` for anything else.
 
     A request's name is checked where it is chosen by, since more names are known there.
     """
@@ -375,7 +376,7 @@ def check_threshold(threshold: object, least: int) -> None:
 
 
 def verify_fields(plan: Plan) -> None:
-    """Raise `PlanError` naming the first field of a plan, or of what it holds, that is not of its type."""
+    """Raise `PlanError` naming the first field of a plan, its parts or its steps with a value of the wrong type."""
     _refuse(f"plan {plan.name!r}", misfit(plan, (tuple, list)))
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number}"

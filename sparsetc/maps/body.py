@@ -91,7 +91,7 @@ class Body:
 
 
 class Derivative(NamedTuple):
-    """In place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
+    """The derivative of a product's inner function, by its own row or by the shared one, in place of a table."""
 
     product: str
     by: Literal["own", "shared"]

@@ -1,4 +1,4 @@
-"""The pairs that a body is computed of, and the row tiles that walks go along.
+"""The pairs (row, column) of a body, and the row tiles along which it is computed.
 
 In: a pattern, a mask, or a stack of them. Out: `Pairs`, which keeps what is made of them, and knows by which tiles they
 cost least.

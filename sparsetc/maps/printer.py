@@ -47,7 +47,7 @@ class Printer(Loop):
     """Prints one walk."""
 
     def start(self) -> None:
-        """Where a program is, and what belongs to its window."""
+        """Print the place of a program, and everything that belongs to its window."""
         height = self.layout.height
         self.put("program = tl.program_id(0)", "item = items + program % item_count * 6", "window = tl.load(item)")
         self.place(height)
@@ -211,7 +211,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
 
 
 def _header(printer: Printer, name: str) -> str:
-    """Return the lines that tell a reader what a module computes, and how what it reads lies in memory."""
+    """Return the header comment of a module: its computation, and the memory layout of its arguments."""
     walk, layout = printer.walk, printer.layout
     i, j = ("i", "j") if walk.mode == 0 else ("j", "i")
     kind = "gathered" if layout.gathered else "neighbouring"

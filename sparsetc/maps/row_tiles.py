@@ -1,4 +1,4 @@
-"""Windows of rows with the tiles of columns that each meets: what a walk of a body goes along.
+"""Windows of rows with their tiles of columns, in the order in which a body is computed.
 
 In: coordinates of entries, blocks, or the tiles of a mask. Out: `RowTiles`. A tile is `height` rows by `width` columns,
 either neighbouring ones or, `gathered`, the distinct columns of a window in order. A full tile needs no bits; of a
@@ -69,7 +69,7 @@ class RowTiles:
 
     @property
     def even(self) -> bool:
-        """Whether no tile reaches past the last column."""
+        """True if no tile reaches past the last column."""
         return self.gathered or self.columns % self.width == 0
 
     @cached_property

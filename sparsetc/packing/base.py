@@ -1,4 +1,4 @@
-"""What a format is, what packing gives, and the registry of formats.
+"""`Format`, the interface of a storage; `Packed`, the result of packing; and the registry of formats.
 
 In: coordinates of a part's nonzeros. Out: `Packed`: named arrays, the `Nest` that reads them, and where each stored
 value came from, so that new values of the same pattern can be packed without sorting again.
@@ -63,7 +63,7 @@ class Packed:
 
     @property
     def index64(self) -> bool:
-        """Whether stored positions need 64 bits."""
+        """True if stored positions need 64 bits."""
         return self.stored + 4096 > INT32_MAX
 
     def in_whole(self, indices: torch.Tensor | None) -> torch.Tensor | None:
@@ -92,12 +92,13 @@ class Packed:
 
     @property
     def in_order(self) -> bool:
-        """Whether all values of the whole tensor are stored, in its own order."""
+        """True if all values of the whole tensor are stored, in its own order."""
         return self.positions is None and self.source is None
 
     @cached_property
     def scattered(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Where nonzeros stand, and their numbers in the whole tensor, None for all in its order, if most is padding.
+        """Return the places of nonzeros and their numbers in the whole tensor (None for all in order) if most is
+        padding.
 
         None where it is not.
         """
@@ -137,7 +138,7 @@ class Packed:
 
 
 def after_zero(values: torch.Tensor) -> torch.Tensor:
-    """(n + 1,) values behind a zero, which stands for what is padding."""
+    """Return (n + 1,) values behind a zero, which padding reads."""
     return torch.nn.functional.pad(values, (1, 0))
 
 
@@ -164,7 +165,7 @@ class Format(Protocol):
     name: str
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
-        """How a part of this storage is read; what a plan is costed by before anything is packed."""
+        """Return the nest by which a part of this storage is read; plans are priced by it before anything is packed."""
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""

@@ -226,7 +226,7 @@ def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.T
 
 
 def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Hashable:
-    """Return what the shares by a named rule depend on, for an output that keeps these modes."""
+    """Return a key of everything that the shares of a named rule depend on, for an output with these modes."""
     return "shares", partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ()
 
 
@@ -249,7 +249,7 @@ def shares(
 
 
 def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
-    """What the arrays of each part depend on: parts of one key are packed once, whatever plans they are of."""
+    """Return a key for the arrays of each part: parts with equal keys are packed once, in any plan."""
     key, numbers = dealing(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
     return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 

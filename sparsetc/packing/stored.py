@@ -1,4 +1,4 @@
-"""What a packed part stores, read back as its view says, all of it at once: along its axes, by its coordinates.
+"""Reading a packed part back: all stored values with their coordinates, along the axes of its view.
 
 In: a view and its arrays. Out: a number for each value that a kernel reads, along every axis that the view has, and
 the coordinates there; or a `FormatError`, where a kernel would read outside the arrays, or outside its operands.
@@ -50,7 +50,7 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
 
 
 def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
-    """How many positions each axis of a part has in all."""
+    """Return the number of positions of each axis of a part."""
     by_axis = {"item": items}
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
         by_axis[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1

@@ -1,4 +1,5 @@
-"""What formats of tiles share: sides, the order of positions, nonzeros sorted by tile, the tiles of each work item.
+"""The common part of tiled formats: sides, the order of positions, nonzeros sorted by tile, the tiles of each work
+item.
 
 In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_tile`, and what is read back of it.
 """
@@ -33,7 +34,7 @@ def sides_named(order: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
-    """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
+    """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
     Raises:
         FormatError: a side of no positions.
@@ -164,7 +165,7 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
 
 
 def tile_count(packed: Packed) -> int:
-    """How many tiles a part stores."""
+    """Return how many tiles a part stores."""
     return packed.view.values.number(packed.arrays, packed.stored)
 
 

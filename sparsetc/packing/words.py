@@ -1,4 +1,4 @@
-"""What is stored of coordinates: nonzeros in the order that a format wants, words of several coordinates, and bitmaps.
+"""Stored coordinates: nonzeros in a format's order, words of several coordinates, and bitmaps.
 
 In: coordinates, and which nonzeros; modes and sizes; positions of a tile that have a value. Out: rows of coordinates,
 of which few are held at a time; integer words with ceil(log2 size) bits a mode or more (HLS, section V-B; BLCO) and the
@@ -80,7 +80,7 @@ def bits_of(size: int) -> int:
 
 
 def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field, ...]:
-    """Where each mode's bits lie in words called `name`, `name_1`, …"""
+    """Return the bit range of each mode in words called `name`, `name_1`, …"""
     return _fields(tuple(modes), tuple(shape), name)
 
 

@@ -197,7 +197,7 @@ class Executable:
         return out
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A result that is not written yet, in the order in which programs write it."""
+        """Return an uninitialised result with the strides that programs write."""
         if self.strides is None:
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)

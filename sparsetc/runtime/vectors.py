@@ -1,4 +1,4 @@
-"""Functions that generated native loops call, compiled by numba: vectors in registers, and loads that check nothing.
+"""Functions for generated native loops, compiled by numba: vectors in registers, and unchecked loads.
 
 LLVM unrolls a loop over 16 elements whole before it looks for vectors, and then makes none; a local array it stores and
 loads again for every nonzero. So loops are printed with vectors as numbers of their own: a value of type ``Vector`` is
@@ -119,7 +119,7 @@ def add_up(typing: Any, vector: Any) -> Any:
 
 
 def _of_length(length: int) -> tuple[Any, Any]:
-    """Return the functions that load so many neighbours, and that give as many zeros of an array's type."""
+    """Return the functions that load `length` neighbours and make `length` zeros of an array's type."""
 
     @intrinsic
     def load(typing: Any, array: Any, at: Any) -> Any:

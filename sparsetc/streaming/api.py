@@ -1,4 +1,4 @@
-"""What a user calls to stream: `stream` once, `stream_kernel` to call often, `open_stream` for what was saved.
+"""The functions for streaming: `stream` for one call, `stream_kernel` for many, `open_stream` for a saved one.
 
 In: an equation, a sparse operand in host memory or in a packed file, dense operands. Out: results, or a `Stream`.
 """
@@ -40,7 +40,7 @@ WHEN_OPENED = ("streams", "order", "device", "progress", "memory_limit", "cache_
 
 @entry_point
 def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, **options: Any) -> Result:
-    """Evaluate an einsum of one sparse operand that is larger than the device, in chunks that pass through it.
+    """Evaluate an einsum of a sparse operand larger than the device's memory, chunk by chunk.
 
     The result is that of `einsum`, up to the order of sums: an einsum is linear in its sparse operand, so the results
     of chunks of it add up. To call it often, make a `Stream` by `stream_kernel`, which packs once.

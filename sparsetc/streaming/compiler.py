@@ -1,4 +1,4 @@
-"""An einsum of a tensor that comes in chunks -> packed chunks, and the few programs that run all of them.
+"""Compilation of chunks: an einsum of a chunked tensor -> packed chunks, and the few programs that run all of them.
 
 In: a `Bound` einsum, options, and the nonzeros of a chunk. Out: packed chunks. An einsum is linear in its sparse
 operand, so a chunk is a tensor of its own. It goes the way of any other, through the same planner, formats and

@@ -78,7 +78,7 @@ class Chunk:
 
     @cached_property
     def places(self) -> list[tuple[int, int, int]]:
-        """Where each array begins and ends in the buffer, and where the next begins."""
+        """Return (begin, end, begin of the next) of each array in the buffer."""
         sizes = [DTYPES[name].itemsize * count for name, count in self.arrays]
         begins = pairwise(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
         return [(begin, begin + size, after) for (begin, after), size in zip(begins, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Where packed chunks are kept: in host memory, pinned where a GPU copies from it, or in a safetensors file.
+"""Storage of packed chunks: in host memory, pinned if a GPU copies from it, or in a safetensors file.
 
 In: buffers of chunks. Out: `ChunkMemory` or `ChunkFile`. Both have a lock, which the stream that is called holds, and
 `feed`, which yields the buffers of chunks in the order of a run. Of a file several threads read, straight into the
@@ -212,7 +212,7 @@ class ChunkFile:
             raise self.fault(f"chunk {number}: damaged, its checksum is another")
 
     def _accept(self, number: int, buffer: torch.Tensor) -> None:
-        """Check a chunk that was read, once; its bytes are those that were written."""
+        """Check a chunk once, after its first reading."""
         if number in self._checked:
             return
         try:

@@ -118,7 +118,7 @@ class Stream:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return len(self.cut.chunks)
 
     @property
@@ -142,7 +142,7 @@ class Stream:
         raise TypeError("a Stream is neither copied nor pickled: save() its chunks to a file, or take on()")
 
     def timeline(self) -> list[ChunkTimes]:
-        """When each chunk of the last call was copied, computed and copied back; waits until they are."""
+        """Return the times of each chunk of the last call: copy, kernel, copy back; waits for the call to end."""
         with self._lock:
             return self._engine.times()
 
@@ -177,7 +177,7 @@ class Stream:
             return result if out is None else out.copy_(result)
 
     def _tables(self, dense: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the tables that programs read, and the dense operands that they are made of."""
+        """Return the tables that programs read, and the dense operands behind them."""
         compiler, device = self.compiler, self.device
         given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
         if any(isinstance(d, torch.Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
@@ -217,7 +217,7 @@ class Stream:
             raise PlanError(f'the stream of "{self.equation}" was closed; make it again')
 
     def _other(self) -> Stream:
-        """Return the stream by a plan that multiplies nonzeros alone, for dense operands that are not finite."""
+        """Return the stream by a plan for stored nonzeros alone, for dense operands with infinities or NaN."""
         if self._by_nonzeros is None:
             if self._make_other is None:
                 raise PlanError(

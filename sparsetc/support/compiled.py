@@ -92,7 +92,7 @@ class Kept:
     """The compiled forms of one function on disk, as numba asks a dispatcher's cache for them."""
 
     def __init__(self, name: str, text: str, folder: Path | None) -> None:
-        """Keep what is made of a text, which with the name says all that a form depends on but compiler and types."""
+        """Set the text to compile, which with the name determines the result up to compiler and types."""
         self.name, self.text, self.folder = name, text, folder
         self.cache_path = str(folder)
 

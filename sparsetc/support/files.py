@@ -101,7 +101,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 @contextmanager
 def renamed(path: Path, mode: int) -> Iterator[BinaryIO]:
-    """A file beside ``path`` that takes its place, or that of a link, at the end of the block, or goes after an error.
+    """Write a temporary file that replaces ``path`` (or the target of a link) at the end of the block, or is removed on
+    error.
 
     It is created with ``mode``, less the umask.
     """
@@ -136,7 +137,7 @@ def open_private(path: Path, mode: str, flags: int = 0) -> BinaryIO:
 
 
 def open_regular(path: Path, mode: str = "rb", flags: int = 0) -> BinaryIO:
-    """Open a file on disk; `OSError` for what is none, such as a FIFO, whose other end is not waited for."""
+    """Open a file on disk. Raise `OSError` for anything else, such as a FIFO, without waiting for its other end."""
     file = open(path, mode, opener=lambda name, usual: os.open(name, usual | flags | _AT_ONCE, 0o600))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

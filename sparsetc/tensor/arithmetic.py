@@ -42,7 +42,7 @@ Entries = torch.Tensor
 
 
 class Arithmetic:
-    """What operators do to a `SparseTensor`.
+    """Arithmetic operators of a `SparseTensor`.
 
     A result has the pattern of the operand, or of a product of two the entries that both have, and of a sum or a
     difference those that either has. What would make absent entries differ from 0 is refused.
@@ -107,7 +107,7 @@ class Arithmetic:
         return self.map(torch.sqrt)
 
     def clip(self, min: float | None = None, max: float | None = None) -> SparseTensor:
-        """Entries not below ``min`` nor above ``max``, of which one is given and between which 0 must lie.
+        """Limit entries to ``min`` .. ``max``, a range that contains 0; at least one limit is needed.
 
         Raises:
             DtypeError: bounds that would change absent entries, or complex values, which have no order.
@@ -241,7 +241,7 @@ def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tens
 
 
 def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str) -> SparseTensor:
-    """Apply a function that is 0 of two zeros at the entries that either has; of a number, at those of x.
+    """Apply a function with f(0, 0) = 0 at the entries of either operand; if `other` is a number, at the entries of x.
 
     Raises:
         DtypeError: a number or a dense tensor, by which absent entries would change.
@@ -403,7 +403,7 @@ def _taken(x: Any, entries: Entries | None) -> torch.Tensor:
 
 
 def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
-    """The pattern of the entries that both have, and which ones of each these are; None for all in order."""
+    """Return the pattern of the common entries, and their numbers in x and in y; None for all in order."""
     if x is y:
         return x, None, None
 
@@ -422,7 +422,9 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
 
 
 def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
-    """The pattern of the entries that either has, and which of them the entries of each are; None for all in order."""
+    """Return the pattern of the entries of either, and the place of each entry of x and of y in it; None for all in
+    order.
+    """
     if x is y:
         return x, None, None
 
@@ -447,7 +449,7 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
 
 
 def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
-    """For each entry of y the first of x that is not before it, and whether that is equal."""
+    """For each entry of y, return the first entry of x that is not before it, and True if the two are equal."""
     of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
     equal = (

@@ -44,7 +44,7 @@ def checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
 
 
 def mode_of(order: int, mode: Any, what: str = "") -> int:
-    """A mode counted from the first; `ShapeError`, which says `what` has modes, where there is none."""
+    """Return a mode counted from the first. Raise `ShapeError`, which names `what`, if there is no such mode."""
     try:
         number = operator.index(mode)
     except TypeError:
@@ -55,7 +55,7 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
 
 
 def offset_of(offset: Any) -> int:
-    """An offset of a diagonal, within int64, beyond which no entry is either; `ShapeError` for what is no integer."""
+    """Return the offset of a diagonal, clamped to int64. Raise `ShapeError` if it is no integer."""
     try:
         return max(-INT64_SIZES, min(operator.index(offset), INT64_SIZES - 1))
     except TypeError:
@@ -79,7 +79,7 @@ def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero
 
 
 def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torch.Tensor]:
-    """The fewest int64 keys, most significant first, whose lexicographic order is that of the coordinates.
+    """Return the fewest int64 keys, most significant first, that sort lexicographically as the coordinates do.
 
     Each key is the row-major linear index of as many consecutive modes as fit below 2**63; a tensor whose sizes
     multiply to no more than 2**63 has one key.
@@ -132,7 +132,7 @@ def on_diagonal(labels: Sequence[Hashable], coords: torch.Tensor) -> torch.Tenso
 
 
 def is_sorted_unique(keys: Sequence[torch.Tensor]) -> bool:
-    """Whether the keys are strictly increasing in lexicographic order; one transfer from the device."""
+    """True if the keys are strictly increasing in lexicographic order; one transfer from the device."""
     if keys[0].shape[0] < 2:
         return True
     rising = keys[-1][1:] > keys[-1][:-1]
@@ -242,7 +242,7 @@ def lexsort(rows: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
 def linear_key(
     rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, int]:
-    """(n,) one int64 key a tuple, whose order is the lexicographic one, and what all keys are below.
+    """Return (n,) one int64 key a tuple, ordered as the tuples are, and an upper bound that all keys are below.
 
     Where sizes multiply to more than 2**63, the first modes are numbered, and their numbers stand for them. The key of
     one mode is the row itself.
@@ -294,7 +294,7 @@ def _by_sorting(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def markable(keys: int, n: int) -> bool:
-    """Whether `n` keys below `keys` had better be marked than sorted."""
+    """True if marking `n` keys below `keys` in a table is better than sorting them."""
     return keys <= MARKS * n + FEW
 
 

@@ -1,4 +1,4 @@
-"""Functions of torch and numpy that take a SparseTensor: a table of what each does, by its names in both.
+"""Functions of torch and numpy that take a SparseTensor: a table of implementations, by their names in both libraries.
 
 In: a function of torch's or a ufunc of numpy's, and its arguments, a SparseTensor among them. Out: what an operator, a
 method or `einsum` gives; or an error that says what to do instead.
@@ -87,7 +87,7 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
-    """The same function of tensors or numbers."""
+    """Return the function for tensors or numbers, both cast to their common dtype."""
 
     def apply(x: Any, y: Any) -> torch.Tensor:
         dtype = torch.result_type(x, y)
@@ -97,14 +97,14 @@ def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], t
 
 
 def _elementwise(name: str) -> Callable[[Any, Any], Any]:
-    """A function of torch that is 0 of two zeros, of which the first operand or the second is sparse."""
+    """Return a function of torch with f(0, 0) = 0 for a sparse first or second operand."""
     apply = _of_tensors(getattr(torch, name))
     mirrored = _of_tensors(lambda x, y: getattr(torch, name)(y, x))
     return lambda x, y: elementwise(x, y, apply, name) if is_sparse(x) else elementwise(y, x, mirrored, name)
 
 
 def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -> bool:
-    """Whether two tensors, of which one is sparse, have one shape, and no elements that are apart."""
+    """True if two tensors, one of them sparse, have the same shape and no elements for which `apart` is True."""
     if tuple(x.shape) != tuple(y.shape):
         return False
     sparse = x if is_sparse(x) else y
@@ -113,7 +113,7 @@ def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -
 
 
 def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Whether all elements are close, absent ones being 0."""
+    """True if all elements are close; absent ones are 0."""
     return _none_apart(x, y, lambda a, b: ~torch.isclose(a, b, rtol, atol, equal_nan), "allclose")
 
 
@@ -164,7 +164,7 @@ def _mapped(name: str) -> Callable[..., Any]:
 
 
 def _by_numpys_names(name: str) -> Callable[..., Any]:
-    """A function of torch whose arguments are as numpy's of that name, but for what they are called."""
+    """Return a function of torch that also takes numpy's names of its arguments."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}

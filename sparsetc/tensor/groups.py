@@ -1,4 +1,4 @@
-"""Groups of entries that agree in some modes, and what their values are reduced to.
+"""Groups of entries that agree in some modes, and reductions of their values.
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
 once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
@@ -26,7 +26,7 @@ up to which pieces are faster on a CPU (2 to 10 times, 64 values 3 times slower)
 
 
 class Groups(NamedTuple):
-    """Groups of entries that agree in the modes that are kept.
+    """Groups of entries that agree in the kept modes.
 
     Attributes:
         pattern: distinct coordinates in these modes, an entry a group.

@@ -38,7 +38,7 @@ def interleave(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) ->
 
 
 def add(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
-    """Add elements to those of `out`, which are zeros, that `left` and `right` name."""
+    """Add elements of x at `left` and of y at `right` of `out`, which holds zeros."""
     for i in range(len(left)):
         out[left[i]] = of_x[i]
     for j in range(len(right)):

@@ -35,7 +35,9 @@ its kernel and those of two gradients, their storages, and as much again for som
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """A block that makes tensors which outlive a call: they serve under any mode, followed and traced by nothing."""
+    """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
+    them.
+    """
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
     no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
@@ -44,7 +46,7 @@ def lasting() -> Iterator[None]:
 
 
 def transforming() -> bool:
-    """Whether a transform of `torch.func` is active."""
+    """True while a transform of `torch.func` is active."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -58,7 +60,7 @@ def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 class Uses:
-    """How often einsums used a pattern, or coordinates that none was made of yet; held kernels do not count."""
+    """A count of the einsums that used a pattern, or coordinates without one; held kernels do not count."""
 
     __slots__ = ("count",)
 
@@ -67,7 +69,7 @@ class Uses:
 
 
 class Pattern:
-    """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
+    """The coordinates and sizes of the sparse modes of a tensor.
 
     A tensor in blocks has coordinates of blocks, and sizes of the grid that they lie in.
 
@@ -167,12 +169,12 @@ class Pattern:
 
     @property
     def device(self) -> torch.device:
-        """Where the coordinates live."""
+        """The device of the coordinates."""
         return self._coords.device
 
     @property
     def is_coalesced(self) -> bool:
-        """Whether the entries are known to be lexicographically sorted and unique."""
+        """True if the entries are known to be lexicographically sorted and unique."""
         return self._coalesced
 
     def __repr__(self) -> str:
@@ -196,7 +198,7 @@ class Pattern:
         return self._cache
 
     def clear(self) -> None:
-        """Forget everything that was made of the pattern; kernels that are held go on."""
+        """Drop everything derived from the pattern; kernels held elsewhere keep working."""
         self.counts, self._cache = {}, None
         self._derived.clear()
         used.discard(self)
@@ -359,6 +361,6 @@ _all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
 
 
 def clear_patterns() -> None:
-    """Forget all that was made of patterns; what is registered anew calls this, since it may be made otherwise now."""
+    """Drop everything derived from patterns; called when a registration may change how it is made."""
     for pattern in list(used):
         pattern.clear()

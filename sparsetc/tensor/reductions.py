@@ -34,7 +34,7 @@ OUTPUTS = get_args(Output)
 
 
 class Reductions:
-    """What a `SparseTensor` is reduced by.
+    """Reductions of a `SparseTensor` over modes.
 
     Each takes ``dim``, a mode, several, or None for all; ``keepdim``, to leave them with size 1; and ``output``:
     ``"dense"``, ``"sparse"``, or ``"auto"``, which is sparse where two or more modes are left that have coordinates;
@@ -122,16 +122,16 @@ class Reductions:
         return root(found) if isinstance(found, torch.Tensor) else found.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """How many values are not 0, over modes, int64; explicit zeros do not count."""
+        """Count the values other than 0 over modes, as int64; explicit zeros do not count."""
         x: Any = self
         return x.map(lambda values: values != 0).sum(dim, keepdim, output=output, **numpys)
 
     def any(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """Whether a value is not 0, over modes."""
+        """True where any value over the modes is not 0."""
         return self.count_nonzero(dim, keepdim, output=output, **numpys) != 0
 
     def all(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """Whether all values are other than 0, over modes; those of absent entries are 0."""
+        """True where all values over the modes are other than 0; absent entries are 0."""
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
         size = prod(x.shape[m] for m in _modes(x.order, dim))
@@ -168,11 +168,15 @@ class Reductions:
         return extremum(self, dim, keepdim, False)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-        """Where the largest elements of a mode are, of equal ones the first; without a mode in row-major order."""
+        """Return the index of the largest element along a mode, the first of equal ones; without a mode, in row-major
+        order.
+        """
         return argument(self, dim, keepdim, True)
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-        """Where the least elements of a mode are, of equal ones the first; without a mode in row-major order."""
+        """Return the index of the least element along a mode, the first of equal ones; without a mode, in row-major
+        order.
+        """
         return argument(self, dim, keepdim, False)
 
     topk = topk

@@ -70,7 +70,7 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
 
 
 def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
-    """(nnz, *dense sizes) values, of which those of entries that agree in the modes that are kept are normalised."""
+    """Return (nnz, *dense sizes) values normalised within each group of entries that agree in the kept modes."""
     group = groups_of(pattern, kept).of_entry
     most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
     most = most.masked_fill(most == -torch.inf, 0.0)

@@ -193,12 +193,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def device(self) -> torch.device:
-        """Where coords and values live."""
+        """The device of coordinates and values."""
         return self._given.device
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd follows the values."""
+        """True if autograd follows the values."""
         return self._given.requires_grad
 
     @property
@@ -209,7 +209,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def is_coalesced(self) -> bool:
-        """Whether the nonzeros are known to be lexicographically sorted and unique."""
+        """True if the nonzeros are known to be lexicographically sorted and unique."""
         return self._pattern._coalesced
 
     @property
@@ -345,7 +345,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return self.to("cuda" if device is None else device)
 
     def cpu(self) -> SparseTensor:
-        """In the memory of the host."""
+        """Return the tensor in the memory of the host."""
         return self.to("cpu")
 
     permute = convert.permute

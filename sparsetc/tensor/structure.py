@@ -65,7 +65,7 @@ class Typed:
 
 
 class Structure:
-    """How modes of a `SparseTensor` are taken, ordered, joined and split.
+    """Indexing, permuting, joining and splitting the modes of a `SparseTensor`.
 
     Tensors in blocks are taken nonzero by nonzero, except where modes only change places. Duplicates are summed first.
     """
@@ -123,11 +123,11 @@ class Structure:
         return _untyped(self).to_dense().item()
 
     def clone(self) -> SparseTensor:
-        """The same with values of its own; the pattern is shared, since nobody writes to it."""
+        """Return a tensor with a copy of the values; the pattern is shared, since it is never written to."""
         return self._make(self._pattern, self._values.clone())
 
     def detach(self) -> SparseTensor:
-        """The same, whose values no gradient is followed to."""
+        """Return the tensor without a gradient of its values."""
         return self._make(self._pattern, self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -188,7 +188,7 @@ class Structure:
         return self
 
     def pin_memory(self) -> SparseTensor:
-        """The same with coordinates and values in memory that a GPU copies from directly."""
+        """Return the tensor with coordinates and values in pinned memory, from which a GPU copies directly."""
         pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
         return self._make(pattern, self._values.pin_memory())
 
@@ -227,7 +227,7 @@ class Structure:
     # -- shapes ---------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> SparseTensor:
-        """The same elements in row-major order, in another shape; one size may be -1.
+        """Return the same elements in row-major order, in another shape; one size may be -1.
 
         Sparse modes are joined and split among themselves, as are dense ones; where a size would take of both, dense
         modes become sparse.
@@ -392,7 +392,7 @@ class Structure:
         return x._make(Pattern(coords, (size, size), True), x._values)  # type: ignore[no-any-return]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-        """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
+        """Return the elements whose indices of two modes differ by ``offset``; the diagonal becomes the last mode.
 
         Returns:
             A SparseTensor; of a matrix with one mode.
@@ -609,7 +609,7 @@ def _within(index: Any, mode: int, size: int) -> Any:
 
 
 def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch.Tensor | None, torch.Tensor, int]:
-    """Which coordinates an int or a slice takes, None for all, their new values, and the new size.
+    """Return (entries selected by an int or a slice, None for all; their new coordinates; the new size).
 
     Args:
         row: the coordinates of a mode.
@@ -653,7 +653,9 @@ def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _selected(
     kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """The entries at the places that an index names, once for each time that it does; rows so far follow."""
+    """Return the entries at the places of an index, once for each time that a place occurs; `rows` are selected with
+    them.
+    """
     order = torch.sort(index, stable=True)
     if size <= row.numel() + index.numel():
         counts = torch.bincount(index, minlength=size)

@@ -1,4 +1,4 @@
-"""Sums: rows added in an order that may be asked for, and integers, which are refused where they do not fit.
+"""Sums of rows, in a fixed order if asked, and sums of integers, refused on overflow.
 
 In: rows, or results in int64. Out: their sums, or `DtypeError`. Sums and products of integers are made in 64 bits;
 int64 itself is made modulo 2**64, so what wrapped is found in another way: in float64, or by halves.
@@ -54,14 +54,14 @@ def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torc
 
 @lru_cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
+    """Return the dtype of sums: never narrower than float32, and 64 bits for integers."""
     if dtype.is_complex or dtype == torch.float64:
         return dtype
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
 def result_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes that a sum takes at most: as it is kept, and as one of this dtype where that is another.
+    """Return the most bytes of a sum: in the accumulator's dtype, and in `dtype` if it is another.
 
     Sums of integers are made in float64 too, to see whether they wrapped.
     """
@@ -76,7 +76,7 @@ def summed_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @lru_cache
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """How long sums of this dtype are kept that are made one after another: in 64 bits."""
+    """Return the dtype of long sums that are added up one after another: 64 bits."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else torch.int64
@@ -101,7 +101,7 @@ def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
 
 
 def captured(found: torch.Tensor) -> bool:
-    """Whether a CUDA graph is captured, while which nothing can be looked at."""
+    """True while a CUDA graph is captured, when no value can be read."""
     return found.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -167,7 +167,7 @@ def exactly(add: Callable[..., torch.Tensor], dtype: torch.dtype, what: str, *te
 
 
 def multiplied(multiply: Callable[..., torch.Tensor], dtype: torch.dtype, *factors: Any) -> torch.Tensor:
-    """Return what a function makes of factors by multiplying; DtypeError for an integer that does not fit in `dtype`.
+    """Return `multiply(*factors)`. Raise `DtypeError` if an integer result does not fit in `dtype`.
 
     Args:
         multiply: the function.

@@ -1,4 +1,4 @@
-"""Where nonzeros lie: patterns that a sparse operand may have.
+"""Patterns of nonzeros for tests.
 
 In: a pattern's name, a shape, a random generator. Out: a list of coordinates, a tuple each, duplicates possible.
 """

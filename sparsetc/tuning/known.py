@@ -1,4 +1,4 @@
-"""What the record says of a problem: the plan that was fastest for it, and plans that were fast for others like it.
+"""The tuning record of a problem: its fastest plan, and plans that were fast for similar problems.
 
 In: facts of a problem, then trials. Out: a plan that was timed before, names of plans to try, and lines of the trials.
 A line of other software, or of a problem that is only alike, proposes and does not decide.
@@ -58,7 +58,7 @@ def digest(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a problem is known by.
+    """The properties that identify a problem.
 
     Attributes:
         tensor: the patterns of its sparse operands.
@@ -74,7 +74,7 @@ class Facts:
 
     @classmethod
     def of(cls, p: Problem) -> Facts:
-        """Those of an einsum with one sparse operand."""
+        """Return the facts of an einsum with one sparse operand."""
         counts, letters = p.counts, dict(enumerate(p.letters))
         slices = {c: counts.distinct((m,)) for m, c in letters.items()}
         fibers = {c: counts.distinct(tuple(n for n in letters if n != m)) for m, c in letters.items()}
@@ -90,7 +90,7 @@ class Facts:
 
 @lru_cache(maxsize=1)
 def shipped() -> bytes:
-    """The record that comes with the package: the fastest plan of each problem that rates were fitted to."""
+    """Return the record shipped with the package: the fastest plan of each problem used to fit the rates."""
     return gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes())
 
 
@@ -130,7 +130,7 @@ def skeleton(plan: Plan) -> Plan:
 
 
 class Known:
-    """What the record of a device says of a problem.
+    """The lines of a device's record about one problem.
 
     Attributes:
         timed: by name, the latest line of each plan that this software timed for this problem.

@@ -37,7 +37,7 @@ KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, 
 
 @dataclass(frozen=True)
 class Line:
-    """What one candidate took.
+    """The timing of one candidate.
 
     Attributes:
         key: the problem and the pattern, exactly.
@@ -109,7 +109,7 @@ def _integer(digits: str) -> int:
 
 
 def as_data(value: Any) -> Any:
-    """A plan, or what one is made of, as JSON holds it: what is as by default is left out."""
+    """Return a plan, or a part of one, as data for JSON; default values are left out."""
     if isinstance(value, Record):
         kind = type(value).__name__
         if kind not in KINDS:  # a tree
@@ -120,7 +120,7 @@ def as_data(value: Any) -> Any:
 
 
 def plan_of(data: Any) -> Any:
-    """What `as_data` made this of; `SparsetcError`, ValueError or TypeError where it is damaged."""
+    """Return the plan from the data of `as_data`. Raise `SparsetcError`, ValueError or TypeError if it is damaged."""
     if isinstance(data, list):
         return tuple(map(plan_of, data))
     if not isinstance(data, dict):
@@ -148,7 +148,7 @@ def read(text: bytes, *names: str) -> tuple[Line, ...]:
 
 
 def _newest(text: bytes, name: bytes) -> Iterator[tuple[int, bytes]]:
-    """Where the newest lines that have a name begin, and these lines."""
+    """Yield (begin, text) of the newest lines with a name."""
     end = len(text)
     for _ in range(MOST_FOUND):
         at = text.rfind(name, 0, end)

@@ -111,7 +111,7 @@ class _ParsedTerm:
         return tuple([x for x in self.labels if x != ELLIPSIS])
 
     def covered(self, ndim: int) -> int:
-        """How many dimensions the ellipsis of this term stands for."""
+        """Return the number of dimensions that the ellipsis of this term stands for."""
         return ndim - len(self.letters) if ELLIPSIS in self.labels else 0
 
     def spelled(self, ellipsis: Sequence[str], count: int) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ class _Place:
 
 
 def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The full size of each index; every place that has it is either of that size, or dense and 1."""
+    """Return the full size of each index. Every place of an index has this size, or is a dense dimension of size 1."""
     places: dict[str, list[_Place]] = {}
     for p, (term, names, shape) in enumerate(zip(terms, e.inputs, shapes, strict=True)):
         count = term.covered(len(shape))

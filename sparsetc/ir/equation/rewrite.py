@@ -25,7 +25,7 @@ It is read for each nonzero afterwards, and must not turn a few factors into the
 
 @lru_cache(maxsize=1024)
 def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
-    """Return the einsum that is the gradient of ``e`` for one operand, given that of the output, `g`.
+    """Return the einsum that computes the gradient of ``e`` for one operand from `g`, the gradient of the output.
 
     For a dense operand, `g` takes its place: ``"ijk,jr,kr->ir"`` has ``"ijk,ir,kr->jr"`` for operand 1. For a sparse
     one, its pattern keeps the place and `g` comes last: ``"ijk,jr,kr,ir->ijk"`` for operand 0, sampled at the pattern,
@@ -125,7 +125,9 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
 
 
 def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
-    """Whether a pair is worth contracting: it sums an index, or is no larger than one of the two; and does not grow."""
+    """True if contracting a pair of operands pays: it sums an index or equals one operand in size, and its result is
+    small.
+    """
     e = b.einsum
     result = set(_pair_result(e, pair))
     sums = any(i not in result for p in pair for i in e.inputs[p])

@@ -1,4 +1,4 @@
-"""What a tree must be to be lowered: every factor once, every axis summed once, and where that can be done.
+"""Checks of a tree before it is lowered: it has every factor once, and sums every axis once where that is possible.
 
 In: a `Tree`, the `Inner` einsum that it is of, and the roles of a tile's positions. Out: nothing, or a `PlanError`
 that names the node and the fault.
@@ -86,7 +86,7 @@ def _verify_roles(inner: Inner, schedule: Schedule) -> None:
 
 
 def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str, int]) -> frozenset[str]:
-    """The axes on which a tree depends; raises `PlanError` at the first node, from its factors on, that cannot be."""
+    """Return the axes on which a tree depends. Raise `PlanError` at the first invalid node, factors first."""
     looped = [axis.name for axis in around]
 
     def fail(node: Tree, why: str) -> PlanError:

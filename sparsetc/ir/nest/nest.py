@@ -1,4 +1,4 @@
-"""How the stored nonzeros of a part are walked: axes, a coordinate a mode, and how values are stored.
+"""The walk over the stored nonzeros of a part: axes, one coordinate a mode, and the storage of values.
 
 In: nothing but integers and names. Out: `Nest`, read by `ir.lower`. The grammar of the level::
 
@@ -76,7 +76,7 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True)
 class Axis:
-    """What a loop goes over, or the grid.
+    """The range of a loop, or of the grid.
 
     Attributes:
         level: the level of what is known in the loop and not outside it.
@@ -302,7 +302,7 @@ class Nest:
 
     @cached_property
     def blocks(self) -> bool:
-        """Whether fibers lie side by side."""
+        """True if fibers lie side by side."""
         return bool(self.beside[LANE])
 
     @cached_property
@@ -320,7 +320,7 @@ class Nest:
 
     @cached_property
     def positions(self) -> tuple[str, ...]:
-        """The name of the axis that numbers what each level has."""
+        """Return the name of the axis that numbers the positions of each level."""
         return ("item", "tile" if self.values.sides else "fiber", "nonzero")
 
     @cached_property
@@ -341,7 +341,7 @@ class Nest:
 
     @cached_property
     def sided(self) -> tuple[int, ...]:
-        """The modes that have an axis of their own in a tile: all but those that ride along others."""
+        """Return the modes with an axis of their own in a tile: all except modes that ride along others."""
         return tuple(sorted({mode for expression in self.along.values() for mode in expression.sides}))
 
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
@@ -365,7 +365,7 @@ class Nest:
         return replace(self, loops=(replace(run, lanes=lanes),)) if isinstance(run := self.loops[0], Run) else self
 
     def of_ones(self) -> Nest:
-        """Return the nest of nonzeros that are all 1, whose values are not read; tiles as they are."""
+        """Return the nest for nonzeros that are all 1: it reads no values, except from tiles."""
         return self if self.values.tiled or self.pairs else replace(self, values=Ones())
 
     def in_halves(self) -> Nest:
@@ -382,7 +382,7 @@ class Nest:
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
-        """What the coordinates of each level read of arrays."""
+        """Return, for each level, the array lookups of its coordinates."""
         return tuple([tuple([e for c in level for e in self.coordinates[c.mode].lookups]) for level in self.levels])
 
     @cached_property
@@ -452,7 +452,7 @@ class Nest:
                     known.add(c.mode)
 
     def _verify_coordinate(self, mode: int, level: int, known: set[int]) -> None:
-        """Raise `FormatError` unless arrays have names that hide nothing, and what is read is known at the level."""
+        """Raise `FormatError` unless array names are free and every input of a coordinate is known at its level."""
         value, axes = self.coordinates[mode], self.positions[: level + 1]
         for lookup in value.lookups:
             check_array(lookup.array, FormatError)

@@ -1,4 +1,4 @@
-"""How the values of a sparse operand are stored: each kind says which arrays hold them.
+"""The storage of values of a sparse operand: each kind names the arrays that hold them.
 
 In: nothing but numbers. Out: read by the walkers of tile programs, each of which says how it reads a kind::
 
@@ -44,7 +44,7 @@ from sparsetc.tensor.coords import set_bits
 
 @dataclass(frozen=True)
 class Values:
-    """How values are stored.
+    """A kind of storage for values.
 
     Attributes:
         structure: the names of the arrays that say where values are.
@@ -90,7 +90,7 @@ class Values:
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """How far apart two neighbouring positions of a tile are stored, by mode."""
+        """Return the distance in storage between two neighbouring positions of a tile, by mode."""
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
@@ -152,7 +152,7 @@ class Ones(Values):
 
 @dataclass(frozen=True)
 class Bitmap(Values):
-    """A tile's values that are no zeros, in order of their positions, which bits say."""
+    """The nonzero values of each tile in the order of their positions, with a bitmap of these positions."""
 
     structure, tiled, bitmap, loads = ("value_ptr", "bits"), True, True, "{how} {where}"
 
@@ -201,8 +201,8 @@ HEAD, BIAS = 14, 127
 
 
 def scale(most: torch.Tensor, into: bool) -> torch.Tensor:
-    """The power of two by which values of a largest magnitude, float32, are scaled; or the inverse, by which scaled
-    ones are brought back. Both are normal numbers.
+    """Return the power of two that scales values to the range of halves, given their largest magnitude (float32); if
+    not `into`, its inverse. Both are normal numbers.
     """
     exponent = (most.view(torch.int32) >> 23).clamp(min=HEAD + 1)
     return ((2 * BIAS + HEAD - exponent if into else exponent - HEAD) << 23).view(torch.float32)

@@ -1,4 +1,4 @@
-"""What a tile program costs: counted from its own statements, then by the rates of a device.
+"""The cost of a tile program: counted from its statements, then priced by the rates of a device.
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
@@ -191,7 +191,7 @@ LONGEST, REGISTERS = 16, 16
 
 
 class Cost:
-    """What a program does, counted in the symbols, and what that takes of a device's resources.
+    """The resources that a program uses, counted in symbols, and the time they take on a device.
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
@@ -300,7 +300,7 @@ class Cost:
 
     @cached_property
     def _brought(self) -> set[ir.Tile]:
-        """Tiles that dots in bfloat16 read and that were gathered in another type."""
+        """Return the gathered tiles that dots in bfloat16 must cast first."""
         gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
@@ -355,7 +355,7 @@ class Cost:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
     def _often(self, key: ir.Key) -> bool:
-        """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
+        """True if the additions to one row lie apart: a lane or a nonzero has coordinates that the row lacks."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
 
@@ -382,7 +382,7 @@ class Cost:
         return lines
 
     def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
-        """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
+        """Return (least bytes moved by device memory, bytes moved to registers, flops in dots and outside)."""
         at = statistics.symbols
         moved, flops = self.once.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
         return moved, self._read(statistics, profile), flops
@@ -514,7 +514,7 @@ class Cost:
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
-        """What a turn over a tile takes beside its dots, of the profile's `tile`."""
+        """Return the overhead of one loop step over a tile, as a share of the profile's `tile`."""
         volume, law = self.p.view.values.volume, profile.laws
         if self.readers < self.programs:  # each program takes a share of the tile
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
@@ -535,6 +535,6 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost_of(program: ir.TileProgram) -> Cost:
-    """What a program costs, as its format prices it where no tile program is run."""
+    """Return the cost of a program; formats that run no tile program give a class of their own."""
     kind: type[Cost] = getattr(program, "priced_by", Cost)
     return kind(program)

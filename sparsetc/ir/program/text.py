@@ -137,7 +137,7 @@ def task_list(p: ir.TileProgram) -> list[str]:
 
 
 def stored_tiles(operand: Stored) -> str:
-    """Where a tile's values lie."""
+    """Describe where a tile's values lie."""
     tiles, names = operand.values, [operand.letters[m] for m in operand.values.sequence]
     sizes = "x".join(str(tiles.sides[m]) for m in tiles.sequence)
     order = f"row-major over {(', ' if operand.name else '').join(names)} = {sizes}"
