@@ -12,7 +12,7 @@ def printable(text: str) -> str:
 
 
 class SparsetcError(Exception):
-    """Anything that sparsetc refuses; catch this to catch them all.
+    """The base class of all errors that sparsetc raises.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(4, 2))
@@ -25,7 +25,7 @@ class SparsetcError(Exception):
 
 
 class EquationError(SparsetcError, ValueError):
-    """The equation cannot be read, or does not fit the operands given with it.
+    """Raised for an equation that cannot be read, or does not fit its operands.
 
     Examples:
         >>> stc.einsum("ij,j->i", stc.eye(3))
@@ -45,7 +45,7 @@ class KeywordError(SparsetcError, TypeError):
 
 
 class ShapeError(SparsetcError, ValueError):
-    """Two sizes that must agree do not.
+    """Raised for two sizes that must be equal and differ.
 
     Examples:
         >>> stc.ttv(stc.eye(3), torch.ones(4), 1)
@@ -65,7 +65,7 @@ class DtypeError(SparsetcError, TypeError):
 
 
 class DeviceError(SparsetcError, RuntimeError):
-    """Operands live on different devices.
+    """Raised for operands on different devices.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3, device="meta"))
@@ -75,7 +75,7 @@ class DeviceError(SparsetcError, RuntimeError):
 
 
 class FormatError(SparsetcError, ValueError):
-    """A tensor, or its packed form, is not what its format promises.
+    """Raised for a tensor, or a packed form of one, with invalid contents.
 
     Examples:
         >>> stc.SparseTensor([[0, 1], [0, 1]], [1.0, 2.0, 3.0])
@@ -85,7 +85,7 @@ class FormatError(SparsetcError, ValueError):
 
 
 class CoordinateError(FormatError, IndexError):
-    """A coordinate lies outside its mode.
+    """Raised for a coordinate outside its mode.
 
     Examples:
         >>> stc.SparseTensor([[5], [0]], [1.0], (3, 3))
@@ -105,7 +105,7 @@ class PlanError(SparsetcError, ValueError):
 
 
 class DecompositionError(SparsetcError, ValueError):
-    """A rank, a mode, a start or another argument that no decomposition can begin with.
+    """Raised for an argument that a decomposition cannot start with, such as a rank, a mode or an initial model.
 
     Examples:
         >>> stc.decomposition.cp_als(stc.eye(3), 0)
@@ -115,7 +115,7 @@ class DecompositionError(SparsetcError, ValueError):
 
 
 class OutOfMemoryError(SparsetcError, MemoryError):
-    """A result or a packed form would pass the memory limit; refused before it is allocated.
+    """Raised before an allocation that would pass the memory limit.
 
     Examples:
         >>> stc.einsum("ij->ij", stc.eye(1000), output="dense", memory_limit="1MB")
@@ -147,7 +147,7 @@ class TransformError(SparsetcError, NotImplementedError):
 
 
 class IOFormatError(SparsetcError, ValueError):
-    """A file is not what its suffix promises; the message names file, line and text.
+    """Raised for a file with other contents than its suffix says; the message names file, line and text.
 
     Examples:
         >>> stc.read("tensor.txt")

@@ -155,9 +155,12 @@ _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=No
 
 
 def set_options(**settings: Unpack[Settings]) -> None:
-    """Set options, those of `options`, for all threads of this process; those not named stay as they are.
+    """Set options for all threads of this process; options not named keep their values.
 
-    Blocks of `options` and settings of a call go before.
+    A block of `options` and the settings of a call take precedence.
+
+    Args:
+        settings: as for `options`.
 
     Examples:
         >>> stc.set_options(memory_limit="8GB", precision="high")
@@ -221,31 +224,40 @@ _numbers = itertools.count(1)
 
 
 class options(contextlib.ContextDecorator):
-    """Set options within a ``with`` block, or for a function; those not named stay as they are.
+    """Set options within a ``with`` block, or for a decorated function; options not named keep their values.
+
+    Every function with ``**settings`` takes these options as keywords for a single call.
 
     Args:
-        settings: any of those below.
-        precision: ``"highest"`` (error of float32), ``"high"`` (tf32) or ``"medium"`` (dense operands and products of
-            matrices in bf16, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
-        plan: a plan's name, a `Plan`, or ``"auto"``.
-        deterministic: the same bits at every run: no sum depends on the order in which programs finish.
-        cache_dir: where generated source is kept, and the profiles of calibrated GPUs.
-        memory_limit: upper limit in bytes for a dense or an expanded result, for reading a file, and for packed
-            storage. Copies on the way are counted, and what would pass the limit is refused before it is allocated.
-            An einsum counts its result, and not what it takes to pack its operands. Tiles that would take more are
-            stored as bitmaps, and windows leave more rows to runs. A number, or text as in ``"8GB"`` and ``"512MiB"``.
-            Default: what is free.
-        device: where `read` puts tensors.
-        backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"``. With numba installed, programs run on a CPU as
-            native loops where these are expected to be faster; ``"numba"`` runs all as native loops that can, and
-            ``"torch"`` none.
-        tune: how the plan is chosen among those that are allowed. ``"model"`` (default): by the cost model, the same
-            at each run. ``"now"``: the candidates that it puts near its best are timed when a kernel is compiled, in a
-            second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was
-            timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
-            nothing is timed.
-        path: the operands of each contraction, as opt_einsum gives them, ``[(0, 2), (0, 1)]``: positions in the list of
-            those left, to whose end each result is put. A sparse operand alone, ``(0,)``, is made dense.
+        settings: any of the following.
+        precision: ``"highest"`` (the error of float32), ``"high"`` (tf32) or ``"medium"`` (bfloat16 for dense
+            operands and
+            matrix products, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
+        plan: the name of a plan, a `Plan`, or ``"auto"`` (default).
+        deterministic: return the same bits at every run: no sum depends on the order in which programs finish.
+        cache_dir: folder for generated source, and for profiles of calibrated devices.
+        memory_limit: upper limit in bytes for a result, for packed storage, and for reading a file; a number, or
+            text such
+            as ``"8GB"`` or ``"512MiB"``. Work that would pass the limit is refused before it allocates. To stay
+            below it,
+            plan ``hls`` stores tiles as bitmaps, and plan ``window`` uses fewer windows. The temporary memory of
+            packing
+            is not counted. Default: the free memory.
+        device: the device on which `read` puts tensors.
+        backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"`` (default). On a CPU with numba installed,
+            ``"auto"``
+            runs programs as native loops if these are expected to be faster; ``"numba"`` does so wherever it can,
+            ``"torch"`` never.
+        tune: how to choose among the possible plans. ``"model"`` (default): by the cost model, the same at each run.
+            ``"now"``: time the candidates that the model prices near the best, when a kernel is compiled, for a
+            second or
+            for the number of seconds given. ``"calls"``: try them in turn in the first calls. Timings are kept in
+            the
+            cache folder and used for the same problem again. With ``deterministic=True`` nothing is timed.
+        path: the operands of each contraction, as opt_einsum gives them: ``[(0, 2), (0, 1)]`` are positions in the
+            list of
+            remaining operands, to whose end each result is appended. A sparse operand alone, ``(0,)``, is made
+            dense.
 
     Examples:
         >>> with stc.options(plan="coo", precision="high"):

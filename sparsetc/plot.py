@@ -44,7 +44,7 @@ def spy(
     bins: int = BINS,
     ax: Any = None,
 ) -> Any:
-    """Draw where a tensor has entries: the darker a cell, the more of them it holds.
+    """Draw the positions of entries: the darker a cell, the more of them it holds.
 
     Args:
         x: of any order; blocks and dense modes are drawn entry by entry.
@@ -88,7 +88,7 @@ def spy(
 
 
 def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, ax: Any = None) -> Any:
-    """Draw which part of its plan stores the entries of each region: a colour a part, of the one with the most there.
+    """Draw the part of a plan that stores the entries of each region, by colour.
 
     Args:
         kernel: of one sparse operand.
@@ -189,7 +189,7 @@ def factors(
 
 
 def fit(model: Factored, *, ax: Any = None) -> Any:
-    """Draw how a model came to fit, or its log-likelihood where it has that, iteration by iteration.
+    """Draw a model's fit, or its log-likelihood if it has one, iteration by iteration.
 
     Raises:
         ImportError: matplotlib is not installed.

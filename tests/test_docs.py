@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -26,6 +27,9 @@ RUN = (
     *(f"guides/{name}.md" for name in ("maps", "packed_files")),
 )
 """Pages all of whose code is run, from top to bottom."""
+RIDDLE = re.compile(r"(What|Whether|Which|Those|Of|The same|By|They|How|That|As|In|Where|Who|Whose|When|While)\b")
+"""Words that no summary of a docstring begins with: it has a verb, or names a thing."""
+PRONOUN = re.compile(r"\b(that|which|whose|whom|who|what)\b", re.IGNORECASE)
 MODULES = ("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing")
 
 
@@ -39,6 +43,21 @@ def test_the_reference_has_every_public_name_once() -> None:
     for name, thing in public.items():  # some functions have two public names
         assert sum(thing is one for one in described) == sum(thing is one for one in public.values()), name
     assert not [name for (_, _, name), one in zip(paths, described, strict=True) if isinstance(one, ModuleType)]
+
+
+def test_docstrings_begin_with_a_plain_statement() -> None:
+    riddles = []
+    later = ("planner", "contraction", "join", "products")
+    for path in sorted((ROOT / "sparsetc").rglob("*.py")):
+        if path.parent.name in later:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+                sentence = re.split(r"\.(?:\s|$)", text)[0]
+                if RIDDLE.match(text) or len(PRONOUN.findall(sentence)) > 1:
+                    riddles.append(f"{path.relative_to(ROOT)}: {text}")
+    assert riddles == []
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

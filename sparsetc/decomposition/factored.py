@@ -115,7 +115,7 @@ class Factored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the modes of the tensor that it stands for."""
+        """The sizes of the modes of the full tensor."""
         return tuple(f.shape[0] for f in self.factors)
 
     @property
@@ -125,7 +125,7 @@ class Factored:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of all its tensors."""
+        """The dtype of all tensors of the model."""
         return self._head.dtype
 
     @property
@@ -135,23 +135,26 @@ class Factored:
 
     @property
     def fit(self) -> float | None:
-        """The last of `fits`; None of a model that no run made."""
+        """The last of `fits`; None if no run made the model."""
         return self.fits[-1] if self.fits else None
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
-        """The tensor in full: strided, of ``shape``.
+        """Return the full tensor, strided, of ``shape``.
+
+        Args:
+            memory_limit: bytes, or text such as ``"8GB"``; by default the limit of `sparsetc.options`.
 
         Raises:
-            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
+            OutOfMemoryError: it would take more than the limit.
         """
         limit = None if memory_limit is None else memory.as_bytes(memory_limit)
         memory.check(f"the model in full, {self.shape},", self._numbers() * self.dtype.itemsize, self.device, limit)
         return self._dense()
 
     def values_at(self, coords: Any) -> torch.Tensor:
-        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+        """Return the (n,) elements of the tensor at ``coords``, computed in chunks.
 
         Args:
             coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
@@ -178,7 +181,7 @@ class Factored:
     # -- the same model, elsewhere ------------------------------------------------------------------------------------
 
     def to(self: Own, *args: Any, **kwargs: Any) -> Own:
-        """The model elsewhere, arguments as of `torch.Tensor.to`."""
+        """Move or cast the model; arguments as for `torch.Tensor.to`."""
         moved = tuple(f.to(*args, **kwargs) for f in self.factors)
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
 
@@ -192,7 +195,7 @@ class Factored:
         return getattr(module, f"{self.KIND}Tensor")((head, factors))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to a safetensors file, whole or not at all; an old file stays until it is complete.
+        """Write the model to a safetensors file. The file appears under its name only when it is complete.
 
         Raises:
             DtypeError: of a model that is not of float32 or float64; an old file stays.
@@ -212,7 +215,7 @@ class Factored:
 
     @classmethod
     def load(cls: type[Own], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Own:
-        """Return the model in a file that `save` wrote. Nothing of the file is run.
+        """Read a model from a file written by `save`. No code of the file is run.
 
         Raises:
             IOFormatError: the file holds no model of this kind.

@@ -62,8 +62,8 @@ def tucker(
         settings: as for `einsum`.
 
     Returns:
-        The model after the last sweep; stopped and continued as those of `cp_als`. Eigenvectors are found by the
-        host's leave, so a sweep waits for a GPU once a mode.
+        The model after the last sweep; stopped and continued as those of `cp_als`. `torch.linalg.eigh` synchronises
+        with the host, so each mode of a sweep waits for the GPU once.
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep, or,

@@ -135,15 +135,15 @@ class DeviceProfile:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of the numbers that were measured on the device itself."""
+        """The names of the numbers that were measured on the device itself."""
         return tuple(name for name, source in self.sources.items() if source.startswith(MEASUREMENT))
 
     def matrix(self, precision: str) -> float:
-        """Multiplications and additions in dots a second; f16x3 takes three of 16-bit halves, which go as bfloat16."""
+        """Return multiplications and additions a second in dots; f16x3 takes three dots at the rate of bfloat16."""
         return self.dot["bf16"] / 3 if precision == F16X3 else self.dot.get(precision, self.multiply)
 
     def describe(self) -> str:
-        """The device whose numbers these are, and how many of them were measured, for a reader."""
+        """Return a line about the device, and how many numbers were measured."""
         count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
             others = "others assumed" if self.loops else f"others an {default_gpu().name}'s"

@@ -38,7 +38,7 @@ Grid = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor's nonzeros, dealt to ranks: each has those in its box, or a piece of them.
+    """A partition of a tensor's nonzeros into boxes of coordinates, one for each rank, or several ranks for one box.
 
     Attributes:
         shape: sizes of all modes.
@@ -64,7 +64,7 @@ class Cut:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Ranges along each mode and, last, pieces of a box."""
+        """The number of ranges along each mode and, last, of pieces of a box."""
         return (*(len(b) - 1 for b in self.bounds), 1 + max(p[-1] for p in self.places))
 
     @property
@@ -74,15 +74,15 @@ class Cut:
 
     @property
     def imbalance(self) -> float:
-        """The most nonzeros of a rank over the mean; 1 where there are none."""
+        """The largest number of nonzeros of a rank over the mean; 1 if there are none."""
         return max(self.nnz) * self.size / sum(self.nnz) if any(self.nnz) else 1.0
 
     def ranges(self, rank: int) -> Box:
-        """The rows of each mode in a rank's box."""
+        """Return the range of rows of each mode in a rank's box."""
         return tuple((b[at], b[at + 1]) for b, at in zip(self.bounds, self.places[rank], strict=False))
 
     def sharing(self, modes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """The ranks, those together that have the same ranges of all these modes."""
+        """Group the ranks that have the same ranges in all these modes."""
         modes, parts = tuple(modes), dict[tuple[int, ...], list[int]]()
         for rank, place in enumerate(self.places):
             parts.setdefault(tuple(place[m] for m in modes), []).append(rank)

@@ -64,7 +64,7 @@ class Explained:
 
 
 class DistributedKernel:
-    """An einsum of a sharded operand, compiled on every rank; `sparsetc.compile` makes one.
+    """An einsum of a sharded operand, compiled on every rank by `sparsetc.compile`.
 
     A call is collective. It neither asks whether ranks agree nor waits for a GPU (but for integers, whose sums are
     checked), so it is for loops.
@@ -109,7 +109,7 @@ class DistributedKernel:
         return self._wrap(part)  # type: ignore[no-any-return]
 
     def explain(self, symbolic: bool = False) -> Explained:
-        """The cut, what a call sends, and this rank's kernel, as `Kernel.explain` has it: prints as a table."""
+        """Return the cut, the bytes that a call sends, and this rank's `Kernel.explain`; prints as a table."""
         share, itemsize = self.share, self.kernel.contraction.result_dtype.itemsize
         sends = tuple(sum(t.sent) * itemsize for t in self.transfers if t.moves)
         local = self.kernel.explain(symbolic)

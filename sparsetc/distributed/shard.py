@@ -30,7 +30,7 @@ KERNELS = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sharded:
-    """A sparse tensor cut over ranks; `shard` makes one, and so do einsums with a sparse result.
+    """A sparse tensor divided among ranks, made by `shard` or as the sparse result of an einsum.
 
     Attributes:
         cut: which rank has what.
@@ -46,7 +46,7 @@ class Sharded:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of all modes of the whole tensor."""
+        """The sizes of all modes of the whole tensor."""
         return self.cut.shape
 
     @property
@@ -56,12 +56,12 @@ class Sharded:
 
     @property
     def nnz(self) -> int:
-        """Nonzeros of the whole tensor."""
+        """The number of nonzeros of the whole tensor."""
         return sum(self.cut.nnz)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the values."""
+        """The dtype of the values."""
         return self.local.dtype
 
     @property
@@ -71,7 +71,7 @@ class Sharded:
 
     @property
     def ranges(self) -> Box:
-        """The rows of each mode that this rank's share may have."""
+        """The range of rows of each mode that this rank's share may have."""
         return self.cut.ranges(self.ranks.rank)
 
     def __repr__(self) -> str:
@@ -81,14 +81,14 @@ class Sharded:
         )
 
     def with_values(self, values: torch.Tensor) -> Sharded:
-        """Nonzeros as here with other values of this rank's share, of the same shape; sends nothing."""
+        """Return the tensor with other values of this rank's share, of the same shape; sends nothing."""
         local = self.local.with_values(values)
         if local.shape != self.local.shape:
             raise ShapeError(f"values must have shape {tuple(self.local._values.shape)}, found {tuple(values.shape)}")
         return replace(self, local=local, kept=Lru(KERNELS))
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:
-        """The local share with coordinates of the whole tensor in some modes, which then have their whole size."""
+        """Return the local share with coordinates of the whole tensor in these modes, which get their whole size."""
         local, added, shape = self.local, [0] * self.local.sparse_order, list(self.local.shape)
         for m in modes:
             added[m], shape[m] = self.ranges[m][0], self.shape[m]
@@ -97,7 +97,7 @@ class Sharded:
 
     @entry_point
     def gather(self) -> SparseTensor:
-        """The whole tensor, on every rank; collective.
+        """Return the whole tensor on every rank; collective.
 
         Raises:
             OutOfMemoryError: it would pass the memory limit.

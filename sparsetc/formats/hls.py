@@ -295,7 +295,7 @@ def by_threshold(
 
 
 def plan_hls(threshold: int | None = None) -> Plan:
-    """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
+    """Make the hybrid plan: tiles of at least `threshold` nonzeros are stored dense; None lets the cost model choose.
 
     0 or 1 makes every tile dense, a threshold above a tile's volume none.
 

@@ -471,7 +471,8 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
 def plan_window(
     height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = True
 ) -> Plan:
-    """Windows of `height` neighbouring output rows, in tiles of `width` of the columns that they have, compacted.
+    """Make a plan of windows: `height` neighbouring output rows, stored as tiles of `width` of the columns that they
+    have.
 
     Args:
         height: rows of a window; None takes what the cost model finds best, here and below.
@@ -495,7 +496,7 @@ def plan_1sa(
     threshold: int | None = None,
     halves: bool = True,
 ) -> Plan:
-    """Windows as `plan_window` has them, of rows that are grouped by similarity (1-SA), wherever they lie.
+    """Make a plan of windows as `plan_window`, of rows grouped by similarity (1-SA) instead of neighbouring rows.
 
     Args:
         tau: the Jaccard similarity that rows of a group have at least, in percent, from 1 to 100.

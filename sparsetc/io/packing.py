@@ -68,7 +68,7 @@ def pack(
     memory_limit: int | str | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Make a packed file (.parquet) of a file that may be larger than memory: nonzeros sorted, duplicates summed.
+    """Convert a file that may be larger than memory to a packed file (.parquet): nonzeros sorted, duplicates summed.
 
     The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
     folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.

@@ -87,11 +87,11 @@ class Table:
         return self.starts[-1]
 
     def close(self) -> None:
-        """Close the file; what was read of it stays."""
+        """Close the file; data read before stays valid."""
         self._raw.close()
 
     def group(self, group: int, names: Sequence[Any] | None = None) -> list[np.ndarray]:
-        """The columns of one row group, or those named."""
+        """Return the columns of one row group, or those named."""
         names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
         with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
@@ -105,7 +105,7 @@ class Table:
 
     @property
     def largest_group(self) -> int:
-        """Bytes that reading a row group takes at most."""
+        """Return the most bytes that reading a row group takes."""
         return max((self._nbytes(group, self.names) for group in range(len(self.starts) - 1)), default=0)
 
     def _nbytes(self, group: int, names: Sequence[str]) -> int:
@@ -122,12 +122,12 @@ class Table:
             return npz.stored(np.empty(0, kind), None).dtype
 
     def fault(self, reason: str) -> IOFormatError:
-        """The error that names the file."""
+        """Return an error that names the file."""
         return IOFormatError(f"{self.path}: {reason}")
 
     @property
     def crc(self) -> int:
-        """A checksum of the footer, which depends on where pages are, their sizes, ranges of columns and the shape."""
+        """The checksum of the footer, which depends on places and sizes of pages, ranges of columns, and the shape."""
         with self._lock.own:
             self._raw.seek(-8, os.SEEK_END)
             size = int.from_bytes(self._raw.read(4), "little")
@@ -204,7 +204,7 @@ class PackedFile(Table):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that a nonzero takes in a SparseTensor."""
+        """The bytes of a nonzero in a SparseTensor."""
         return 8 * self.order + self.dtype.itemsize
 
     def __repr__(self) -> str:
@@ -220,11 +220,11 @@ class PackedFile(Table):
         self.close()
 
     def block(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in memory of their own.
+        """Read nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in new memory.
 
         Raises:
-            CoordinateError: the range is not one of the file's.
-            IOFormatError: a row group that was altered, coordinates outside the shape, or the file was closed.
+            CoordinateError: the range is outside the file.
+            IOFormatError: a row group was altered, coordinates lie outside the shape, or the file was closed.
         """
         self._check_range(start, stop, self.nnz, "nonzeros")
         coords = torch.empty((self.order, stop - start), dtype=torch.int64, device="cpu")
@@ -239,7 +239,7 @@ class PackedFile(Table):
         return coords, values.to(self.dtype)
 
     def rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nonzeros whose coordinate of mode 0 is from ``first`` to below ``last``, as `block` gives them.
+        """Read the nonzeros whose coordinate of mode 0 is in ``first`` to below ``last``, as `block` returns them.
 
         Raises:
             CoordinateError: the range is not within mode 0.
@@ -252,7 +252,7 @@ class PackedFile(Table):
         return self.block(start, stop)
 
     def verify(self) -> None:
-        """Check all of it: the checksums of pages, the ranges of coordinates, and their order.
+        """Check the whole file: checksums of pages, ranges of coordinates, and their order.
 
         Raises:
             IOFormatError: what is wrong, and where.
@@ -264,7 +264,7 @@ class PackedFile(Table):
             last = coords[:, -1:]
 
     def tensor(self) -> SparseTensor:
-        """All nonzeros as a SparseTensor, checked as by `verify`.
+        """Read all nonzeros as a SparseTensor, checked as by `verify`.
 
         Raises:
             IOFormatError: as of `verify`.
@@ -309,7 +309,7 @@ class PackedFile(Table):
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedFile:
-    """A packed file (.parquet of `write` or `pack`) opened for reading in row groups; only its footer is read now.
+    """Open a packed file (.parquet of `write` or `pack`) for reading in row groups; only its footer is read now.
 
     Raises:
         IOFormatError: not a packed file, or a truncated or altered one.

@@ -101,7 +101,7 @@ def total(tree: Tree, over: Iterable[str]) -> Tree:
 
 
 def parse_tree(text: str) -> Tree:
-    """The tree that a text stands for; `PlanError` where it stands for none.
+    """Parse a tree. Raise `PlanError` if the text is not one.
 
     Examples:
         >>> stc.parse_tree("sum[j k](X * B * C)").factors

@@ -88,7 +88,7 @@ class Storage(Record):
     params: tuple[tuple[str, int], ...] = ()
 
     def param(self, name: str) -> int:
-        """A number of the format's own."""
+        """Return a parameter of the format by name."""
         try:
             return dict(self.params)[name]
         except KeyError:
@@ -96,21 +96,23 @@ class Storage(Record):
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
-        """Modes by level: item, lane, leaf."""
+        """The modes by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
 
     @property
     def order(self) -> int:
-        """Number of modes dealt."""
+        """The number of modes of all levels."""
         return sum(map(len, self.levels))
 
     @property
     def modes(self) -> list[int]:
-        """The modes dealt, rising."""
+        """The modes of all levels, ascending."""
         return sorted(mode for level in self.levels for mode in level)
 
     def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
-        """Return what is wrong if not each mode of a tensor is dealt, and stored in sequence, once; else nothing."""
+        """Return an error text unless every mode stands in exactly one level, and once in `sequence`; else an empty
+        text.
+        """
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
@@ -194,7 +196,7 @@ class Schedule(Record):
         return replace(self, tree=None, take=(), turns=(), ruled=()) if unchanged else self
 
     def block(self, axis: str) -> int:
-        """Elements of a dense axis that a program takes: its block, or the sum of its pieces."""
+        """Return the number of elements of a dense axis in a program: its block, or the sum of its pieces."""
         try:
             return (dict(self.blocks) | {c: sum(own) for c, own in self.pieces})[axis]
         except KeyError:
@@ -208,7 +210,7 @@ def in_bf16(rounded: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Part(Record):
-    """One disjoint piece of a sparse operand: what stores it and how it runs.
+    """A disjoint piece of a sparse operand, with its storage and its schedule.
 
     Attributes:
         label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
@@ -230,7 +232,7 @@ class Part(Record):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Positions of a block along each letter; empty where one of two sparse operands is not in blocks."""
+        """The positions of a block along each letter; empty if one of two sparse operands is not in blocks."""
         return {name[-1]: size for name, size in self.storage.params if name.startswith(SIDE)}
 
     @property
@@ -255,7 +257,7 @@ class Part(Record):
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """Parts whose results add up to the einsum, and why they were chosen; without parts, a request for such a plan.
+    """A list of parts whose results add up to the einsum, and why they were chosen; without parts, a request by name.
 
     A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.
 
@@ -304,22 +306,22 @@ class Plan(Record):
         return str(self.option(PREFERRED, "")) if self.name == "auto" else ""
 
     def option(self, name: str, default: Any) -> Any:
-        """One of the options, or what stands for it where it is not named."""
+        """Return an option by name, or `default`."""
         return dict(self.options).get(name, default)
 
     def scheduled(self, change: Callable[[Schedule], Schedule]) -> Plan:
-        """The plan with the schedule of each part changed; itself where none is."""
+        """Return the plan with the schedule of each part changed; the plan itself if nothing changes."""
         return self.with_schedules([change(part.schedule) for part in self.parts])
 
     def with_schedules(self, schedules: Sequence[Schedule]) -> Plan:
-        """The plan with these schedules, one a part; itself where it has them."""
+        """Return the plan with these schedules, one a part; the plan itself if it has them."""
         pairs = list(zip(self.parts, schedules, strict=True))
         if all(part.schedule == schedule for part, schedule in pairs):
             return self
         return replace(self, parts=tuple([replace(part, schedule=schedule) for part, schedule in pairs]))
 
     def of_step(self, number: int, steps: int) -> Plan:
-        """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""
+        """Return the plan of one contraction of a path. Raise `PlanError` if the plan has another number of steps."""
         plans = (self,) * steps if self.is_request else self.steps or (self,)
         if steps != len(plans):
             raise PlanError(f"the plan is of {len(plans)} contractions, the equation takes {steps}; compile anew")

@@ -49,7 +49,7 @@ F = TypeVar("F", bound=Deal)
 def register_partition(
     name: str, *, by_rows: bool = False, whole_rows: bool = False, replace: bool = False
 ) -> Callable[[F], F]:
-    """Decorator: make ``deal(coords, shape, **options) -> [indices or None, …]`` known to plans by `name`.
+    """Decorate ``deal(coords, shape, **options) -> [indices or None, …]``: register it as a partition for plans.
 
     Args:
         name: one line of printable characters, without quotes and backslashes.

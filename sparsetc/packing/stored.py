@@ -25,7 +25,7 @@ BITS = 1 << 16
 
 
 def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included.
+    """Return (coords (order, n), places (n,)) of the n values that a kernel reads, padding included.
 
     Examples:
         >>> coords = stc.testing.pattern("corners", (4, 5))

@@ -69,7 +69,7 @@ def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, 
 
 @entry_point
 def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
-    """Cut a sparse operand into chunks, pack them, and give what streams them through the device at each call.
+    """Cut a sparse operand into chunks and pack them. Return a `Stream` that runs them through the device at each call.
 
     Chunks are packed by one plan, chosen for the first of them. They lie in pinned host memory (plain memory without
     CUDA), or in a file. The device never has more than ``memory_limit=`` of dense operands, result, and a chunk for

@@ -103,7 +103,7 @@ class Stream:
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
     def plan(self) -> Plan | None:
-        """The plan that was chosen; None of a tensor without nonzeros, or of a file."""
+        """The plan; None for a tensor without nonzeros, or for a file."""
         return self.compiler.plan
 
     @property
@@ -113,7 +113,7 @@ class Stream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all chunks, which pass through the device at each call."""
+        """The bytes of all chunks, which pass through the device at each call."""
         return self.cut.nbytes
 
     @property
@@ -123,7 +123,7 @@ class Stream:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that a call has on the device at most: dense operands, a chunk for each stream, the result or rows."""
+        """The most bytes on the device during a call: dense operands, a chunk a stream, the result or its rows."""
         return self._budget.bytes(self.cut, self._result.rows, self.resident)
 
     @property

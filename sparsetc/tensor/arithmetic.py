@@ -64,13 +64,13 @@ class Arithmetic:
     # -- of entries alone -----------------------------------------------------------------------------------------
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
-        """The tensor with a function applied to the values of its entries; absent ones stay absent.
+        """Apply a function to the values of entries; absent entries stay absent.
 
         Args:
-            function: takes and gives values of one shape. Duplicates are summed first.
+            function: takes and returns a values tensor of the same shape. Duplicates are summed first.
 
         Raises:
-            ShapeError: the function gives another shape.
+            ShapeError: the function returns another shape.
 
         Examples:
             >>> stc.eye(2).map(torch.exp).values
@@ -93,24 +93,28 @@ class Arithmetic:
         return self
 
     def abs(self) -> SparseTensor:
-        """Magnitudes of the entries."""
+        """Return the magnitude of each entry."""
         return self.map(lambda values: values if values.dtype == torch.bool else values.abs())
 
     __abs__ = abs
 
     def sign(self) -> SparseTensor:
-        """The sign of each entry: -1, 0 or 1, or of unit magnitude where it is complex."""
+        """Return the sign of each entry: -1, 0 or 1; for complex values a number of magnitude 1."""
         return self.map(torch.sgn)
 
     def sqrt(self) -> SparseTensor:
-        """The square root of each entry."""
+        """Return the square root of each entry."""
         return self.map(torch.sqrt)
 
     def clip(self, min: float | None = None, max: float | None = None) -> SparseTensor:
         """Limit entries to ``min`` .. ``max``, a range that contains 0; at least one limit is needed.
 
         Raises:
-            DtypeError: bounds that would change absent entries, or complex values, which have no order.
+            DtypeError: limits that would change absent entries, or complex values.
+
+        Examples:
+            >>> stc.full((2,), 5.0).clip(max=3).values
+            tensor([3., 3.])
         """
         _ordered(self)
         if (min, max) == (None, None):
@@ -122,9 +126,13 @@ class Arithmetic:
     clamp = clip
 
     def drop(self, tol: float = 0.0) -> SparseTensor:
-        """The entries of a magnitude above ``tol``; without an argument all that are not 0. Looks at the values.
+        """Remove the entries of magnitude ``tol`` or less; by default the stored zeros. Waits for a GPU.
 
-        A row of dense modes, or a block, stays where any of it does.
+        A row of dense modes, or a block, stays if any of its values does.
+
+        Examples:
+            >>> stc.SparseTensor([[0, 1]], [0.0, 2.0]).drop().nnz
+            1
         """
         x = self.coalesce()
         values = x._values.detach()

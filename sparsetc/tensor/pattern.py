@@ -144,17 +144,17 @@ class Pattern:
 
     @property
     def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, contiguous, 0-based; not to be written to."""
+        """The coordinates, (order, nnz) int64, contiguous, 0-based; not to be written to."""
         return self._coords
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the sparse modes; of the grid of a tensor in blocks."""
+        """The sizes of the sparse modes; of a tensor in blocks, the sizes of the grid of blocks."""
         return self._shape
 
     @property
     def blocks(self) -> Blocks | None:
-        """The sides of blocks, and the sizes of the modes that they lie in; None of single nonzeros."""
+        """The sides of blocks, and the sizes of the modes they lie in; None for single nonzeros."""
         return self._blocks
 
     @property
@@ -191,7 +191,7 @@ class Pattern:
 
     @property
     def cache(self) -> Lru[Hashable, Any]:
-        """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
+        """The cache of kernels, packed storages and derived patterns; made when first asked for."""
         if self._cache is None:
             self._cache = Lru(KEPT)
             used.add(self)
@@ -205,7 +205,7 @@ class Pattern:
 
     @staticmethod
     def numbered(number: int) -> Pattern | None:
-        """The live pattern of a number."""
+        """Return the live pattern with a number, or None."""
         return _all.get(number)
 
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:

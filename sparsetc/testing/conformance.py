@@ -49,7 +49,7 @@ MOST = 100
 
 
 def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty.
+    """Return the (order, nnz) coordinates of one of `PATTERNS`, sorted and unique; none if the shape is empty.
 
     Raises:
         FormatError: no pattern has this name.
@@ -71,7 +71,7 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 
 def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
-    """Pack with the named format and check every promise; returns what was packed.
+    """Pack with the named format, check every promise of the interface, and return the result.
 
     Args:
         name: of a registered format.
