@@ -138,9 +138,9 @@ class PairReport(StepReport):
         """Return lines on the operands' roles, the pairs that meet, and the result."""
         r, c, k = self.block
         lines = [
-            f"roles    {self.roles or 'none'}",
-            f"meet     {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
-            f"unfolded {' x '.join(f'{n:,}' for n in self.unfolded)}",
+            f"indices  {self.roles or 'none'}",
+            f"products {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
+            f"as matrices {' x '.join(f'{n:,}' for n in self.unfolded)}",
         ]
         if self.shares:
             (filled, pairs), (rest, tasks) = self.shares
@@ -248,11 +248,7 @@ def _step_lines(step: StepReport) -> list[str]:
         for name, predicted in step.considered:
             lines.append(f"  {'does not fit' if predicted is None else f'{predicted:12.1f}'}  {name}")
     if step.dismissed:
-        lines += [
-            "",
-            "not counted, us at least by a sample:",
-            *(f"  {us:12.1f}  {name}" for name, us in step.dismissed),
-        ]
+        lines += ["", "not counted, least us by a sample:", *(f"  {us:12.1f}  {name}" for name, us in step.dismissed)]
     return lines
 
 

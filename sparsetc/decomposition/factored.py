@@ -226,7 +226,7 @@ class Factored:
         library, status = _safetensors(), os.stat(path)
         try:
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("a model is read from a file on disk, this is none")
+                raise ValueError("a model is read from a regular file on disk, not a pipe or a folder")
             memory.check(f"{os.fspath(path)}: the model, and the mapped file,", 2 * status.st_size, torch.device("cpu"))
             if zipfile.is_zipfile(path):
                 raise ValueError(

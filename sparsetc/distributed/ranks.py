@@ -45,7 +45,7 @@ class Ranks:
                 f"that has more; found {mesh!r:.80}"
             )
         if mesh is not None and mesh.get_coordinate() is None:
-            raise DistributedError("this process is none of the mesh's; only the mesh's ranks may call")
+            raise DistributedError("this process does not belong to the mesh; only the mesh's ranks may call")
         world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         self.group = world if mesh is None else mesh.get_group()
         self.size, self.rank = 1, 0

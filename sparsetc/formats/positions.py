@@ -63,7 +63,9 @@ class Positions:
         """Return the product that torch makes of two dense operands, read where nonzeros are."""
         sides = sides_of(bound)
         if sides is None or not target.sparse or not target.in_operand_order:
-            raise PlanError(f'format {self.name!r} is for sampled products of two matrices, and "{bound}" is none')
+            raise PlanError(
+                f'format {self.name!r} is for sampled products of two matrices; "{bound}" is another einsum'
+            )
         left, right = [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in sides]
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
         view, (output, operands) = self.view(bound.extents(letters), part.storage), named_operands(bound)
@@ -114,7 +116,7 @@ class SampledCost(ProductCost):
     def describe(self) -> list[str]:
         """Lines for a reader."""
         left, right = self.result
-        made = f"{self.flops} flops in a product of torch, {left} x {right}, of which entries are read"
+        made = f"{self.flops} flops in a product of torch, {left} x {right}, read at the entries"
         return [f"reads {self.tables} elements of dense operands", made]
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
@@ -144,7 +146,7 @@ class SampledCost(ProductCost):
 
 
 class SampledProduct(DenseProduct):
-    """A product of two matrices, of which entries are read."""
+    """A product of two matrices, read at the entries."""
 
     priced_by: ClassVar[type[ProductCost]] = SampledCost
 

@@ -252,9 +252,10 @@ def _header(printer: Printer, name: str) -> str:
     lines += [f"    {result}[entry] = {output}[{i}, {j}]" for output, result in walk.stored]
     lines += ["", "items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1"]
     if layout.full:
-        lines.append("full_col[tile]: the number of a full tile's block of columns")
+        lines.append("full_col[tile]: a full tile's block of columns, by number")
     if layout.part:
-        lines.append(f"part_col[tile]: {'its columns, some twice' if layout.gathered else 'likewise of a partial one'}")
+        columns = "columns, some twice" if layout.gathered else "block of columns, by number"
+        lines.append(f"part_col[tile]: a partial tile's {columns}")
         lines.append("bits[tile, row]: bit c is set where the row meets the tile's column c")
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")

@@ -159,7 +159,9 @@ def _check_bits(packed: Packed, tiles: int) -> None:
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
     parts = words.flatten().split(max(1, BITS // values.words) * values.words)
     set_in_tile = torch.cat([values.places({"bits": part}, 0, words.device).sum(1) for part in parts])
-    require(torch.equal(set_in_tile, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
+    require(
+        torch.equal(set_in_tile, torch.diff(pointers.long())), "a tile needs one value for each bit set in its bitmap"
+    )
 
 
 def _check_fibers(packed: Packed, blocks: int) -> None:

@@ -164,7 +164,7 @@ class ChunkFile:
     def _header(self) -> dict[str, Any]:
         status = os.fstat(self._file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise self.fault("a file of packed chunks is a file on disk, this is none")
+            raise self.fault("packed chunks are read from a regular file on disk, not a pipe or a folder")
         head = os.pread(self._file.fileno(), 8, 0)
         if head.startswith(EARLIER):
             raise self.fault(

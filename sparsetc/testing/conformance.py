@@ -165,7 +165,7 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
         shared = coords[modes] // sides
         require(
             torch.equal(shared[:, known[at[view.positions[level]][live]]], shared[:, source]),
-            f"a representative of level {level} has not what its nonzeros share",
+            f"a representative of level {level} lacks a coordinate that its nonzeros share",
         )
     require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 

@@ -102,7 +102,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         axes = frozenset().union(*parts)
         for axis in node.over:
             if node.over.count(axis) > 1 or any(axis not in part for part in parts):
-                raise fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
+                raise fail(node, f"cannot sum over {axis}: it does not depend on it, or sums it twice")
             outside = Counter(tree.factors) - Counter(node.factors)
             if late := [name for name in outside if axis in inner.axes(name)]:
                 raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")

@@ -126,7 +126,9 @@ class Axis:
 
     def where(self, values: Values, tiles: list[str]) -> list[str]:
         """Return lines for a reader: where values are stored. Those of tiles are given as `tiles`."""
-        return [f"{name}[n], likewise word, for the n of an item" for name in values.held]
+        return [
+            f"{name}[n] and word[n] belong to nonzero n; a work item has a range of nonzeros" for name in values.held
+        ]
 
     def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the positions `at` without those of lanes whose fiber has ended at their `step`."""
@@ -223,9 +225,8 @@ class Fibers(Axis):
         return False
 
     def where(self, values: Values, tiles: list[str]) -> list[str]:
-        first, *others = *values.held, "word"
-        also = "".join(f", likewise {name}" for name in others)
-        return [f"{first}[block_ptr[block] + step * {self.lanes} + lane]{also}; step < lane_len[lane]"]
+        arrays = " and ".join((*values.held, "word"))
+        return [f"{arrays} at [block_ptr[block] + step * {self.lanes} + lane]; step < lane_len[lane]"]
 
     def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         at["fiber"] = at["block"] * self.lanes + at["lane"]

@@ -108,9 +108,7 @@ class Values:
 
     def describe(self, array: Callable[[str], str], order: str) -> str:
         """Return where the values of tiles lie, given what arrays are called and how positions are numbered."""
-        first, *others = map(array, self.held)
-        also = "".join(f", likewise {name}" for name in others)
-        return f"{first}[tile * {self.volume} + position]{also}, {order}"
+        return f"{' and '.join(map(array, self.held))} at [tile * {self.volume} + position], {order}"
 
     def scaling(self, operand: Any) -> list[str]:
         """Return lines for a reader: the formula of an operand's values, where they are not stored as they are."""
@@ -126,11 +124,11 @@ class Values:
         if any(side < 1 for side in self.sides):
             raise FormatError(f"sides of tiles must be 1 or more, found {self.sides}")
         if not 0 <= self.contracted <= len(self.sides):
-            raise FormatError(f"a column of a dot contracts some modes of a tile, found {self.contracted}")
+            raise FormatError(f"a dot contracts 0 or more modes of a tile, found {self.contracted}")
 
     def __str__(self) -> str:
         kind = "bitmap" if self.bitmap else "dense"
-        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in parts' if self.halves else ''}"
+        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in split float16' if self.halves else ''}"
 
 
 @dataclass(frozen=True)

@@ -374,10 +374,10 @@ class Cost:
         written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [f"reads {name} in bfloat16, to which it is rounded first" for name, _ in self.rounded]
-        lines += [f"splits {name}, whose largest element is found first" for name, _ in self.split]
-        lines += [f"reads {name} in halves, in which it is stored first" for name, _ in self.halves]
-        lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
+        lines += [f"reads {name} in bfloat16, cast before the launch" for name, _ in self.rounded]
+        lines += [f"splits {name} into float16 halves, scaled by its largest element" for name, _ in self.split]
+        lines += [f"reads {name} as float16 halves, split before the launch" for name, _ in self.halves]
+        lines.append(f"{'stores' if self.owned else 'adds to'} {self.added_rows} rows of the result")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
 
