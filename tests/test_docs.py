@@ -61,12 +61,24 @@ def test_docstrings_begin_with_a_plain_statement() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """From another folder, as paths of the configuration are relative to its file."""
+    """From another folder, as paths of the configuration are relative to its file; --quiet would count no warnings."""
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]
     done = subprocess.run([*command, "--site-dir", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "reference" / "einsums" / "index.html").exists()
+
+
+def test_guides_name_no_files_of_the_package() -> None:
+    """How it runs belongs to *How it works*."""
+    files = {path.name for path in (ROOT / "sparsetc").rglob("*.py")} - {"__init__.py"}
+    named = {
+        page.name: {
+            *re.findall(r"(?<!examples/)(?<!benchmarks/)(?<!tests/)\b(\w+\.py)`", page.read_text(encoding="utf-8"))
+        }
+        for page in (ROOT / "docs" / "guides").glob("*.md")
+    }
+    assert {page: found & files for page, found in named.items() if found & files} == {}
 
 
 @pytest.mark.parametrize("page", RUN)
