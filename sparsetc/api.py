@@ -56,46 +56,36 @@ def einsum(
 ) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
-    The first call for an equation and a pattern compiles a kernel; later calls find it again. The kernel is kept
-    with the
-    pattern: a `SparseTensor`'s, or the index arrays of a torch tensor or of a scipy CSR, CSC, BSR or COO array. If
-    many
-    patterns come and go, such as a new graph at each training step, the first calls of a new pattern use torch's
+    The first call for an equation and a pattern compiles a kernel; later calls find it again. The kernel is kept with
+    the pattern: a `SparseTensor`'s, or the index arrays of a torch tensor or of a scipy CSR, CSC, BSR or COO array. If
+    many patterns come and go, such as a new graph at each training step, the first calls of a new pattern use torch's
     operations, and a kernel is compiled only for a pattern that stays.
 
     Values are packed once, and again after they change. On a CPU every change is noticed; on a GPU those that torch
     counts (not writes through ``.data``).
 
     Args:
-        args: an equation and its operands, in any form that `torch.einsum` takes: implicit output, ``...``, a list
-            of
-            operands, or operands with index lists. A sparse operand is a `SparseTensor`, a sparse torch tensor, a
-            scipy or
-            pydata array, or a `distributed.Sharded` tensor. Dense operands are tensors or ndarrays of its dtype and
+        args: an equation and its operands, in any form that `torch.einsum` takes: implicit output, ``...``, a list of
+            operands, or operands with index lists. A sparse operand is a `SparseTensor`, a sparse torch tensor, a scipy
+            or pydata array, or a `distributed.Sharded` tensor. Dense operands are tensors or ndarrays of its dtype and
             device.
         output: ``"sparse"``, ``"dense"`` or ``"auto"``. With one sparse operand, ``"auto"`` is sparse if the result
-            keeps
-            all of its modes, or at least two of them and one with coordinates. With several sparse operands it is
-            sparse
-            if the result keeps any of their modes.
+            keeps all of its modes, or at least two of them and one with coordinates. With several sparse operands it is
+            sparse if the result keeps any of their modes.
         drop_zeros: leave out entries of a sparse result whose value is 0. Without it the result's pattern does not
             depend on values.
-        reduce: how to combine entries along the modes that the result does not keep: ``"sum"``, ``"mean"``,
-            ``"amax"``,
+        reduce: how to combine entries along the modes that the result does not keep: ``"sum"``, ``"mean"``, ``"amax"``,
             ``"amin"`` or ``"prod"``. Others than ``"sum"`` take one sparse operand; letters that only dense operands
-            have
-            are summed. A result without entries is 0, for ``"prod"`` 1.
+            have are summed. A result without entries is 0, for ``"prod"`` 1.
         settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``,
             ``tune=``, ``path=``: as in `options`. With a `distributed.Sharded` operand also ``gather=True``, for the
             whole result on every rank.
 
     Returns:
-        A dense tensor or a `SparseTensor`, as `output` says. A sparse result of one sparse operand has that
-        operand's
+        A dense tensor or a `SparseTensor`, as `output` says. A sparse result of one sparse operand has that operand's
         pattern without the modes that were summed; letters that only dense operands have become its dense modes. A
-        sparse
-        result of several sparse operands has a pattern of its own. Both are coalesced. With a `distributed.Sharded`
-        operand a dense result is a DTensor.
+        sparse result of several sparse operands has a pattern of its own. Both are coalesced. With a
+        `distributed.Sharded` operand a dense result is a DTensor.
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
@@ -208,11 +198,9 @@ def compile_many(
     """Compile several einsums of one sparse operand together, so that they can share packed copies of it.
 
     A decomposition is an example: it has one einsum for each mode of one tensor. ``plan="auto"`` chooses the set of
-    plans
-    with the least expected total time whose copies fit ``memory_limit=`` (by default the free memory): a copy for
-    each
-    einsum, or one copy for several (plan ``"mm-csf"``). A plan given by name is used for as many einsums as fit, and
-    ``"mm-csf"`` for the others. `Kernel.explain` shows what was chosen and stored.
+    plans with the least expected total time whose copies fit ``memory_limit=`` (by default the free memory): a copy for
+    each einsum, or one copy for several (plan ``"mm-csf"``). A plan given by name is used for as many einsums as fit,
+    and ``"mm-csf"`` for the others. `Kernel.explain` shows what was chosen and stored.
 
     Args:
         equations: one or more equations; the first term of each is that of x.
@@ -226,8 +214,7 @@ def compile_many(
         A tuple with a `Kernel` for each equation, called with its dense operands.
 
     Raises:
-        EquationError: no equations, a different number of operands, or a second sparse operand; and all that
-            `compile`
+        EquationError: no equations, a different number of operands, or a second sparse operand; and all that `compile`
             raises.
 
     Examples:

@@ -43,14 +43,11 @@ STEPS = 20_000
 def calibrate() -> DeviceProfile:
     """Measure the current GPU (without one, the CPU) and use the rates for planning, now and in later processes.
 
-    On a GPU it measures the bandwidth of device memory, of the L2 and the L1 cache and of atomic additions,
-    operations a
-    second outside and inside dots at each precision, and the time to launch a kernel and to start a program; for two
-    sparse operands also torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros, and products
-    of
+    On a GPU it measures the bandwidth of device memory, of the L2 and the L1 cache and of atomic additions, operations
+    a second outside and inside dots at each precision, and the time to launch a kernel and to start a program; for two
+    sparse operands also torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros, and products of
     pairs of blocks. This takes less than a minute and 1.4 GB of device memory. On a CPU with numba installed it
-    measures
-    native loops and torch programs on one thread, in a minute or two. Run nothing else meanwhile.
+    measures native loops and torch programs on one thread, in a minute or two. Run nothing else meanwhile.
 
     The record, one for each kind of device, is written to ``profiles`` in the cache folder (``$SPARSETC_CACHE_DIR``,
     ``options(cache_dir=)``). Kernels compiled before keep their plans.

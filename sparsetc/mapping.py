@@ -76,20 +76,16 @@ def map_entries(
     """Apply a function to each entry (i, j) of a pattern, and sum the results over each row.
 
     The function's arguments are named: inner products of rows of two tables, and numbers by row, by column and by
-    entry.
-    On a GPU, one kernel computes the result and two its gradients, without memory for all entries, if the function
-    uses
-    elementwise operations that kernels have. Elsewhere, and for other functions, several steps run; the log
-    (``logging.getLogger("sparsetc")``, level DEBUG) says why.
+    entry. On a GPU, one kernel computes the result and two its gradients, without memory for all entries, if the
+    function uses elementwise operations that kernels have. Elsewhere, and for other functions, several steps run; the
+    log (``logging.getLogger("sparsetc")``, level DEBUG) says why.
 
     Args:
         function: takes tensors of one shape by name, and returns one; elementwise torch operations. It is traced
-            once for
-            all functions with the same code and constants; other numbers that it reads are constants.
+            once for all functions with the same code and constants; other numbers that it reads are constants.
         pattern: (rows, columns), as for `attention`.
         products: name -> (left, right) tables, (*heads, rows, d) and (*heads, columns, d): the argument is the sum
-            over d
-            of ``left[i, d] * right[j, d]``. All tables have one dtype.
+            over d of ``left[i, d] * right[j, d]``. All tables have one dtype.
         rows: name -> (*heads, rows): the argument is the number of row i.
         columns: name -> (*heads, columns): the argument is the number of column j.
         entries: name -> (nnz,) or (*heads, nnz), in lexicographic order: the argument is the number of the entry.

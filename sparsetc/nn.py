@@ -53,15 +53,12 @@ class SparseLinear(nn.Module):
     activations.
 
     A weight in blocks, as `SparseTensor.from_blocks` and torch's BSR store it, stays in blocks: all elements of the
-    blocks
-    are parameters, and on a GPU products use the matrix units. Packed storage and kernels are kept until the
-    positions
-    change: when the module moves to another device, or a ``state_dict`` with other positions is loaded.
+    blocks are parameters, and on a GPU products use the matrix units. Packed storage and kernels are kept until the
+    positions change: when the module moves to another device, or a ``state_dict`` with other positions is loaded.
 
     Args:
         weight: sparse (outputs, inputs), or anything `SparseTensor.coerce` takes. Its entries, stored zeros too, or
-            all
-            elements of its blocks, are the parameters.
+            all elements of its blocks, are the parameters.
         bias: (outputs,), or None for no bias.
         settings: of `einsum`, for each call.
 
@@ -112,8 +109,8 @@ class SparseLinear(nn.Module):
             bias: (outputs,), or None for no bias.
             mask: (outputs, inputs): keep exactly the positions where it is not 0, zeros too.
             blocksize: sides (s, t): keep every block of s outputs and t inputs that holds such a position. The
-                block's other
-                elements start at 0 and are trained too. The sides need not divide the sizes of the weight.
+                block's other elements start at 0 and are trained too. The sides need not divide the sizes of the
+                weight.
             settings: of `einsum`, for each call.
         """
         return cls(SparseTensor.from_dense(weight.detach(), mask=mask, blocksize=blocksize), bias, **settings)
@@ -251,8 +248,7 @@ class GATConv(nn.Module):
         out_channels: features of a node and a head.
         heads: number of heads, each with its own weights; their results are concatenated.
         negative_slope: of the leaky ReLU of scores.
-        add_self_loops: add an edge from node i to node i wherever it is missing. If sources and targets are
-            different
+        add_self_loops: add an edge from node i to node i wherever it is missing. If sources and targets are different
             nodes, this joins source i with target i, as in PyG; that is right only if the targets are the first
             sources.
         settings: of `einsum`.
@@ -455,11 +451,9 @@ def collate(samples: Sequence[Any]) -> Any:
     rows.
 
     Args:
-        samples: sparse tensors of one order, dense tensors, numbers, or tuples of these, all alike. Dense tensors
-            are
-            concatenated along their first mode, which has a row for each node; tensors without modes, such as
-            labels, are
-            stacked.
+        samples: sparse tensors of one order, dense tensors, numbers, or tuples of these, all alike. Dense tensors are
+            concatenated along their first mode, which has a row for each node; tensors without modes, such as labels,
+            are stacked.
 
     Returns:
         A SparseTensor, a tensor, or a tuple of these. ``batch_of(sizes)`` tells which node belongs to which sample.

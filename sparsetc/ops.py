@@ -160,10 +160,8 @@ def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **setting
 
     Returns:
         A tensor of x's order: a `SparseTensor` for order 3 and more, else dense. It has a fiber of `rank` values
-        wherever
-        x has a nonzero fiber along `mode`. For the last mode the fiber is a dense mode of the result (`dense_order`
-        1);
-        for others each of its values is an entry, since dense modes of a SparseTensor come last.
+        wherever x has a nonzero fiber along `mode`. For the last mode the fiber is a dense mode of the result
+        (`dense_order` 1); for others each of its values is an entry, since dense modes of a SparseTensor come last.
 
     Examples:
         >>> stc.ttm(stc.full((2, 3, 4), 1.0), torch.ones(5, 3), 1).shape
@@ -306,12 +304,9 @@ def contract(
 
     Returns:
         The tensor with x's other modes, then y's other modes. If y is dense, it is a `SparseTensor` when two or more
-        of
-        x's modes are left, with y's modes as dense modes, else dense. If y is sparse, it is a `SparseTensor` when
-        any
-        mode is left. With `input`, ``alpha * contraction + beta * input``, sparse if both are sparse. Integers are
-        added
-        in 64 bits; a sum that does not fit is refused.
+        of x's modes are left, with y's modes as dense modes, else dense. If y is sparse, it is a `SparseTensor` when
+        any mode is left. With `input`, ``alpha * contraction + beta * input``, sparse if both are sparse. Integers are
+        added in 64 bits; a sum that does not fit is refused.
 
     Examples:
         >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape

@@ -231,32 +231,25 @@ class options(contextlib.ContextDecorator):
     Args:
         settings: any of the following.
         precision: ``"highest"`` (the error of float32), ``"high"`` (tf32) or ``"medium"`` (bfloat16 for dense
-            operands and
-            matrix products, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
+            operands and matrix products, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
         plan: the name of a plan, a `Plan`, or ``"auto"`` (default).
         deterministic: return the same bits at every run: no sum depends on the order in which programs finish.
         cache_dir: folder for generated source, and for profiles of calibrated devices.
         memory_limit: upper limit in bytes for a result, for packed storage, and for reading a file; a number, or
-            text such
-            as ``"8GB"`` or ``"512MiB"``. Work that would pass the limit is refused before it allocates. To stay
-            below it,
-            plan ``hls`` stores tiles as bitmaps, and plan ``window`` uses fewer windows. The temporary memory of
-            packing
-            is not counted. Default: the free memory.
+            text such as ``"8GB"`` or ``"512MiB"``. Work that would pass the limit is refused before it allocates. To
+            stay below it, plan ``hls`` stores tiles as bitmaps, and plan ``window`` uses fewer windows. The temporary
+            memory of packing is not counted. Default: the free memory.
         device: the device on which `read` puts tensors.
         backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"`` (default). On a CPU with numba installed,
             ``"auto"``
             runs programs as native loops if these are expected to be faster; ``"numba"`` does so wherever it can,
             ``"torch"`` never.
         tune: how to choose among the possible plans. ``"model"`` (default): by the cost model, the same at each run.
-            ``"now"``: time the candidates that the model prices near the best, when a kernel is compiled, for a
-            second or
-            for the number of seconds given. ``"calls"``: try them in turn in the first calls. Timings are kept in
-            the
-            cache folder and used for the same problem again. With ``deterministic=True`` nothing is timed.
+            ``"now"``: time the candidates that the model prices near the best, when a kernel is compiled, for a second
+            or for the number of seconds given. ``"calls"``: try them in turn in the first calls. Timings are kept in
+            the cache folder and used for the same problem again. With ``deterministic=True`` nothing is timed.
         path: the operands of each contraction, as opt_einsum gives them: ``[(0, 2), (0, 1)]`` are positions in the
-            list of
-            remaining operands, to whose end each result is appended. A sparse operand alone, ``(0,)``, is made
+            list of remaining operands, to whose end each result is appended. A sparse operand alone, ``(0,)``, is made
             dense.
 
     Examples:

@@ -90,16 +90,11 @@ def attention(
     zeros. Scores, softmax and sums of 16-bit operands are computed in float32.
 
     On a GPU, one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k
-    and v
-    of up to 256 columns. They work in tiles of 64 queries by 64 keys, or entry by entry if a query's keys lie far
-    apart;
-    values and keys in a tile must be finite, even those that a query of the tile does not attend to. On a CPU, with
-    a
-    `plan`, in forward mode, in transforms of `torch.func`, and for second gradients, three steps run instead: a
-    sampled
-    product, `softmax`, and a product with the values. ``logging.getLogger("sparsetc")`` says at level DEBUG which
-    way was
-    taken, and why.
+    and v of up to 256 columns. They work in tiles of 64 queries by 32 or 64 keys, or of 16 queries by gathered keys if
+    these lie far apart; values and keys in a tile must be finite, even those that some query of the tile does not
+    attend to. On a CPU, with a `plan`, in forward mode, in transforms of `torch.func`, and for second gradients, three
+    steps run instead: a sampled product, `softmax`, and a product with the values. The log says which way was taken,
+    and why (``logging.getLogger("sparsetc")``, level DEBUG).
 
     Args:
         q: (*heads, rows, d) with any number of leading modes for batches and heads; or a jagged nested tensor
@@ -107,18 +102,14 @@ def attention(
         k: (*heads, columns, d).
         v: (*heads, columns, width).
         pattern: the pairs, of shape (rows, columns). A mask of `sparsetc.masks`; a `Pattern` or any sparse tensor
-            that
-            `einsum` takes (values are not read, so stored zeros count, and blocks count whole); a pair ``(indptr,
+            that `einsum` takes (values are not read, so stored zeros count, and blocks count whole); a pair ``(indptr,
             indices)`` of rows, as of FlashInfer and scipy; FlashInfer's ``(indptr, indices, R, C)`` of blocks; a
-            boolean
-            tensor that broadcasts to (*heads, rows, columns), such as a padding mask (batch, 1, 1, columns); or a
-            `BlockMask` of FlexAttention. Sparse tensors may have leading modes that match the first or the last
-            modes of
-            heads. None: all pairs.
+            boolean tensor that broadcasts to (*heads, rows, columns), such as a padding mask (batch, 1, 1, columns); or
+            a `BlockMask` of FlexAttention. Sparse tensors may have leading modes that match the first or the last
+            modes of heads. None: all pairs.
         scale: factor of the products; ``d ** -0.5`` by default.
-        bias: added to the scaled products: (nnz,) or a tensor that broadcasts to (*heads, nnz), in lexicographic
-            order of
-            entries. With patterns by heads, entries are those of all patterns, and heads those that share one. Or a
+        bias: added to the scaled products: (nnz,) or a tensor that broadcasts to (*heads, nnz), in lexicographic order
+            of entries. With patterns by heads, entries are those of all patterns, and heads those that share one. Or a
             function (score, b, h, i, j) that replaces the scaled product of query i and key j, as FlexAttention's
             ``score_mod``; one that reads other tensors runs in steps.
         dropout_p: probability of a weight to be set to 0; others are divided by ``1 - dropout_p``.
@@ -126,8 +117,7 @@ def attention(
         enable_gqa: let k and v have fewer heads (in their last mode of heads), each for several neighbouring heads
             of q.
         return_lse: also return the logarithm of each query's sum of exponentials, (*heads, rows) float32, minus
-            infinity
-            for a query without keys; differentiable.
+            infinity for a query without keys; differentiable.
         settings: of `einsum`, for the products of the three steps; kernels use precision and cache_dir.
 
     Returns:

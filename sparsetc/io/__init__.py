@@ -40,32 +40,24 @@ def read(
     """Read a sparse tensor from a file; coalesced, on the CPU unless ``options(device=)`` names another device.
 
     Args:
-        path: a file; its suffix says the kind. ``.tns`` (FROSTT text) and ``.mtx`` (Matrix Market), also compressed
-            by
+        path: a file; its suffix says the kind. ``.tns`` (FROSTT text) and ``.mtx`` (Matrix Market), also compressed by
             gzip, bzip2, xz or zstd, and through a pipe; ``.npz`` of `write`, of scipy.sparse or of pydata/sparse;
             ``.bsp.h5`` and ``.bsp.npz`` (Binsparse); ``.parquet``, a packed file or, with ``columns``, any table;
             ``.csv`` and ``.tsv`` with ``columns``. Files of other programs need their libraries: ``.h5ad``, 10x
-            Genomics
-            (``.h5`` or the folder), ``.mat``, Harwell-Boeing, ``.smtx``, ``.pt``, and the two-electron integrals of
-            an
-            FCIDUMP.
+            Genomics (``.h5`` or the folder), ``.mat``, Harwell-Boeing, ``.smtx``, ``.pt``, and the two-electron
+            integrals of an FCIDUMP.
         dtype: of the values. By default the stored dtype; for text the dtype of a comment that `write` leaves, else
             float32 if it holds every digit, else float64 (complex64 or complex128). A finite number that the dtype
-            cannot
-            hold is an error; so is an int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
-        columns: of a table: the names of the columns of coordinates, one a mode, then that of the values.
-            Coordinates
-            count from 0, and sizes are the largest coordinate + 1. In .csv and .tsv, coordinates may be labels, as
-            in
+            cannot hold is an error; so is an int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
+        columns: of a table: the names of the columns of coordinates, one a mode, then that of the values. Coordinates
+            count from 0, and sizes are the largest coordinate + 1. In .csv and .tsv, coordinates may be labels, as in
             `SparseTensor.from_table`, and None as the last name counts rows.
         progress: show a progress bar on stderr (.tns only): None if reading takes longer than two seconds and stderr
-            is a
-            terminal, True always, False never.
+            is a terminal, True always, False never.
 
     Raises:
         IOFormatError: an unknown suffix, a file with other contents than its suffix says (with file, line and text),
-            or
-            one that passes a bound of `sparsetc.io.bounds`.
+            or one that passes a bound of `sparsetc.io.bounds`.
         OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is free.
         FileNotFoundError: no such file.
         ImportError: the library that reads such a file is not installed.

@@ -184,8 +184,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
 
     Args:
         condition: a SparseTensor such as ``x > 2``, true at its entries that are not 0; or a dense bool tensor,
-            broadcast
-            to the shape of x and y.
+            broadcast to the shape of x and y.
         x: a SparseTensor of the shape of y; with a sparse condition also a number, or a dense tensor that is
             broadcast.
         y: a SparseTensor, or 0.

@@ -22,10 +22,8 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
     """Normalise entries along a mode: exponentials over their sum; absent entries count as minus infinity.
 
     Like `torch.sparse.softmax`, for any order, with dense modes (each position, such as an attention head, has a
-    softmax
-    of its own), and differentiable. Duplicates are summed first. Along a sparse mode, entries of minus infinity
-    become 0
-    even if there are no others; torch returns NaN there.
+    softmax of its own), and differentiable. Duplicates are summed first. Along a sparse mode, entries of minus infinity
+    become 0 even if there are no others; torch returns NaN there.
 
     Args:
         x: floating point; a tensor in blocks is taken nonzero by nonzero.

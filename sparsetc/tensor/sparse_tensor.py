@@ -308,15 +308,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """Return a tensor of this pattern with new values, on the same device; dtype and dense modes may differ.
 
         The pattern is shared with everything kept for it, so an einsum compiled for values of this shape is not
-        planned
-        again. Values of blocks past the end of the shape are never read.
+        planned again. Values of blocks past the end of the shape are never read.
 
         Args:
             values: (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) for a tensor in blocks. The dense sizes
-                (there
-                may be none) become the last modes of the shape: values (nnz, heads) on an (n, n) pattern make a
-                tensor
-                (n, n, heads).
+                (there may be none) become the last modes of the shape: values (nnz, heads) on an (n, n) pattern make a
+                tensor (n, n, heads).
 
         Raises:
             ShapeError: another number of values than nonzeros, or other block sizes.
