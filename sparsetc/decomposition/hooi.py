@@ -56,7 +56,7 @@ def tucker(
             read, or factors.
         fixed_modes: modes whose factor `init` gives, of orthonormal columns, and which stays as it is.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
-        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+        progress: a bar with the fit, by tqdm (extra ``progress``): True from the start, None on a terminal after two
             seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.

@@ -134,7 +134,7 @@ def _parts(p: ir.TileProgram) -> str:
     summed = dict.fromkeys(c for letters in indices.values() for c in letters if not {*c} <= {*kept})
     sums = f"sum over {', '.join(summed)} of " if summed else ""
     kinds = [s.key.kind for s, _ in p.statements if isinstance(s, ir.Add) and s.key.kind != "row"]
-    row = kinds or [c for c in p.letters if c in kept]
+    row: Sequence[str] = kinds or [c for c in p.letters if c in kept]
     values = "is sparse" if p.view.values.held else "is sparse, of ones"
     output = f"{p.output}[{', '.join((*row, *p.output_axes))}]"
     return f"{output} = {sums}{product}; X {values}; a part adds its nonzeros' share."
