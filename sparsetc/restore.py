@@ -33,15 +33,6 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @saved
-def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
-    """A SparseTensor with coordinates of its own, as older files have it."""
-    restored = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
-    if restored.shape != shape:
-        raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
-    return restored
-
-
-@saved
 def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
     data = as_values(values)

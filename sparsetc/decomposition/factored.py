@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -228,11 +227,6 @@ class Factored:
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("a model is read from a regular file on disk, not a pipe or a folder")
             memory.check(f"{os.fspath(path)}: the model, and the mapped file,", 2 * status.st_size, torch.device("cpu"))
-            if zipfile.is_zipfile(path):
-                raise ValueError(
-                    f"a model of an earlier version (.npz): save {cls.KIND}({cls.HEAD}, factors) of its arrays, which "
-                    "numpy.load gives"
-                )
             with library.safe_open(path, "pt") as opened:
                 metadata, names = opened.metadata() or {}, sorted(opened.keys())
                 if metadata.get("kind") != cls.KIND:

@@ -18,7 +18,7 @@ from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
 from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.errors import DistributedError, ShapeError
+from sparsetc.errors import ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
@@ -146,34 +146,29 @@ def shard(
     mesh: DeviceMesh | None = None,
     device: torch.device | str | None = None,
     scattered: bool = False,
-    group: None = None,
 ) -> Sharded:
     """Cut a sparse tensor over the ranks of a mesh; collective.
 
     Args:
         x: a sparse tensor of any kind that `einsum` takes, the same on every rank; a `PackedFile`, or the path of a
             packed file (.parquet), of which each rank reads its part.
-        along: the modes that may be cut: a mode or several; an equation, whose first term is x's, for those that its
+        along: the modes that may be cut: a mode or several; an equation whose first term is x's, for the modes that its
             result keeps, so that no sum crosses ranks; None for all modes, as `cp_als` wants it.
-        mesh: a DeviceMesh of one dimension; all processes if None, and one rank where torch.distributed was not
-            initialised.
-        device: where shares are put. By default a tensor's own device, and for a file this process's GPU where the
-            group has NCCL, else the CPU.
-        scattered: each rank gives other nonzeros, in coordinates of the whole tensor. Those of equal coordinates are
-            summed.
-        group: is none any more; a process group is a mesh by ``DeviceMesh.from_group(group, "cuda")``.
+        mesh: a DeviceMesh of one dimension, such as ``DeviceMesh.from_group(group, "cuda")``. None: all processes, or
+            one rank if torch.distributed is not initialised.
+        device: the device of shares. By default a tensor's own; for a file this process's GPU if the group has NCCL,
+            else the CPU.
+        scattered: each rank gives other nonzeros, in coordinates of the whole tensor. Equal coordinates are summed.
 
     Returns:
-        Shares of about equally many nonzeros, as boxes: a grid of ranges along modes. Of grids the one is taken that
-        sends the fewest rows of factor matrices among those that balance. Where rows are so uneven that none does, a
-        box's nonzeros are dealt to several ranks, whose results are summed.
+        This rank's share. Shares are boxes of about equally many nonzeros, in a grid of ranges along modes; the grid is
+        the balanced one that sends the fewest rows of factor matrices. If no grid is balanced, a box is divided among
+        several ranks, whose results are summed.
 
     Raises:
         DistributedError: ranks were given different arguments, or some of them failed.
         ShapeError, EquationError, IOFormatError, DeviceError, …: all ranks failed alike.
     """
-    if group is not None:
-        raise DistributedError("shard takes mesh=, no group=: give mesh=DeviceMesh.from_group(group, 'cuda'), or 'cpu'")
     ranks = Ranks(mesh)
     modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
     given = {"along": modes, "scattered": scattered}

@@ -139,5 +139,4 @@ def _suffix(path: str, known: Sequence[str]) -> str:
     for suffix in sorted(known, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix
-    parquet.refuse_old(path)
     raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}")

@@ -168,7 +168,6 @@ def _opened(
 ) -> Iterator[PackingSource]:
     """A source of the suffix of its path; IOFormatError for an unknown one."""
     name = path.lower()
-    parquet.refuse_old(path)
     parquet.check_columns(path, columns)
     text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
     if text.endswith(".tns"):

@@ -62,7 +62,6 @@ class Table:
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
         """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
         self._arrow, self.path, self._lock = library(), Path(memory.text_of(path)), Lock()
-        refuse_old(self.path)
         self._raw = npy.on_disk(self.path)
         try:
             with self._faults("its footer"):
@@ -433,12 +432,6 @@ def check_columns(path: str, columns: Sequence[Any] | None) -> None:
         raise IOFormatError(f"{path}: columns are those of a .parquet, .csv or .tsv file")
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
         raise IOFormatError(f"{path}: columns is a list of names, found {columns!r:.80}")
-
-
-def refuse_old(path: str | os.PathLike[str]) -> None:
-    """IOFormatError for a file of the format that was before."""
-    if os.fsdecode(path).lower().endswith(".stc"):
-        raise IOFormatError(f"{os.fsdecode(path)}: .stc files are no longer read; pack the source again")
 
 
 def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:

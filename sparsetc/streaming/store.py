@@ -23,8 +23,6 @@ import torch
 
 from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
 
-EARLIER = b"\x89STCS"
-"""How files of chunks began before they were safetensors."""
 PAGE = 4096
 RESERVED = 1 << 20
 """Bytes left for the header, which is known once all chunks are: about 1,500 chunks."""
@@ -166,11 +164,6 @@ class ChunkFile:
         if not stat.S_ISREG(status.st_mode):
             raise self.fault("packed chunks are read from a regular file on disk, not a pipe or a folder")
         head = os.pread(self._file.fileno(), 8, 0)
-        if head.startswith(EARLIER):
-            raise self.fault(
-                "chunks of an earlier version (.stcs), which are now safetensors: pack the tensor again, by "
-                "stream_kernel(..., file=)"
-            )
         length = int.from_bytes(head, "little")
         self._begin, self.nbytes = 8 + length, status.st_size - 8 - length
         if len(head) < 8 or length > MOST or self.nbytes < 0:

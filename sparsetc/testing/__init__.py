@@ -1,7 +1,7 @@
 """Tools for tests of the compiler, of extensions, and of sparse tensors.
 
-`check_format` is the conformance suite of formats. `reference` says what an einsum is, `interpret` what a plan and a
-program of tiles are, by plain torch that shares no code with the generated kernels. `assert_close` compares tensors.
+`check_format` is the conformance suite of formats, `pattern` makes coordinates for it, `assert_close` compares sparse
+tensors.
 """
 
 from typing import Any
