@@ -168,6 +168,7 @@ class ProductCost(Cost):
     Flops are those of products of stored values; forming a right side is counted by its bytes and its call.
 
     Attributes:
+        moved: bytes that products read and write.
         flops: multiplications and additions; torch pads none.
         tables: elements of dense operands.
         formed: elements of intermediates.
@@ -190,6 +191,7 @@ class ProductCost(Cost):
         self.gathers, self.rounded, self.split, self.halves, self.arranged = [], (), (), (), ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
+        self.moved = self.once + self.output + ONE.bytes * (self.tables + 2 * self.formed)
         self.calls, self.matrices, self.result = len(products), bool(last.right), (program.rows, program.width)
         summing = [program.elements(s.summed) for s in of_values if s.summed]
         self.summed = sum(summing) if program.dots else 0
@@ -206,10 +208,9 @@ class ProductCost(Cost):
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        size, at = statistics.itemsize, statistics.symbols
-        moved = self.once.at(at) + self.output.at(at) + size * (self.tables + 2 * self.formed)
         rate = profile.laws["product_memory"] * profile.memory
-        return {"memory": moved / rate, "dot": self.flops / self._rate(size, profile)}
+        dot = self.flops / self._rate(statistics.itemsize, profile)
+        return {"memory": self.moved.at(statistics.symbols) / rate, "dot": dot}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the result, all of which is stored."""
@@ -221,7 +222,8 @@ class ProductCost(Cost):
         if self.p.half:
             rounding = profile.laws["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
-        multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
+        each = self.seconds(statistics, profile)
+        multiplied = max(each["memory"], each["dot"]) + profile.laws["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.laws["product_wide"]
         return wide + forming + rounding + multiplied
 

@@ -25,7 +25,7 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Lookup, Position
 from sparsetc.ir.nest.nest import ITEM, Nest
 from sparsetc.ir.plan import Part, Storage
-from sparsetc.ir.program.cost import SECTOR, Statistics
+from sparsetc.ir.program.cost import ONE, SECTOR, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype
@@ -109,6 +109,7 @@ class SampledCost(ProductCost):
         super().__init__(program)
         left, right = program.sides
         self.result, self.weighted = (left.nrows, right.nrows), bool(program.view.packed)
+        self.moved = ONE.bytes * (self.tables + prod(self.result))
         self.summed, self.lengths = left.width, [left.width, right.nrows]
 
     def describe(self) -> list[str]:
@@ -119,13 +120,10 @@ class SampledCost(ProductCost):
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        size, entries = statistics.itemsize, statistics.stored
-        whole = size * prod(self.result)
-        index = 4 if prod(self.result) < 2**31 else 8
-        read = min(whole, SECTOR * entries) + entries * (index + size) + self.weighted * 3 * size * entries
-        moved = size * self.tables + whole
-        rate = profile.laws["product_memory"] * profile.memory
-        return {"memory": moved / rate, "entries": read / profile.memory, "dot": self.flops / self._rate(size, profile)}
+        size, entries, positions = statistics.itemsize, statistics.stored, prod(self.result)
+        index = 4 if positions < 2**31 else 8
+        read = min(size * positions, SECTOR * entries) + entries * (index + size) + self.weighted * 3 * size * entries
+        return super().seconds(statistics, profile) | {"entries": read / profile.memory}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the result, all of which is stored."""
@@ -133,14 +131,8 @@ class SampledCost(ProductCost):
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product that reads and writes while it multiplies; then entries are read."""
-        taken = self.seconds(statistics, profile)
-        entries = taken.pop("entries")
-        multiplied = max(taken.values()) + profile.laws["product_summed"] * self.summed
-        wide = 0.0 if statistics.itemsize == 2 else profile.laws["product_wide"]
-        return wide + multiplied + (1 + self.weighted) * profile.launch + entries
-
-    def _narrow(self, itemsize: int) -> bool:
-        return itemsize == 2
+        multiplied, entries = super().predicted(statistics, profile), self.seconds(statistics, profile)["entries"]
+        return multiplied + (1 + self.weighted) * profile.launch + entries
 
 
 class SampledProduct(DenseProduct):
