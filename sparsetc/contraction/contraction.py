@@ -34,6 +34,7 @@ from sparsetc.contraction.operands import (
     stand_ins,
 )
 from sparsetc.contraction.output import Result, check_form, sparse_result, without_zeros
+from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
@@ -45,7 +46,9 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
+from sparsetc.planner.registry import by_nonzeros
 from sparsetc.planner.workload import choose_together
+from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
@@ -275,7 +278,7 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         from sparsetc.contraction.path import Path, in_steps  # which few einsums need
 
         path = in_steps(request)
-        if path is None and len(request.sparse) > 2 and request.dense_modes and not wanted.by_nonzeros:
+        if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
             path = Path(request, expanded=False)
         if isinstance(path, Path):
             return path, [], request
@@ -285,12 +288,8 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         step = Step(inner, choice)
         _tune(step)
         return step, rewrites, inner
-    from sparsetc.products.problem import paired  # imported where an einsum has two sparse operands, which few have
-
     paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
     if len(inner.operands) == 2:
-        from sparsetc.contraction.pair import Pair
-
         return Pair(inner), rewrites, inner
     return Path(inner, expanded=True), rewrites, inner
 

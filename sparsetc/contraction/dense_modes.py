@@ -29,8 +29,8 @@ from sparsetc.contraction.output import SPARE, Letters, is_sparse
 from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.plan import requested
 from sparsetc.options import Options
+from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -76,8 +76,8 @@ def blocks(r: Request) -> Rewrite | None:
     if not any(x.blocksize for x in sparse):
         return None
     e, like = bound.einsum, r.like
-    by_nonzeros = requested(r.settings.plan).by_nonzeros
-    cut = Letterings({}, {}) if by_nonzeros else _letterings(e, sparse)
+    expands = by_nonzeros(r.settings.plan)
+    cut = Letterings({}, {}) if expands else _letterings(e, sparse)
     grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
     sizes = bound.by_index | cut.sides | grid
     tf32 = r.settings.effective_precision() == "high"
@@ -105,7 +105,7 @@ def blocks(r: Request) -> Rewrite | None:
         take.append(((p,), change))
     sparse_result = is_sparse(form, e, [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, sparse, strict=True)])
     # What is contracted by nonzeros has coordinates of all letters.
-    whole = by_nonzeros or (len(sparse) > 1 and not tables)
+    whole = expands or (len(sparse) > 1 and not tables)
     output, form = cut.term(e.output), "dense"
     push = partial(joined, sides=cut.sides_of(e.output), sizes=bound.output_shape)
 
@@ -116,7 +116,7 @@ def blocks(r: Request) -> Rewrite | None:
         form = "sparse" if rows_of_result else "dense"
     inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
     name = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
-    request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not by_nonzeros)
+    request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not expands)
     return Rewrite(f"blocks of {name}", request, take, put)
 
 
@@ -241,7 +241,7 @@ def entries(r: Request) -> Rewrite | None:
     Raises:
         OutOfMemoryError: dense modes are positions in blocks, and the pairs of these take too much memory.
     """
-    if requested(r.settings.plan).by_nonzeros or not any(x.dense_order for x in r.sparse):
+    if by_nonzeros(r.settings.plan) or not any(x.dense_order for x in r.sparse):
         return None
     rewrite = _entries(r)
     if rewrite is None and r.in_blocks:

@@ -21,6 +21,7 @@ from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
 from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
+from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 
@@ -134,7 +135,7 @@ class IntegerSums:
         floats = [t.double() for t in values], [t.double() for t in dense]
         # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
         wanted = requested(made.settings.plan)
-        plan = wanted.name if wanted.by_nonzeros else "auto"
+        plan = wanted.name if by_nonzeros(wanted) else "auto"
         in_floats = made.instead("in floats", torch.float64, plan=plan)
         close = in_floats.result(patterns, *floats)
         magnitude = in_floats.result(patterns, *([t.abs() for t in given] for given in floats))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -37,10 +37,11 @@ from sparsetc.errors import PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
+from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
-from sparsetc.planner.registry import choose
+from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import memory
 from sparsetc.support.lru import cached_property
@@ -49,9 +50,6 @@ from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
-
-if TYPE_CHECKING:
-    from sparsetc.join.join import JoinOperand
 
 
 def in_steps(request: Request) -> Path | Choice | None:
@@ -67,7 +65,7 @@ def in_steps(request: Request) -> Path | Choice | None:
     wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
     given, asked = settings.path or wanted.path, wanted == STEPS
     if given:
-        expanded = several and (wanted.by_nonzeros or not request.dense_modes)
+        expanded = several and (by_nonzeros(wanted) or not request.dense_modes)
         return Path(request, expanded, checked_order(given, len(request.operands)))
     fault = _fault(request, asked) if asked or wanted == AUTO else "another plan is asked for"
     if fault and not asked:
@@ -334,8 +332,6 @@ class Path(Inspectable):
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
         """Find the pattern of the result, of that of the last link."""
-        from sparsetc.join.join import prepared  # which a path of one sparse operand does not need
-
         pattern = last.pattern
         if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
             letters = self.bound.einsum.output

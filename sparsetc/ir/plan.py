@@ -22,8 +22,6 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support.pickles import Record, misfit
 
-PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
-"""Plans of two sparse operands."""
 PREFERRED = "preferred"
 """The option of an ``"auto"`` request that names the plan to take where it applies."""
 SIDE = "side_"
@@ -291,11 +289,6 @@ class Plan(Record):
     def pairs(self) -> bool:
         """Whether the plan is of two sparse operands or more, which no single operand can take."""
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
-
-    @property
-    def by_nonzeros(self) -> bool:
-        """True if dense modes are expanded for it: it is for two sparse operands, or for one as a dense tensor."""
-        return self.name in PAIRED_PLANS or any(p.operand is not None for p in self.parts)
 
     @property
     def preferred(self) -> str:

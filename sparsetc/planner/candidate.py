@@ -22,10 +22,12 @@ class Candidate:
     Attributes:
         expected: what packing each part is expected to give.
         name: the plan, for a reader: its name, and what tells it from others of that name.
-        seconds: seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel.
+        seconds: seconds of each part, launches included, or of each of `terms`; None where the plan does not fit, or
+            has no kernel.
         apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
             by that alone; 0 where it always does.
         costs: costs of the parts' programs, once they are priced.
+        terms: what takes the seconds of a join, by name; empty where they are of parts.
     """
 
     plan: Plan
@@ -34,6 +36,7 @@ class Candidate:
     seconds: tuple[float, ...] | None = None
     apart: float = 0.0
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
+    terms: tuple[str, ...] = ()
 
     @cached_property
     def total(self) -> float | None:

@@ -29,8 +29,7 @@ from sparsetc.join.join import add_up
 from sparsetc.join.order import TASK_BYTES, picked
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
-from sparsetc.products.problem import PairProblem, Sizes
-from sparsetc.runtime.executable import Inspectable
+from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import sorted_keys
 from sparsetc.tensor.sums import accumulator
@@ -47,7 +46,7 @@ Read = tuple[torch.Tensor, torch.Tensor | None]
 """(n,) positions in a buffer, and the entries of the result that stand there; None when they are all, in order."""
 
 
-class BlockPath(Inspectable):
+class BlockPath(JoinPath):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks.
 
     Attributes:
@@ -55,24 +54,27 @@ class BlockPath(Inspectable):
     """
 
     name = "bcb"
+    # 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and a hundredth of the 400
+    # that, once, cut blocks and find places in them.
+    launches = 20
 
     @classmethod
-    def seconds(cls, p: PairProblem, work: BlockWork | None = None) -> float | None:
+    def terms(cls, p: JoinProblem, work: BlockWork | None = None) -> Terms | None:
         """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
         work = work or p.blocking.work
         stored = bitmaps_of(p, work)
         if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
             return None
         program = block_program(p, stored, p.backend, in_halves(p, stored))
-        return block_seconds(work, program, p.width, p.rated, p.profile)
+        return block_terms(work, program, p.width, p.rated, p.profile)
 
     @classmethod
-    def plan(cls, p: PairProblem, work: BlockWork | None = None) -> Plan:
+    def plan_of(cls, p: JoinProblem, work: BlockWork | None = None) -> Plan:
         """Both operands in blocks."""
         return Plan(cls.name, cls.parts(p, work or p.blocking.work), False)
 
     @staticmethod
-    def parts(p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
+    def parts(p: JoinProblem, work: BlockWork) -> tuple[Part, ...]:
         """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
         blocking = p.blocking
         lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
@@ -86,7 +88,7 @@ class BlockPath(Inspectable):
             for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)
         )
 
-    def __init__(self, p: PairProblem, plan: Plan) -> None:
+    def __init__(self, p: JoinProblem, plan: Plan) -> None:
         """Find the pairs, and make the kernel."""
         x, y = p.given([part.bitmap for part in plan.parts[:2]])
         self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, (x, y), p.blocking, p.budget, p.dtype
@@ -327,7 +329,7 @@ NARROW = 2**31 - 2**16
 """Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""
 
 
-def in_halves(p: PairProblem, bitmaps: Bitmaps, machine: str | None = None) -> bool:
+def in_halves(p: JoinProblem, bitmaps: Bitmaps, machine: str | None = None) -> bool:
     """Return True where blocks are multiplied in halves of 16 bits, on the device's machine or a named one.
 
     They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
@@ -337,7 +339,7 @@ def in_halves(p: PairProblem, bitmaps: Bitmaps, machine: str | None = None) -> b
     return wanted and kernel and has_halves(machine or machine_of(p.budget.device))
 
 
-def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
+def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
     """Return the program of one work item: a block of the result, or some of its pairs.
 
     Floats are contracted by a dot, integers by multiplications and additions.
@@ -367,23 +369,24 @@ def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
 
 WORD = 32
 """Bits of a word of a bitmap."""
-BLOCK_LAUNCHES = 20
-"""Calls that the path takes: 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and
-a hundredth of the 400 that, once, cut blocks and find places in them."""
 
 
-def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
-    """Seconds of pairs of blocks: scatter, multiply, gather."""
+def block_terms(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> Terms:
+    """Return the seconds of pairs of blocks: scatter, multiply, gather."""
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
     moved, read, flops = cost_of(program).work(counts, profile)
     far = sum(work.elements) * width > profile.near_bytes
     read_rate = profile.far_blocks if far else profile.near_blocks
     rate = profile.block_dot.get(program.schedule.precision, profile.block_dot[precision])
     chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * profile.pair_turn
-    return BLOCK_LAUNCHES * profile.call + max(flops / rate, read / read_rate, chain) + moved / profile.moved
+    return {
+        "calls": BlockPath.launches * profile.call,
+        "pairs of blocks": max(flops / rate, read / read_rate, chain),
+        "bytes moved": moved / profile.moved,
+    }
 
 
-def bitmaps_of(p: PairProblem, work: BlockWork) -> Bitmaps:
+def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
     """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit or
     less; else the larger operand's, or both.
 
@@ -397,7 +400,7 @@ def bitmaps_of(p: PairProblem, work: BlockWork) -> Bitmaps:
     return bitmaps[0] and p.blocking.x.volume >= WORD, bitmaps[1] and p.blocking.y.volume >= WORD
 
 
-def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
+def _fits(p: JoinProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
     """Whether what is read whole takes a quarter of the memory limit or less."""
     whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
     return whole * p.width <= p.budget.limit // 4
