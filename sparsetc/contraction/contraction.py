@@ -181,6 +181,17 @@ class Contraction:
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
+        return self.run(patterns, values, dense, packed, given)
+
+    def run(
+        self,
+        patterns: Patterns,
+        values: Sequence[Any],
+        dense: Tensors,
+        packed: Values | None = None,
+        given: Tensors | None = None,
+    ) -> torch.Tensor:
+        """`result` of dense operands as it was compiled for, which need no look."""
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])

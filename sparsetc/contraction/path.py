@@ -175,7 +175,7 @@ class Link:
             return einsum(self.equation, *operands, precision=precision)
         e, patterns = self.contraction.bound.einsum, patterns if self.patterns is None else self.patterns
         values, tables = (list(map(operands.__getitem__, of)) for of in (e.sparse, e.dense))
-        return self.contraction.result(patterns, values, tables, packed, given)
+        return self.contraction.run(patterns, values, tables, packed, given)
 
     def reports(self) -> list[StepReport]:
         """Return the reports of the contraction, for an explanation."""
@@ -370,7 +370,8 @@ class Path(Inspectable):
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
             tensors[p] = entries.reshape(-1) if self._expanded else entries
         for p, shape, operand in zip(self.bound.einsum.dense, self.bound.dense_shapes, dense, strict=True):
-            full, dropped = operand.expand(shape), self._dropped.get(p)
+            full = operand if operand.shape == shape else operand.expand(shape)
+            dropped = self._dropped.get(p)
             tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
         given, terms, dtype = [*values, *dense], tensors, self._like.dtype
         if dtype != self.dtype:
