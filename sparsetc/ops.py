@@ -454,7 +454,8 @@ def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name
     """The matrices of all modes but one, by mode."""
     listed = isinstance(given, list | tuple) or (isinstance(given, Sized) and not isinstance(given, torch.Tensor | str))
     if not listed or len(given) != x.order:
-        what_it_is = len(given) if listed else "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
+        kind = "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
+        what_it_is = len(given) if listed else kind
         raise EquationError(
             f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {what_it_is}"
         )

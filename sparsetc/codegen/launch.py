@@ -324,8 +324,9 @@ def _ported(program: TileProgram, machine: str) -> TileProgram:
 
 def triton_type(dtype: torch.dtype) -> str:
     """Return Triton's name of a type of elements, as ``fp32``, ``bf16``, ``i64`` or ``u8``."""
-    whole = "i" if dtype.is_signed else "u"
-    kind = "bf" if dtype == torch.bfloat16 else "fp" if dtype.is_floating_point else whole
+    kind = "i" if dtype.is_signed else "u"
+    if dtype.is_floating_point:
+        kind = "bf" if dtype == torch.bfloat16 else "fp"
     return f"{kind}{8 * dtype.itemsize}"
 
 

@@ -306,7 +306,9 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     lines.append("    pid = tl.program_id(0)")
     for n, p in enumerate(group):
         pid = " - ".join(["pid", *(f"programs_{before.number}" for before in group[:n])])
-        test = "else:" if p is group[-1] else f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
+        test = f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
+        if p is group[-1]:
+            test = "else:"
         lines += [f"    {test}", *_call(p, pid, "        ")]
     return lines
 

@@ -289,7 +289,9 @@ def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) 
 def all_of(conditions: Iterable[str]) -> str:
     """Conditions as one; empty where there is none."""
     each = [c for c in conditions if c]
-    return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each) if len(each) > 1 else "".join(each)
+    if len(each) < 2:
+        return "".join(each)
+    return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each)
 
 
 def load(pointer: str, at: str, mask: str = "") -> str:

@@ -172,7 +172,8 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
             for n in printer.each(LEAF):
                 printer.put(f"pos{printer.copy} = {at}{f' + {n * lanes}' if n else ''} + lane")
                 if printer.masked:
-                    has = f"pos{printer.copy} < stop" if run else f"step{f' + {n}' if n else ''} < length"
+                    step = f"step + {n}" if n else "step"
+                    has = f"pos{printer.copy} < stop" if run else f"{step} < length"
                     printer.put(f"ok{printer.copy} = {has}")
             yield
             printer.masked, printer.copies = False, 1

@@ -147,12 +147,21 @@ class Contraction:
     def explain(self) -> Explanation:
         """Steps and their parts, costs, and why this plan."""
         with in_place(self.settings, self.device):
-            plan, backend = self.leaf.plan, self.leaf.backend
+            plan = self.leaf.plan
             reports = tuple(self.leaf.reports())
-            profile = of_backend(backend)
-            about = self.equation, plan.name, plan.reason, backend, device_name(self.device)
-            nnz = self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None
-            return Explanation(*about, profile.describe(), profile.measured, reports, nnz, self.rewrites)
+            profile = of_backend(self.leaf.backend)
+            return Explanation(
+                self.equation,
+                plan.name,
+                plan.reason,
+                self.leaf.backend,
+                device_name(self.device),
+                profile.describe(),
+                profile.measured,
+                reports,
+                nnz=self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None,
+                rewrites=self.rewrites,
+            )
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""

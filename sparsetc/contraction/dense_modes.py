@@ -29,6 +29,8 @@ from sparsetc.contraction.output import SPARE, Letters, is_sparse
 from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.join.join import Join, JoinOperand, Roles, prepared
+from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor import coords as crd
@@ -344,9 +346,6 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int
 
     None where there are more than `most`.
     """
-    from sparsetc.join.join import Join, JoinOperand, Roles, prepared  # which few einsums need
-    from sparsetc.join.order import JoinOrder, composed
-
     shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
 
     def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:

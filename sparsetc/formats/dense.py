@@ -71,8 +71,8 @@ class Dense:
         positions = placed(place, stored)
         ends = [0, stored] if nnz else [0]
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
-        about = (self.name, storage, shape, nnz, view, arrays, positions, stored)
-        return Packed(*about, items=len(ends) - 1, padded=nnz != stored)
+        items = len(ends) - 1
+        return Packed(self.name, storage, shape, nnz, view, arrays, positions, stored, items, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
         """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""

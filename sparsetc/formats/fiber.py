@@ -160,8 +160,21 @@ class Fiber:
         entries = nonzeros.at(source, gaps=stored > nnz)
         del begins, steps, starts, length, nonzeros, pieces, lane, source
         arrays |= words.encode(entries, view.levels[2], narrow=storage.narrow)
-        about = (self.name, storage, shape, nnz, view, arrays, entries.numbers, stored, of_items.numel())
-        return Packed(*about, (first.numbers, fibers.numbers), groups_cut, fibers_cut, stored != nnz or unused)
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions=entries.numbers,
+            stored=stored,
+            items=of_items.numel(),
+            representatives=(first.numbers, fibers.numbers),
+            split_rows=groups_cut,
+            split_fibers=fibers_cut,
+            padded=stored != nnz or unused,
+        )
 
 
 def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int, stored: int) -> torch.Tensor:
@@ -284,7 +297,9 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
     if gathered > 1:
         return 64 if steps > long_row // 4 else 40
     programs = max(counts.distinct(problem.kept), counts.nnz // (4 * long_row)) // schedule.lanes
-    return 32 if steps <= problem.rules["short_row"] else 64 if programs <= problem.rules["few_programs"] else 40
+    if steps <= problem.rules["short_row"]:
+        return 32
+    return 64 if programs <= problem.rules["few_programs"] else 40
 
 
 add_plans(

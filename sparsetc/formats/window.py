@@ -159,9 +159,20 @@ class Window:
                 arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
         else:
             arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
-        stored, shared = positions.numel(), (first.index_select(0, of_items), first)
-        about = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-        return Packed(*about, padded=stored != nnz)
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions,
+            stored=positions.numel(),
+            items=of_items.numel(),
+            representatives=(first.index_select(0, of_items), first),
+            split_rows=split,
+            padded=positions.numel() != nnz,
+        )
 
 
 register_format(partial(Window, "vbr", compacted=False))

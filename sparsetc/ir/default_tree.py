@@ -62,7 +62,9 @@ MOST_SUMS = 4096
 
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
     """Return the schedule, which has no tree, with the tree that the rule gives it."""
-    rule = by_pairs if len(inner.stored) > 1 else by_groups if inner.sides else by_levels
+    rule = by_groups if inner.sides else by_levels
+    if len(inner.stored) > 1:
+        rule = by_pairs
     full = rule(inner, schedule)
     return replace(full, ruled=(full.tree, full.take, full.turns))
 

@@ -238,7 +238,8 @@ class Part(Record):
     def __str__(self) -> str:
         if self.operand is not None:
             sides = "x".join(map(str, self.sides.values()))
-            blocks = f" in {'bitmap' if self.bitmap else 'whole'} blocks of {sides}" if sides else ""
+            stored = "bitmap" if self.bitmap else "whole"
+            blocks = f" in {stored} blocks of {sides}" if sides else ""
             return f"{self.format}[{self.label}]{blocks}: {self.nnz:,} nonzeros"
         modes = " | ".join(",".join(map(str, m)) or "-" for m in self.storage.levels)
         where = f" ({self.label})" if self.label else ""

@@ -226,9 +226,16 @@ class NonzeroPairList:
         size = max(FRAME, size // FRAME * FRAME)
         for start in range(0, self.end - self.begin, size):
             stop = min(start + size, self.end - self.begin)
-            arrays = (self.x_word[start:stop], self.x_base[start // FRAME : -(-stop // FRAME)])
-            moved = (self.y_shift + start, self.z_word[start:stop])
-            yield NonzeroPairList(self.join_order, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
+            yield NonzeroPairList(
+                self.join_order,
+                self.nnz,
+                self.begin + start,
+                self.begin + stop,
+                self.x_word[start:stop],
+                self.x_base[start // FRAME : -(-stop // FRAME)],
+                self.y_shift + start,
+                self.z_word[start:stop],
+            )
 
     def coordinates(self) -> torch.Tensor:
         """(3, n) int64: p, q and z of every task, in lexicographic order."""

@@ -232,7 +232,8 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
     of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
     stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
-    sums = {"delta": (RESULT, upstream, "g_lse" if of_lse else None)} if body.softmax and mode == 0 else {}
+    less = "g_lse" if of_lse else None
+    sums = {"delta": (RESULT, upstream, less)} if body.softmax and mode == 0 else {}
     vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
     inner = _inner(body, mode)
     return Walk(mode, seen, vectors_seen, function, False, tuple(accumulated), stored, sums, body.dropout, inner)

@@ -106,7 +106,9 @@ def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[s
 
 def items_of(n: int, rows: int, most: int) -> int:
     """Work items of `rows` rows: one at least each, one more for every `most` nonzeros, half of which a row loses."""
-    return max(1, rows, rows // 2 + n // most if most else 0) if n else 0
+    if not n:
+        return 0
+    return max(1, rows, rows // 2 + n // most if most else 0)
 
 
 def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:

@@ -403,7 +403,11 @@ def sparse_order(
         tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
         span = sum(logs[c] for c in kept(members))
         # positions * (1 - exp(-tasks / positions))
-        hits = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
+        hits = span
+        if tasks - span < -30:
+            hits = tasks
+        elif tasks - span < 30:
+            hits += log1p(-exp(-exp(tasks - span)))
         cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
         return _Estimate(members, kept(members), max(0.0, hits), tasks, cost, pairs)
 

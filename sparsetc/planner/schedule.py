@@ -74,14 +74,17 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
             warps = max(1, min(4, lanes * formed // rules["dot_tile"]))
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
-    block = {c: n if c in whole else min(n, 128 if c in output else 512) for c, n in padded.items()}
+    most = {c: 128 if c in output else 512 for c in padded}
+    block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
     block = fit(block, [c for c in block if c not in whole], 512)
     pieces = _pieces(problem, {c: block[c] for c in output})
     width = prod((block | {c: sum(own) for c, own in pieces}).values())
-    unroll = 8 if width == 1 else 4 if width <= 64 else 2
+    unroll = 4 if width <= 64 else 2
+    if width == 1:
+        unroll = 8
     warps = rules["row_warps"] if rows else 1
-    most = rules["warp_lanes"] * warps if width > 1 else 128
-    lanes = max(4, min(most, warps * rules["warp_elements"] // (2 if rows else 1) // width))
+    most_lanes = rules["warp_lanes"] * warps if width > 1 else 128
+    lanes = max(4, min(most_lanes, warps * rules["warp_elements"] // (2 if rows else 1) // width))
     lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 

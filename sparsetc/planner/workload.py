@@ -80,7 +80,9 @@ def choose_together(
     choices: list[tuple[Choice, str | Plan]] = []
     for one, each in zip(best, options, strict=True):
         plan = one.candidate.plan
-        again = wanted if one is each[0] else Plan(plan.name) if is_shared(plan.name) else plan
+        again: str | Plan = Plan(plan.name) if is_shared(plan.name) else plan
+        if one is each[0]:
+            again = wanted
         choices.append((choice_of([o.candidate for o in each], reason, one.candidate), again))
     return choices
 

@@ -355,9 +355,15 @@ def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
     triton, floats = backend == "triton", p.dtype.is_floating_point or p.dtype.is_complex
     # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
     dot = floats and not (triton and k == 1)
-    how = F16X3 if halves else DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
-    warps, stages = 8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, 2 if halves else Schedule.stages
-    schedule = Schedule(warps, dot=dot, precision=how, stages=stages)  # a third took longer in halves on an H200
+    how = DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
+    stages = Schedule.stages
+    if halves:
+        how = F16X3
+        stages = 2  # a third took longer on an H200
+    warps = 4 if r * c > 64 else 1
+    if r * c > 64 * 64:
+        warps = 8
+    schedule = Schedule(warps, dot=dot, precision=how, stages=stages)
     return lower_pairs(
         p.equation,
         (blocking.rows, blocking.columns, blocking.inner),

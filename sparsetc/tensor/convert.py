@@ -314,8 +314,9 @@ def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
         raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
     if array.fill_value != 0:
         raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
-    coo = array if hasattr(array, "coords") else array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
-    return cls(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
+    if not hasattr(array, "coords"):
+        array = array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
+    return cls(np.asarray(array.coords), np.asarray(array.data), tuple(array.shape))
 
 
 def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:

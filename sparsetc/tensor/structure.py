@@ -273,11 +273,9 @@ class Structure:
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
         """Without modes of size 1: all of them, or those named, of which others stay."""
         shape = _untyped(self).shape
-        modes = (
-            range(self.ndim)
-            if dim is None
-            else [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
-        )
+        modes = list(range(self.ndim))
+        if dim is not None:
+            modes = [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
     def expand(self, *sizes: Any) -> SparseTensor:

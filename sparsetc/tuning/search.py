@@ -100,7 +100,7 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
         *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
         lambda own, by: {"slabs": tuple(blocks) if by > 0 else ()},
         # Two more hold one more step's operands where these are found by words that are loaded ahead.
-        lambda own, by: {"stages": max(1, own.stages + (by if own.lanes else 2 * by)) if own.dot else own.stages},
+        lambda own, by: {"stages": _staged(own, by)},
         lambda own, by: {"copies": _shifted(own.copies, 2 * by) if own.copies > 1 else 1},
     ]
     for by in (1, -1):
@@ -108,6 +108,12 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
             yield replace(plan, parts=tuple(_stored(part, by, name) for part in plan.parts))
         for change in changes:
             yield plan.scheduled(lambda own, c=change, b=by: replace(own.by_rule(), **c(own, b)))  # type: ignore[misc]
+
+
+def _staged(own: Schedule, by: int) -> int:
+    if not own.dot:
+        return own.stages
+    return max(1, own.stages + (by if own.lanes else 2 * by))
 
 
 def _shifted(number: int, by: int) -> int:

@@ -397,7 +397,9 @@ class Nest:
         framed = (v for v in values if any(lookup.every > 1 for lookup in v.lookups))
         if bits <= 8 and any(array == f.word.array for v in framed for f in v.fields):
             return 1
-        return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
+        if bits <= 16 and level == LEAF and self.narrow:
+            return 2
+        return 4 if bits <= 31 else 8
 
     @cached_property
     def mode_levels(self) -> dict[int, int]:

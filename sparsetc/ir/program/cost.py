@@ -223,7 +223,9 @@ class Cost:
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
         self.slabs = self._slabs(a.letter for a in p.axes)
-        values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
+        values = ZERO
+        if p.view.values.held:
+            values = 2 * STORED if p.half else STORED.bytes
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index

@@ -30,7 +30,8 @@ def lines(p: ir.TileProgram) -> list[str]:
 
 def _axis(a: ir.DenseAxis) -> str:
     letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
-    blocks = f" in {'slabs' if a.slab else 'blocks'} of {a.block}" if a.programs > 1 and not a.fold else ""
+    kind = "slabs" if a.slab else "blocks"
+    blocks = f" in {kind} of {a.block}" if a.programs > 1 and not a.fold else ""
     return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 
