@@ -137,7 +137,7 @@ class PairReport(StepReport):
     shares: tuple[tuple[int, int], ...] = ()
 
     def details(self) -> list[str]:
-        """What meets, and what comes of it."""
+        """Lines of the entries that meet, and of the result."""
         r, c, k = self.block
         lines = [
             f"roles    {self.roles or 'none'}",

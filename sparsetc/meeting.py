@@ -1,4 +1,4 @@
-"""What says which queries meet which keys -> `Pairs`: masks, sparse tensors, boolean tensors, block masks, rows.
+"""`Pairs` of all that says which queries meet which keys: masks, sparse, boolean and jagged tensors, block masks.
 
 In: what users have. Out: one pattern or mask for all heads, or a stack of them, one a head or a batch. What is made of
 an object is kept while the object lives, and found again by it.

@@ -173,7 +173,7 @@ class SparseLinear(nn.Module):
         return {**self.__dict__, "_kernels": {}}
 
     def extra_repr(self) -> str:
-        """What is printed of the layer."""
+        """Return the text that is printed of the layer."""
         nnz, *blocksize = self.values.shape
         blocks = f", blocksize={tuple(blocksize)}" if blocksize else ""
         return (
@@ -259,7 +259,9 @@ class GATConv(nn.Module):
         self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
         self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
+        self.negative_slope = negative_slope
+        self.add_self_loops = add_self_loops
+        self.settings = _known(settings)
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
@@ -318,7 +320,9 @@ class GATv2Conv(nn.Module):
         self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
         self.score = nn.Parameter(torch.empty(heads, out_channels))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
+        self.negative_slope = negative_slope
+        self.add_self_loops = add_self_loops
+        self.settings = _known(settings)
         nn.init.xavier_uniform_(self.score)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a user may set once instead of at every call: `options`, a context manager, safe between threads.
+"""Options that a user may set once instead of at every call: `options`, a context manager, safe between threads.
 
 In: keyword arguments. Out: an `Options` record read where a plan is made. Environment variables give the defaults of
 three of them: ``SPARSETC_CACHE_DIR``, ``SPARSETC_BACKEND`` and ``SPARSETC_TUNE``.
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def asks(self) -> bool:
-        """Whether a plan, a path, sums in one order, a limit, a backend or a search were asked for."""
+        """True if a plan, a path, sums in one order, a limit, a backend or a search were asked for."""
         settings = self.plan, self.path, self.deterministic, self.memory_limit, self.backend, self.tune
         return settings != ("auto", None, False, None, None, None)
 
@@ -114,7 +114,7 @@ class Options:
         return {"auto": usual, "numba": "torch"}.get(self.named_backend, self.named_backend)
 
     def effective_native(self, device: torch.device) -> str:
-        """Which programs of torch run as native loops: ``none``, those whose ``price`` is lower, or ``all`` that can.
+        """Return which torch programs run as native loops: ``none``, those of a lower ``price``, or ``all`` that can.
 
         Raises:
             PlanError: native loops were named, and numba is not installed or the operands are on a GPU.
@@ -189,7 +189,7 @@ def in_force(chosen: Options) -> Iterator[Options]:
 
 
 class Latest:
-    """What tells the options apart that this process set last, for graphs that are traced with them as constants.
+    """A number for the options that this process set last, for graphs that are traced with them as constants.
 
     Attributes:
         traced: settings of the blocks that Dynamo is tracing now; none while anything runs.

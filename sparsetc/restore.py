@@ -117,7 +117,7 @@ def kernel(
 
 @saved
 def tree(text: str) -> Tree:
-    """What is multiplied, contracted and summed, in which order."""
+    """Return a tree: what is multiplied, contracted and summed, in which order."""
     return parse_tree(text)
 
 

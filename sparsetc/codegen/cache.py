@@ -79,7 +79,7 @@ def _status(path: Path) -> tuple[int, ...] | None:
 
 
 def count() -> int:
-    """How many modules are in memory."""
+    """Return the number of modules in memory."""
     return len(_modules)
 
 
@@ -198,7 +198,7 @@ def _remove(folder: Path, owner: int) -> None:
 
 
 def _intact(path: Path, data: bytes) -> bool:
-    """Whether the file has these bytes; its use is noted, so that it is not the next to go."""
+    """Return True if the file has these bytes; its use is noted, so that it is not the next to go."""
     try:
         same = files.read_private(path, len(data)) == data
     except OSError:

@@ -256,7 +256,9 @@ Range = tuple[int, int, int, int, int, int]
 def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[Range]:
     """Ranges of whole items, or of one item that holds all nonzeros, that make about so many elements each."""
     view, per = program.view, elements(program)
-    items, stored, chunk = arrays.items, arrays.stored, program.view.items.size
+    items = arrays.items
+    stored = arrays.stored
+    chunk = program.view.items.size
     if items == 0:
         return []
     if chunk and view.levels[0]:  # items of one size: as many whole ones as fit
@@ -284,7 +286,7 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 
 
 def few(program: TileProgram, arrays: PartArrays) -> bool:
-    """Whether a program makes so few elements that other threads would cost more than they save."""
+    """Return True if a program makes so few elements that other threads would cost more than they save."""
     read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
     return arrays.stored * (sum(elements(program)) + read) <= FEW
 
@@ -292,7 +294,10 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 @lru_cache(maxsize=256)
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
-    by_level, bagged, dotted, skipped = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p), sampled(p), unread(p)
+    by_level = Counter({ITEM: 1, LANE: 1, LEAF: 1})
+    bagged = bags(p)
+    dotted = sampled(p)
+    skipped = unread(p)
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))

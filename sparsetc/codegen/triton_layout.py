@@ -51,12 +51,18 @@ class TritonPrinter(Writer):
 
     def __init__(self, program: TileProgram, sums: str, widen: bool) -> None:
         """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
-        self.p, self.acc, self.widen = program, sums, f".to({sums})" if widen else ""
+        self.p = program
+        self.acc = sums
+        self.widen = f".to({sums})" if widen else ""
         self.halves = program.schedule.precision == F16X3
         self.half = program.half and sums == "tl.float32" and not widen
         self.apart = program.looped | {axis.letter for axis in program.split}
         self.out: list[str] = []
-        self.indent, self.copies, self.copy, self.vector, self.level = 1, 1, "", 0, LEAF
+        self.indent = 1
+        self.copies = 1
+        self.copy = ""
+        self.vector = 0
+        self.level = LEAF
         self.masked = False
         self.words: tuple[set[str], ...] = (set(), set(), set())
         statements = [s for s, _ in program.statements]

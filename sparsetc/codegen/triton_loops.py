@@ -148,7 +148,9 @@ def _block(printer: TritonPrinter, lanes: int) -> None:
 
 def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
-    lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
+    lanes = axis.lanes
+    schedule = printer.p.schedule
+    run = isinstance(axis, Run)
     if not lanes:  # one nonzero after the other; sides of dots are loaded stages ahead
         body = [inner for inner, _ in walk(s.body)]
         dots = any(isinstance(inner, Product) and inner.dot for inner in body)

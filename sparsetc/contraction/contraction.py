@@ -310,11 +310,14 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         return step, rewrites, inner
     paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
     if len(inner.operands) == 2:
-        return Pair(inner), rewrites, inner
+        pair = Pair(inner)
+        _tune(pair)
+        pair.find_pattern([x.pattern for x in inner.sparse])
+        return pair, rewrites, inner
     return Path(inner, expanded=True), rewrites, inner
 
 
-def _tune(step: Step) -> None:
+def _tune(step: Step | Pair) -> None:
     """Choose the plan of a step by time, where options ask for that."""
     if step.settings.effective_tune()[0] != "model":
         from sparsetc.contraction.tuned import tune

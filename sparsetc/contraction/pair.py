@@ -43,7 +43,7 @@ class Pair(Inspectable):
     """A contraction of two sparse operands and nothing else."""
 
     def __init__(self, request: Request) -> None:
-        """Join the operands, choose a path and find the pattern.
+        """Join the operands and choose a path; `find_pattern` is to follow, once the choice is final.
 
         Args:
             request: ``x,y->output`` without dense modes; letters may repeat, and may be absent from all else.
@@ -82,16 +82,19 @@ class Pair(Inspectable):
         self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
         self.empty = not self.join.tasks
         self.take(chosen(wanted, self.problem, JOINS))
-        if settings.effective_tune()[0] != "model":
-            from sparsetc.contraction.tuned import tune
 
-            tune(self)
+    def find_pattern(self, patterns: Patterns) -> None:
+        """Find the pattern of the result, given those of the operands.
+
+        Raises:
+            OutOfMemoryError: the result would pass the memory limit.
+        """
         with without_autocast(self.device):
             places = self.numeric.places()
-        budget.check(places.numel())
+        self.problem.budget.check(places.numel())
         self.coords, self._order = pattern_of(self.join, places)
-        if e.output:
-            self._pattern = known_result(bound, patterns, Pattern(self.coords, bound.output_shape, True))
+        if self.bound.einsum.output:
+            self._pattern = known_result(self.bound, patterns, Pattern(self.coords, self.bound.output_shape, True))
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""

@@ -173,8 +173,10 @@ class Link:
             return dense if kept is None else kept.put(key, dense)  # type: ignore[no-any-return]
         if self.contraction is None:
             return einsum(self.equation, *operands, precision=precision)
-        e, patterns = self.contraction.bound.einsum, patterns if self.patterns is None else self.patterns
-        values, tables = (list(map(operands.__getitem__, of)) for of in (e.sparse, e.dense))
+        e = self.contraction.bound.einsum
+        patterns = patterns if self.patterns is None else self.patterns
+        values = [operands[n] for n in e.sparse]
+        tables = [operands[n] for n in e.dense]
         return self.contraction.run(patterns, values, tables, packed, given)
 
     def reports(self) -> list[StepReport]:
@@ -373,7 +375,9 @@ class Path(Inspectable):
             full = operand if operand.shape == shape else operand.expand(shape)
             dropped = self._dropped.get(p)
             tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
-        given, terms, dtype = [*values, *dense], tensors, self._like.dtype
+        given = [*values, *dense]
+        terms = tensors
+        dtype = self._like.dtype
         if dtype != self.dtype:
             terms = [term.to(dtype) for term in terms]
         precision, packed = self.settings.effective_precision(), packed or None  # none are `UNREAD`: links follow

@@ -1,4 +1,4 @@
-"""What every decomposition asks of its arguments, before any kernel runs.
+"""Checks of the arguments of every decomposition, before any kernel runs.
 
 In: arguments as users give them. Out: the same, checked and in one form; errors say what was expected and found.
 """
@@ -199,7 +199,7 @@ def nonnegative(factors: Sequence[torch.Tensor], name: str) -> None:
 
 
 def generator(random_state: Any, name: str) -> torch.Generator | None:
-    """What a random start is drawn by: a generator, one of a seed, or None for torch's own."""
+    """Return the generator of a random start: as given, of a seed, or None for torch's own."""
     if random_state is None or isinstance(random_state, torch.Generator):
         return random_state
     try:

@@ -127,7 +127,7 @@ class Wanted:
     free: tuple[int, ...] = ()
 
     def checked(self, order: int) -> Wanted:
-        """The same for a tensor of so many modes; DecompositionError where it cannot be done."""
+        """Return the arguments checked for a tensor of so many modes; DecompositionError where it cannot be done."""
         asking(self.callback, lambda rows: None)
         return replace(
             self,

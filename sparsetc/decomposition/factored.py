@@ -1,4 +1,4 @@
-"""What models of a matrix a mode have in common, whatever stands before the matrices: weights, or a core.
+"""The base of models of a matrix a mode, whatever stands before the matrices: weights, or a core.
 
 In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, how it is moved, its entries at
 coordinates, files of it, and the same model as an object of tensorly or pyttb.
@@ -183,7 +183,7 @@ class Factored:
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
 
     def to_tensorly(self) -> Any:
-        """The same as tensorly's CPTensor or TuckerTensor, of its current backend; ImportError without tensorly."""
+        """Return tensorly's CPTensor or TuckerTensor, of its current backend; ImportError without tensorly."""
         tl, module = imported("tensorly"), import_module(f"tensorly.{self.KIND.lower()}_tensor")
         is_torch = tl.get_backend() == "pytorch"
         head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))

@@ -95,5 +95,5 @@ def cp_factors(
 
 
 def is_model(init: Any) -> bool:
-    """Whether a start says what its components weigh: a model, or a pair of weights and factors as tensorly has it."""
+    """Return True if a start has weights: a model, or a pair of weights and factors as tensorly has it."""
     return checks.model_parts(init) is not None

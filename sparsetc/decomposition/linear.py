@@ -106,7 +106,7 @@ def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tens
 
 
 def hals_system(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor]:
-    """What `hals` reads: H of either kind, in the factor's dtype."""
+    """Return the system that `hals` reads: H of either kind, in the factor's dtype."""
     return (gram.to(dtype),)
 
 
@@ -224,7 +224,7 @@ def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _share(rank: int, dtype: torch.dtype) -> float:
-    """What part of its diagonal H is short of being positive definite, at most, by rounding errors.
+    """Return the part of its diagonal that H lacks at most, by rounding errors, to be positive definite.
 
     By its own, of the dtype, and by those of inverting it in float64, which steps without exchanges let grow.
     """

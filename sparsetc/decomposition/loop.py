@@ -103,7 +103,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
-    """What asks a user's callback, given the model and its error, whether that is enough; None where there is none.
+    """Return a function that asks a user's callback if a model and its error are enough; None without a callback.
 
     Raises:
         DecompositionError: it is nothing that can be called.
@@ -121,7 +121,7 @@ def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool]
 
 
 def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
-    """Whether the fit changed by less than `tol` (0 for never), or by less than the dtype's rounding."""
+    """Return True if the fit changed by less than `tol` (0 for never), or by less than the dtype's rounding."""
     least = max(tol, torch.finfo(dtype).eps) if tol else 0.0
     return lambda rows: len(rows) > 1 and abs(rows[-1][0] - rows[-2][0]) < least
 

@@ -77,7 +77,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, repr=False)
 class DeviceProfile:
-    """What a device can do, in bytes, operations and seconds.
+    """The rates of a device, in bytes, operations and seconds.
 
     `profiles/nvidia-h200.json` says what each number means, `sources` where it comes from: ``measured: `` by what and
     when, or ``assumed: `` whose it is; `measured` names those that were measured.
@@ -303,7 +303,9 @@ def _read_loops(path: Path, name: str) -> DeviceProfile | None:
     """Return the recorded profile of a CPU, None where there is none; remembered, so that a warning is given once."""
     try:
         document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
-        day, seconds, usual = document["date"], document["loops"], shipped_loops()
+        day = document["date"]
+        seconds = document["loops"]
+        usual = shipped_loops()
         if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
             raise ValueError("not a record of this version and processor")
         if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:

@@ -23,7 +23,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Timing:
-    """What a call takes, in seconds.
+    """The seconds that a call takes.
 
     Attributes:
         low, median, high: a quarter, a half and three quarters of the calls took this or less.
@@ -43,7 +43,7 @@ class Timing:
         return cls(low, median, high, len(rising))
 
     def beats(self, other: Timing, margin: float) -> bool:
-        """Whether it is so many times as fast, and beyond both spreads."""
+        """Return True if it is so many times as fast, and beyond both spreads."""
         return margin * self.median < other.median and self.high < other.low
 
     def __str__(self) -> str:

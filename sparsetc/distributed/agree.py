@@ -60,7 +60,7 @@ def agreed(
 
 
 def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
-    """What `make` gives for settings, on every rank; collective.
+    """Return what `make` gives for settings, on every rank; collective.
 
     A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
     Where others take it, the rank's is chosen by cost. Plans that are chosen by time are those of rank 0's share.
@@ -91,7 +91,7 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
 
 
 def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
-    """What `make` gives on every rank, by the plans that rank 0 finds fastest."""
+    """Return what `make` gives on every rank, by the plans that rank 0 finds fastest."""
     leads = ranks.rank == 0
     token = leader.set(own := Leader(leads))
     try:
@@ -104,7 +104,7 @@ def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
 
 
 def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same on every rank of the settings of a call, and of the options in force.
+    """Return what must be the same on every rank of the settings of a call, and of the options in force.
 
     Where source is kept may differ, and how much memory there is, by the options in force.
     """

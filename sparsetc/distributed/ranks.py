@@ -145,7 +145,7 @@ class Ranks:
         return n * self.rank // self.size, n * (self.rank + 1) // self.size
 
     def objects(self, mine: Any) -> list[Any]:
-        """What each rank gives, on all of them; it is pickled, and waits for the GPU."""
+        """Return what each rank gives, on all of them; it is pickled, and waits for the GPU."""
         if self.size == 1:
             return [mine]
         data, found = pickle.dumps(mine), [None] * self.size

@@ -30,7 +30,7 @@ class Share:
 
     @cached_property
     def position(self) -> int:
-        """Which operand is sparse."""
+        """The position of the sparse operand."""
         return self.bound.einsum.sparse[0]
 
     @cached_property

@@ -26,7 +26,7 @@ Parts = list[tuple[Any, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Transfer:
-    """What this rank sends and gets. What it keeps is not sent, and where nothing moves nothing is copied.
+    """The rows that this rank sends and gets. Those that it keeps are not sent, and none are copied if none move.
 
     Attributes:
         spans: for each rank, which rows it is sent.
@@ -74,7 +74,7 @@ class Transfer:
 
     @property
     def sent(self) -> list[int]:
-        """How many elements each rank is sent, this one none."""
+        """The number of elements that each rank is sent, this one none."""
         return [(b - a) * self.width * (rank != self.ranks.rank) for rank, (a, b) in enumerate(self.spans)]
 
     def __call__(self, local: torch.Tensor, what: str = "") -> torch.Tensor:

@@ -70,7 +70,7 @@ def _with_warps(short: Part, warps: int) -> Part:
 
 
 def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
-    """What is expected of the other method's part: its share of the nonzeros, in items of the long rows alone."""
+    """Return the sizes expected of the other method's part: its share of the nonzeros, in items of the long rows."""
     whole, storage = long.expected[0], long.plan.parts[0].storage
     share = whole.scaled(nnz / whole.nnz)
     if {*storage.item} != {*problem.kept}:

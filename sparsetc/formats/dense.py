@@ -79,7 +79,9 @@ class Dense:
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
-        shape, schedule, (output, operands) = bound.extents(letters), part.schedule, named_operands(bound)
+        shape = bound.extents(letters)
+        schedule = part.schedule
+        output, operands = named_operands(bound)
         axes = (*bound.einsum.axes, *letters)
         stored = tuple([letters[m] for m in _strides(shape, part.storage)])
         return DenseProduct(
@@ -186,13 +188,26 @@ class ProductCost(Cost):
         self.once = 2 * STORED if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
         self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
-        self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
-        self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
-        self.gathers, self.rounded, self.split, self.halves, self.arranged = [], (), (), (), ()
+        self.multiply = ONE * self.flops
+        self.dot = ZERO
+        self.registers = ZERO
+        self.sides = {*program.letters}
+        self.turn = 0
+        self.copies = 1
+        self.met = 0
+        self.owned = True
+        self.sparse = False
+        self.gathers = []
+        self.rounded = ()
+        self.split = ()
+        self.halves = ()
+        self.arranged = ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
         self.moved = self.once + self.output + ONE.bytes * (self.tables + 2 * self.formed)
-        self.calls, self.matrices, self.result = len(products), bool(last.right), (program.rows, program.width)
+        self.calls = len(products)
+        self.matrices = bool(last.right)
+        self.result = (program.rows, program.width)
         summing = [program.elements(s.summed) for s in of_values if s.summed]
         self.summed = sum(summing) if program.dots else 0
         self.lengths = [*summing, *([program.width] if summing else [])]
@@ -294,7 +309,10 @@ class DenseProduct(TileProgram):
         text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
         if not last.right:
             return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
-        rows, summed, columns, (other,) = self.rows, self.elements(last.summed), self.width, last.right
+        rows = self.rows
+        summed = self.elements(last.summed)
+        columns = self.width
+        (other,) = last.right
         wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
         narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
         behind = last.summed[:1] == last.left[0].axes[:1]

@@ -123,7 +123,9 @@ class Fiber:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort nonzeros by (item, lane, leaf) modes, cut fibers, put these in blocks and blocks in items."""
-        nnz, view, lanes = coords.shape[1], self.view(shape, storage), storage.lanes
+        nnz = coords.shape[1]
+        view = self.view(shape, storage)
+        lanes = storage.lanes
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
         starts, length, fibers_cut = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
         begins = nonzeros.at(starts, gaps=False).starts(storage.item)
@@ -224,7 +226,7 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
 
 
 def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule: Schedule) -> Statistics:
-    """What packing nonzeros as fibers of this storage is expected to give."""
+    """Return the sizes that nonzeros are expected to have as fibers of this storage."""
     fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
     statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
     cut = 0 < storage.max_item_nnz < counts.longest(storage.item)

@@ -114,7 +114,7 @@ def tiles_part(problem: Problem, format: str, nnz: int, tiles: int, schedule: Sc
 
 
 def one_launch(problem: Problem, nnz: int) -> bool:
-    """Whether tiles and leftovers share a launch: where dots leave scalar programs the registers they need.
+    """Return True if tiles and leftovers share a launch: where dots leave scalar programs the registers they need.
 
     On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
     """

@@ -120,7 +120,9 @@ class SampledCost(ProductCost):
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        size, entries, positions = statistics.itemsize, statistics.stored, prod(self.result)
+        size = statistics.itemsize
+        entries = statistics.stored
+        positions = prod(self.result)
         index = 4 if positions < 2**31 else 8
         read = min(size * positions, SECTOR * entries) + entries * (index + size) + self.weighted * 3 * size * entries
         return super().seconds(statistics, profile) | {"entries": read / profile.memory}
@@ -157,7 +159,9 @@ class SampledProduct(DenseProduct):
 
     def lines(self, integers: bool) -> list[str]:
         """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros."""
-        (left, right), out, summed = self.sides, self.output, self.operands[0].width
+        left, right = self.sides
+        out = self.output
+        summed = self.operands[0].width
         matrices = f"{left.name}.reshape({left.nrows}, {summed}), {right.name}.reshape({right.nrows}, {summed}).t()"
         text = [
             f'@matmul_precision("{setting_of(self.schedule)}")',

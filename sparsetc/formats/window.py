@@ -128,7 +128,9 @@ class Window:
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
-        (height, width, *_), rows, columns = sizes_of(storage), storage.item, storage.lane
+        height, width, *_ = sizes_of(storage)
+        rows = storage.item
+        columns = storage.lane
         sides = tuple([{rows[0]: height, columns[-1]: width}.get(m, 1) for m in range(len(shape))])
         if self.compacted:
             lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
@@ -142,7 +144,9 @@ class Window:
         self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
     ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
-        (height, width, *_), view, nnz = sizes_of(storage), self.view(shape, storage), coords.shape[1]
+        height, width, *_ = sizes_of(storage)
+        view = self.view(shape, storage)
+        nnz = coords.shape[1]
         rank, rows = ranked_rows(coords, shape, storage, cache)
         tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
         place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
@@ -346,7 +350,7 @@ def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Par
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
-    """What a request says, and the best of what it leaves open, among what the memory limit has room for."""
+    """Return the plan of a request, with the best of what it leaves open and the memory limit has room for."""
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
@@ -406,7 +410,7 @@ def splits(
 
 
 def _products_of_rows(problem: Problem) -> bool:
-    """Whether columns gather rows of several operands, whose products take longer than the cost model knows.
+    """Return True if columns gather rows of several operands, whose products take longer than the cost model knows.
 
     On an H200 MTTKRP by windows was 1.1 times as fast as the best other plan at rank 128 in float32 on guanine_TEvv_3d,
     of which windows of 16 rows are a quarter full, and up to 3.8 times as slow elsewhere.

@@ -162,7 +162,7 @@ def _marks(text: Text, start: np.ndarray, end: np.ndarray, character: str) -> np
 
 
 def _signs(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens begin with a minus, and the starts after any sign. A token may be empty, at ``end``."""
+    """Return which tokens begin with a minus, and the starts after any sign. A token may be empty, at ``end``."""
     first = text.padded[start]
     minus = (first == ord("-")) & (start < end)
     return minus, start + (minus | ((first == ord("+")) & (start < end)))
@@ -208,7 +208,7 @@ def floats(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _exponents(text: Text, start: np.ndarray, end: np.ndarray, valid: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """What stands after the e of tokens ``which``, as int64; clears ``valid`` there if it is not 1 to 3 digits."""
+    """Return the exponents after the e of tokens ``which``, int64; clear ``valid`` where it is not 1 to 3 digits."""
     minus, body = _signs(text, start, end)
     length = end - body
     good = (length >= 1) & (length <= 3)

@@ -29,7 +29,7 @@ _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What an array in the archive is."""
+    """The shape and the dtype of an array in the archive."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -67,7 +67,7 @@ class Archive:
         return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
 
     def _header(self, name: str) -> ArrayHeader:
-        """What the array is; ValueError if it is no plain one, or the archive says otherwise."""
+        """Return the header of an array; ValueError if it is no plain one, or the archive says otherwise."""
         if name not in self._members:
             raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
         info = self._members[name]

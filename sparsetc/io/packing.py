@@ -154,7 +154,7 @@ def _limit(source: str, given: Any) -> int:
 
 
 def _state(source: str) -> tuple[int, int] | None:
-    """What differs when a file on disk was changed."""
+    """Return what differs when a file on disk was changed."""
     status = os.stat(source)
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
@@ -284,7 +284,9 @@ def _sorted_here(held: list[list[torch.Tensor]], order: int, rows: int) -> Itera
 
 def _fill(database: Any, blocks: Iterable[list[torch.Tensor]], rows: int) -> None:
     """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
-    arrow, held, made = parquet.library(), list[Any](), False
+    arrow = parquet.library()
+    held = list[Any]()
+    made = False
 
     def insert() -> None:
         database.register("block", arrow.concat_tables(held))

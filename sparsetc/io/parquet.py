@@ -61,7 +61,9 @@ class Table:
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
         """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
-        self._arrow, self.path, self._lock = library(), Path(memory.text_of(path)), Lock()
+        self._arrow = library()
+        self.path = Path(memory.text_of(path))
+        self._lock = Lock()
         refuse_old(self.path)
         self._raw = npy.on_disk(self.path)
         try:
@@ -116,7 +118,7 @@ class Table:
         return max(0, unpacked) + 8 * len(names) * (self.starts[group + 1] - self.starts[group])
 
     def value_dtype(self) -> torch.dtype:
-        """What values are read as where nothing is asked for; IOFormatError where that must be."""
+        """Return the dtype that values are read as where none is asked for; IOFormatError where one must be."""
         kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
         with self._faults(f"column {self.names[-1]!r}"):
             return npz.stored(np.empty(0, kind), None).dtype
@@ -156,7 +158,7 @@ class Table:
 
     @contextmanager
     def _faults(self, what: str) -> Iterator[None]:
-        """What pyarrow raises over a damaged file, as `IOFormatError`; the system's errors as they are."""
+        """Raise what pyarrow raises over a damaged file as `IOFormatError`; the system's errors as they are."""
         try:
             yield
         except SparsetcError as error:
@@ -458,7 +460,9 @@ def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch
     try:
         said = json.loads(text[:4096])
         crc = said.pop("crc")
-        version, shape, dtype = said["version"], crd.checked_shape(said["shape"]), NAMED[said["dtype"]]
+        version = said["version"]
+        shape = crd.checked_shape(said["shape"])
+        dtype = NAMED[said["dtype"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError("no shape and dtype of a tensor") from None
     if version != VERSION:

@@ -57,7 +57,7 @@ class Tree(pickles.Record):
 
     @cached_property
     def nodes(self) -> tuple[Tree, ...]:
-        """What it is made of, from left to right, each after its own parts; then itself."""
+        """The nodes that it is made of, from left to right, each after its own parts; then itself."""
         nodes, left = [], [self]
         while left:  # the last first
             nodes.append(node := left.pop())

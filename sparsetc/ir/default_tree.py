@@ -283,7 +283,9 @@ class Division:
             output: letters of the result.
             operands: the dense ones.
         """
-        self.side, self.sizes, self.letters = side, sizes, tuple(side)
+        self.side = side
+        self.sizes = sizes
+        self.letters = tuple(side)
         self.kept = self._ordered(output)
         self.summed = tuple([c for c in self.letters if c not in output])
         self.operands, self.output = operands, output

@@ -24,7 +24,7 @@ X = "X"
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is for: whose results go to rows of a dense output, slots of a sparse one, or the nonzeros' own
+    """The purpose of a program: whose results go to rows of a dense output, slots of a sparse one, or the nonzeros' own
     positions.
 
     Attributes:
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """What one work item computes: factors by name, their letters, and what the result keeps.
+    """The computation of one work item: factors by name, their letters, and what the result keeps.
 
     Attributes:
         letters: letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair.

@@ -199,7 +199,7 @@ class Schedule(Record):
 
 
 def in_bf16(rounded: Iterable[str]) -> str:
-    """What a reader is told of operands that are rounded."""
+    """Return the words for operands that are rounded."""
     return f"{' and '.join(rounded)} in {ROUNDED}"
 
 
@@ -232,7 +232,7 @@ class Part(Record):
 
     @property
     def bitmap(self) -> bool:
-        """Whether blocks of one of two sparse operands are read as bits and packed values, and not whole."""
+        """True if blocks of one of two sparse operands are read as bits and packed values, and not whole."""
         return bool(dict(self.storage.params).get("bitmap"))
 
     def __str__(self) -> str:
@@ -283,12 +283,12 @@ class Plan(Record):
 
     @property
     def is_request(self) -> bool:
-        """Whether the plan is a name and options, by which parts are yet to be chosen."""
+        """True if the plan is a name and options, by which parts are yet to be chosen."""
         return not self.parts and not self.steps
 
     @property
     def pairs(self) -> bool:
-        """Whether the plan is of two sparse operands or more, which no single operand can take."""
+        """True if the plan is of two sparse operands or more, which no single operand can take."""
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
 
     @property

@@ -91,7 +91,7 @@ class Body:
 
 
 class Derivative(NamedTuple):
-    """In place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
+    """A term in place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
 
     product: str
     by: Literal["own", "shared"]
@@ -195,7 +195,9 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
         wanted: names of the tables and vectors whose gradients are computed, as ``grad_`` and the name.
         of_lse: whether there is a gradient ``g_lse`` of `lse` too, which `delta` is less by.
     """
-    upstream, products, vectors = f"g_{RESULT}", dict(body.products), dict(body.vectors)
+    upstream = f"g_{RESULT}"
+    products = dict(body.products)
+    vectors = dict(body.vectors)
     if body.table is None:
         vectors[upstream] = "entries" if body.stored else "rows"
     else:

@@ -29,7 +29,7 @@ class Loop(Text):
         self.indent -= grouped
 
     def salt(self) -> None:
-        """What tells the random numbers of one head from others."""
+        """Put the number that tells the random numbers of one head from others."""
         self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
 
     def loop(self, kind: str) -> None:

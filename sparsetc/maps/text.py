@@ -1,4 +1,4 @@
-"""What the text of a walk depends on, and what of the walk it has: names of arguments, sizes, loads.
+"""The text of a walk, without its loop, and all that it depends on: names of arguments, sizes, loads.
 
 In: a `Walk` and a `Layout`. Out: a `Text`, which `loop.Loop` and `printer.Printer` add statements to.
 """
@@ -20,7 +20,7 @@ LEAST_DOT = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """What the text depends on beside the walk.
+    """The properties of tiles that the text depends on beside the walk.
 
     Attributes:
         height: rows of a window.
@@ -69,7 +69,9 @@ class Text:
     """The lines of a walk's kernel, and what they name."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
-        self.walk, self.layout, self.sizes = walk, layout, dict(layout.sizes)
+        self.walk = walk
+        self.layout = layout
+        self.sizes = dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
         self.lines: list[str] = []
         self.derivatives: dict[tuple[str, str], str] = {}
@@ -124,7 +126,7 @@ class Text:
         return f"lane_{padded(self.sizes[table], self.dots)}"
 
     def short(self, size: int) -> bool:
-        """Whether a tile has positions past the end of a table's row."""
+        """Return True if a tile has positions past the end of a table's row."""
         return padded(size, self.dots) != size
 
     def load(self, address: str, conditions: Sequence[str]) -> str:
@@ -152,7 +154,7 @@ class Text:
         return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
 
     def targets(self) -> list[str]:
-        """What is written, in order."""
+        """The names of the arrays that are written, in order."""
         online = ["lse_out"] if self.walk.online else []
         return [*online, *self.row_sums, *self.walk.targets]
 

@@ -1,4 +1,4 @@
-"""What a format is, what packing gives, and the registry of formats.
+"""The protocol of a format, the result of packing, and the registry of formats.
 
 In: coordinates of a part's nonzeros. Out: `Packed`: named arrays, the `Nest` that reads them, and where each stored
 value came from, so that new values of the same pattern can be packed without sorting again.
@@ -63,7 +63,7 @@ class Packed:
 
     @property
     def index64(self) -> bool:
-        """Whether stored positions need 64 bits."""
+        """True if stored positions need 64 bits."""
         return self.stored + 4096 > INT32_MAX
 
     def in_whole(self, indices: torch.Tensor | None) -> torch.Tensor | None:
@@ -92,7 +92,7 @@ class Packed:
 
     @property
     def in_order(self) -> bool:
-        """Whether all values of the whole tensor are stored, in its own order."""
+        """True if all values of the whole tensor are stored, in its own order."""
         return self.positions is None and self.source is None
 
     @cached_property

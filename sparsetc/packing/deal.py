@@ -249,7 +249,7 @@ def shares(
 
 
 def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
-    """What the arrays of each part depend on: parts of one key are packed once, whatever plans they are of."""
+    """Return what the arrays of each part depend on: parts of one key are packed once, whatever plans they are of."""
     key, numbers = dealing(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
     return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 

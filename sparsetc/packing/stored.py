@@ -1,4 +1,4 @@
-"""What a packed part stores, read back as its view says, all of it at once: along its axes, by its coordinates.
+"""The contents of a packed part, read back as its view says, all at once: along its axes, by its coordinates.
 
 In: a view and its arrays. Out: a number for each value that a kernel reads, along every axis that the view has, and
 the coordinates there; or a `FormatError`, where a kernel would read outside the arrays, or outside its operands.
@@ -50,7 +50,7 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
 
 
 def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
-    """How many positions each axis of a part has in all."""
+    """Return the number of positions that each axis of a part has in all."""
     by_axis = {"item": items}
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
         by_axis[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
@@ -153,7 +153,9 @@ def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> 
 
 def _check_bits(packed: Packed, tiles: int) -> None:
     """Every tile has its words of bits, and a value for each bit that is set."""
-    pointers, words, values = packed.arrays["value_ptr"], packed.arrays["bits"], packed.view.values
+    pointers = packed.arrays["value_ptr"]
+    words = packed.arrays["bits"]
+    values = packed.view.values
     _check_pointers("value_ptr", pointers, tiles, packed.stored)
     expected = tiles * values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")

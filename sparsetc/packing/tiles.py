@@ -1,4 +1,4 @@
-"""What formats of tiles share: sides, the order of positions, nonzeros sorted by tile, the tiles of each work item.
+"""Functions of all tiled formats: sides, the order of positions, nonzeros sorted by tile, the tiles of an item.
 
 In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_tile`, and what is read back of it.
 """
@@ -176,7 +176,7 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
 
 
 def tile_count(packed: Packed) -> int:
-    """How many tiles a part stores."""
+    """Return the number of tiles that a part stores."""
     return packed.view.values.number(packed.arrays, packed.stored)
 
 

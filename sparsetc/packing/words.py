@@ -1,4 +1,4 @@
-"""What is stored of coordinates: nonzeros in the order that a format wants, words of several coordinates, and bitmaps.
+"""Coordinates as they are stored: nonzeros in the order that a format wants, words of several coordinates, and bitmaps.
 
 In: coordinates, and which nonzeros; modes and sizes; positions of a tile that have a value. Out: rows of coordinates,
 of which few are held at a time; integer words with ceil(log2 size) bits a mode or more (HLS, section V-B; BLCO) and the

@@ -113,7 +113,9 @@ def items_of(n: int, rows: int, most: int) -> int:
 
 def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:
     """Expected sizes of blocked fibers: pieces of cut fibers, a last block half empty a row, a little padding."""
-    width, longest, most = storage.lanes, storage.max_fiber_len, storage.max_item_nnz
+    width = storage.lanes
+    longest = storage.max_fiber_len
+    most = storage.max_item_nnz
     cuts = fibers / expm1(longest * fibers / nnz) if longest and nnz else 0.0  # lengths spread geometrically
     pieces = fibers + int(cuts)
     lanes = pieces + (rows * width // 2 if width > 1 else 0)

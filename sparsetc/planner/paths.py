@@ -47,7 +47,7 @@ class DenseTerm:
 
 @dataclass(frozen=True)
 class State:
-    """What is left to contract.
+    """The operands that are left to contract.
 
     Attributes:
         sparse: letters with coordinates, in the operand's order; none of what is dense.

@@ -1,4 +1,4 @@
-"""What a candidate is expected to cost, before anything is packed, and whether its work items own the rows they write.
+"""The expected cost of a candidate, before anything is packed, and whether its work items own the rows they write.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
 lowered to; and the answer to whether a row has one owner, which the kernel asks for here too. A candidate is priced as
@@ -30,7 +30,7 @@ from sparsetc.tensor.inputs import dtype_name
 
 
 def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
-    """Whether no two work items of any part add to the same output row.
+    """Return True if no two work items of any part add to the same output row.
 
     Args:
         view: of the part.

@@ -204,7 +204,7 @@ PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, s
 
 
 def _holders(name: str) -> list[object]:
-    """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
+    """Return the format and the plan of this name; the functions that users registered are theirs, wherever defined."""
     if name in ("auto", ONE_PASS.name, STEPS.name, *JOINS):
         return [FORMATS.get(name), requested]
     held = PLANS.get(name)

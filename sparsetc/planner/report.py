@@ -1,4 +1,4 @@
-"""What an einsum with one sparse operand says of itself: parts, costs, rooflines, and the candidates of its choice.
+"""The report of an einsum with one sparse operand: parts, costs, rooflines, and the candidates of its choice.
 
 In: a `Choice`, and the parts that it was bound to. Out: an `OperandReport`.
 """
@@ -127,7 +127,7 @@ def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
 
 
 def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
-    """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
+    """Count the tiles of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)
     classes = []

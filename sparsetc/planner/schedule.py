@@ -34,7 +34,9 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         rows: a lane has a row of its own.
         shared: modes whose coordinates a run shares, so that their operands are multiplied once a run, after dots.
     """
-    bound, padded, rules = problem.bound, padded_axes(problem), problem.rules
+    bound = problem.bound
+    padded = padded_axes(problem)
+    rules = problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
@@ -151,7 +153,9 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     The rows are the side that an entry has, whole where there is room for their sums; the columns, which many entries
     read, are wide.
     """
-    e, rules, number = problem.bound.einsum, problem.rules, problem.letters[0]
+    e = problem.bound.einsum
+    rules = problem.rules
+    number = problem.letters[0]
     terms = sorted([e.inputs[p] for p in e.dense if {*e.inputs[p]} & {*deep}], key=lambda term: number not in term)
     rows, columns = [[c for c in e.output if c in padded and c in term] for term in terms]
     block = fit({c: padded[c] for c in deep}, deep, rules["most_deep"], [deep])
@@ -249,7 +253,7 @@ def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[i
 
 @lru_cache(maxsize=256)
 def dot_axes(bound: Bound) -> bool:
-    """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
+    """Return True if two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
     return len(_axis_groups(bound)) > 1
 
 

@@ -91,7 +91,11 @@ class BlockPath(JoinPath):
     def __init__(self, p: JoinProblem, plan: Plan) -> None:
         """Find the pairs, and make the kernel."""
         x, y = p.given([part.bitmap for part in plan.parts[:2]])
-        self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, (x, y), p.blocking, p.budget, p.dtype
+        self.problem = p
+        self.bitmaps = (x, y)
+        self.blocking = p.blocking
+        self.budget = p.budget
+        self.dtype = p.dtype
         blocking, budget = p.blocking, p.budget
         self._rooms: dict[int, list[SplitOperands]] = {}
         r, c, k = blocking.extents
@@ -166,7 +170,9 @@ class BlockPath(JoinPath):
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
         """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
-        (r, c, _), (row, column), tasks = self.blocking.extents, self._lines, self.tasks
+        r, c, _ = self.blocking.extents
+        row, column = self._lines
+        tasks = self.tasks
         columns = self.blocking.pairs.columns
         narrow = index_dtype(made.numel())
         block = torch.full((self.blocking.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
@@ -212,12 +218,16 @@ class BlockPath(JoinPath):
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
         """(n,) the places of the result of positions in its blocks."""
-        (r, c, _), pairs, m = self.blocking.extents, self.blocking.pairs, self.blocking.join
+        r, c, _ = self.blocking.extents
+        pairs = self.blocking.pairs
+        m = self.blocking.join
         row, column = (
             line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
             for line, lines, side in zip(self._lines, (pairs.rows, pairs.columns), (r, c), strict=True)
         )
-        block, inside, columns = at // (r * c), at % (r * c), max(1, pairs.columns)
+        block = at // (r * c)
+        inside = at % (r * c)
+        columns = max(1, pairs.columns)
         line, rank = self.tasks.places // columns * r, self.tasks.places % columns * c
         line, rank = line.index_select(0, block).add_(inside // c), rank.index_select(0, block).add_(inside % c)
         return column.index_select(0, rank).add_(row.index_select(0, line), alpha=m.columns)
@@ -393,8 +403,9 @@ def block_terms(work: BlockWork, program: TileProgram, width: int, precision: st
 
 
 def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
-    """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit or
-    less; else the larger operand's, or both.
+    """Return which operands' blocks are read as bitmaps: as asked, else as few as the memory limit has room for.
+
+    They are whole where that takes a quarter of the limit or less; else the larger operand's are bitmaps, or both.
 
     Blocks that do not fill a word of bits are read whole.
     """
@@ -407,6 +418,6 @@ def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
 
 
 def _fits(p: JoinProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
-    """Whether what is read whole takes a quarter of the memory limit or less."""
+    """Return True if what is read whole takes a quarter of the memory limit or less."""
     whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
     return whole * p.width <= p.budget.limit // 4

@@ -90,7 +90,9 @@ class DensePath(JoinPath):
     def __init__(self, p: JoinProblem, plan: Plan) -> None:
         """Take a precision that is exact for values of 16 bits, and find the positions of all entries."""
         self.join, self.budget = p.join, p.budget
-        m, device, roles = p.join, p.budget.device, p.join.roles
+        m = p.join
+        device = p.budget.device
+        roles = p.join.roles
         if not _has_product(p):
             raise PlanError(f'plan "dense" needs a matrix product, which {device.type} has not for {p.dtype}')
         unfolded = " x ".join(map(str, m.sizes))

@@ -27,7 +27,9 @@ from sparsetc.products.scalar import TaskSums
 
 def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
     """Return the splits by ascending thresholds, in one transfer from the device."""
-    x, y, pairs = blocking.x, blocking.y, blocking.pairs
+    x = blocking.x
+    y = blocking.y
+    pairs = blocking.pairs
     tasks = torch.zeros_like(x.counts).index_add_(0, x.block, blocking.join.counts)
     by_key = _most(x.counts, pairs.x_key, pairs.y_each.numel())
     fullest = by_key[pairs.y_key]  # of each block of y, the fullest block of x that it matches
@@ -73,7 +75,7 @@ class HybridPath(JoinPath):
 
     @classmethod
     def split(cls, p: JoinProblem) -> BlockWork:
-        """What either side gets by the threshold asked for, or by the one expected to be fastest.
+        """Return the work of either side by the threshold asked for, or by the one expected to be fastest.
 
         One side gets all where no threshold parts blocks.
         """

@@ -156,7 +156,7 @@ class JoinProblem:
 
     @property
     def counts(self) -> Join:
-        """What is counted of both patterns."""
+        """The counts of both patterns."""
         return self.join
 
     @property
@@ -177,7 +177,7 @@ class JoinProblem:
         return Blocking.of(self.join, _sides(self.wanted) | dict.fromkeys(single, 1))
 
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
-        """What is known of x and y in the equation's order, or the reverse."""
+        """Return what belongs to x and y in the equation's order, or reverse it: swapped if x is the second."""
         return tuple(reversed(x_and_y)) if self.swapped else tuple(x_and_y)
 
     def parts(self, format: str) -> tuple[Part, ...]:

@@ -57,7 +57,7 @@ CAP = 64
 
 
 def waits(sums: int, tasks: int) -> bool:
-    """Whether so many tasks, added by atomics to so few sums, would wait for one another."""
+    """Return True if so many tasks, added by atomics to so few sums, would wait for one another."""
     return sums < FEW and tasks > MANY * sums
 
 
@@ -72,8 +72,12 @@ class TaskSum:
             tasks: the tasks to sum over, whose pattern is known.
             letter: ``p``, ``q`` or ``z``, of the tensor that is summed for.
         """
-        self.problem, self.tasks, self.letter = p, tasks, letter
-        self.dtype, settings, shape = accumulator(p.dtype), p.budget.settings, tasks.none.shape
+        self.problem = p
+        self.tasks = tasks
+        self.letter = letter
+        self.dtype = accumulator(p.dtype)
+        settings = p.budget.settings
+        shape = tasks.none.shape
         self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         wait = waits(self.rows, tasks.join_order.tasks)

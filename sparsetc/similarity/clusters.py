@@ -51,7 +51,7 @@ class Clusters:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of clusters."""
         return self.height.numel()
 
     @property
@@ -215,7 +215,7 @@ def keeps_bound(filled: torch.Tensor, height: torch.Tensor, union: torch.Tensor,
 def stars(
     clusters: Clusters, left: torch.Tensor, right: torch.Tensor, similarity: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which clusters are to join which, from pairs that may merge.
+    """Return which clusters are to join which, from pairs that may merge.
 
     Each cluster points at the nearest one it is paired with. Where two point at each other, the one of more filled
     strips is a root, and all that point at a root follow it.

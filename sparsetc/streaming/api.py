@@ -1,4 +1,4 @@
-"""What a user calls to stream: `stream` once, `stream_kernel` to call often, `open_stream` for what was saved.
+"""Functions of streams: `stream` once, `stream_kernel` to call often, `open_stream` for what was saved.
 
 In: an equation, a sparse operand in host memory or in a packed file, dense operands. Out: results, or a `Stream`.
 """

@@ -41,7 +41,7 @@ ROWS = "rows"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is streamed, and how: all that chunks and programs depend on beside the nonzeros.
+    """The recipe of a stream: all that chunks and programs depend on beside the nonzeros.
 
     Attributes:
         shapes: shapes of all operands, the streamed one first.

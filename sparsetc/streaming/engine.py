@@ -46,7 +46,7 @@ class ChunkTimes:
 
 @dataclass
 class Lane:
-    """What a stream has of its own on the device.
+    """Device buffers and events of one CUDA stream.
 
     Attributes:
         staging: (bytes of the largest chunk,) uint8; None on the CPU.
@@ -242,7 +242,7 @@ class Engine:
         return call, values
 
     def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> torch.Tensor:
-        """What a chunk adds to."""
+        """Return the tensor that a chunk adds to."""
         if target.whole is None:
             lane.rows[: chunk.rows].zero_()
             return lane.rows

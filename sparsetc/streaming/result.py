@@ -22,7 +22,7 @@ from sparsetc.tensor.sums import fitted, summed_dtype
 
 
 class ResultForm:
-    """What a stream returns.
+    """The form of what a stream returns.
 
     Attributes:
         shape, dtype: of the result.

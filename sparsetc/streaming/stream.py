@@ -117,7 +117,7 @@ class Stream:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return len(self.cut.chunks)
 
     @property

@@ -1,1 +1,1 @@
-"""What all of the package leans on: caches, locks, names, files, pickles, warnings."""
+"""Modules that all of the package leans on: caches, locks, names, files, pickles, warnings."""

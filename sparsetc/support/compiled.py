@@ -93,7 +93,9 @@ class Kept:
 
     def __init__(self, name: str, text: str, folder: Path | None) -> None:
         """Keep what is made of a text, which with the name says all that a form depends on but compiler and types."""
-        self.name, self.text, self.folder = name, text, folder
+        self.name = name
+        self.text = text
+        self.folder = folder
         self.cache_path = str(folder)
 
     def path(self, signature: Any, target: Any) -> Path:

@@ -1,4 +1,4 @@
-"""What names may be: of formats, partitions, plans and operations, and of what a view promises.
+"""Rules for names: of formats, partitions, plans and operations, and of what a view promises.
 
 In: names as an extension gives them. Out: nothing, or an error that says what is wrong. Formats and arrays are printed
 into generated programs, so they are words that can be nothing but a name there; what is only shown to people is one
@@ -82,7 +82,7 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
 
 
 def is_free(name: str) -> bool:
-    """Whether a format may call an array `name`: an identifier that no generated name can be, nor a copy of one."""
+    """Return True if a format may call an array `name`: no generated name can be that identifier, nor a copy of one."""
     bare = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
     word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or bare in WORDS
     return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(bare)
@@ -109,7 +109,7 @@ def check_free(
 
 
 def is_own(thing: object) -> bool:
-    """Whether something comes with the package."""
+    """Return True if something comes with the package."""
     return f"{getattr(thing, '__module__', None) or ''}.".startswith("sparsetc.")
 
 

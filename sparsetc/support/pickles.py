@@ -1,4 +1,4 @@
-"""What a pickle calls to make an object again, and whether fields and arguments are what their annotations say.
+"""Functions that a pickle calls to make an object again; checks of fields and arguments by their annotations.
 
 In: functions that make objects of plain data (`saved`), registered here by whoever knows the objects; records. Out: the
 functions under the names ``sparsetc.support.pickles.…``, which stand in files and so must not change; of a field or an
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """What `saved` decorated under this name."""
+        """Return what `saved` decorated under this name."""
 
 
 class Record:
@@ -60,7 +60,7 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 
 
 def plain(values: Iterable[object]) -> bool:
-    """Whether all values are numbers, texts, None, records, or tuples or lists of such."""
+    """Return True if all values are numbers, texts, None, records, or tuples or lists of such."""
     for value in values:
         if isinstance(value, Record):
             value = tuple(value.state.values())
@@ -103,7 +103,7 @@ def quoted(value: object) -> str:
 
 
 def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
-    """What is wrong with the first field that is not as annotated; empty where there is none.
+    """Say what is wrong with the first field that is not as annotated; empty where there is none.
 
     Args:
         record: an instance of a dataclass whose fields are annotated with classes, tuples, unions and `Any`.
@@ -123,7 +123,7 @@ def _hints(record: Any) -> dict[str, Any]:
 
 
 def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bool:
-    """Whether a value is what an annotation says."""
+    """Return True if a value is what an annotation says."""
     if kind is Any:
         return True
     arguments = get_args(kind)

@@ -42,7 +42,7 @@ Entries = torch.Tensor
 
 
 class Arithmetic:
-    """What operators do to a `SparseTensor`.
+    """The operators of a `SparseTensor`.
 
     A result has the pattern of the operand, or of a product of two the entries that both have, and of a sum or a
     difference those that either has. What would make absent entries differ from 0 is refused.

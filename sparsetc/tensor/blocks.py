@@ -32,7 +32,7 @@ class Blocks:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many blocks there is room for along each mode."""
+        """The number of blocks that there is room for along each mode."""
         return tuple(-(-n // side) for n, side in zip(self.shape, self.sides, strict=True))
 
     @property

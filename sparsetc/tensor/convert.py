@@ -189,7 +189,9 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
-    shape, values, batch = tuple(tensor.shape), tensor.values(), outer.ndim - 1
+    shape = tuple(tensor.shape)
+    values = tensor.values()
+    batch = outer.ndim - 1
     if values.is_complex():  # of a view of such a tensor torch makes no view of real numbers
         values = values.clone() if values.requires_grad else values.detach()
     blocks = None

@@ -132,7 +132,7 @@ def on_diagonal(labels: Sequence[Hashable], coords: torch.Tensor) -> torch.Tenso
 
 
 def is_sorted_unique(keys: Sequence[torch.Tensor]) -> bool:
-    """Whether the keys are strictly increasing in lexicographic order; one transfer from the device."""
+    """Return True if the keys are strictly increasing in lexicographic order; one transfer from the device."""
     if keys[0].shape[0] < 2:
         return True
     rising = keys[-1][1:] > keys[-1][:-1]
@@ -252,7 +252,9 @@ def linear_key(
         sizes: of the modes.
         like: (n,) int64, on the device wanted, where there may be no modes.
     """
-    key, spread, own = torch.zeros_like(like) if like is not None and not sizes else None, 1, False
+    key = torch.zeros_like(like) if like is not None and not sizes else None
+    spread = 1
+    own = False
     for row, size in zip(rows, sizes, strict=True):
         if key is None:
             key, spread = row, size
@@ -294,7 +296,7 @@ def _by_sorting(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def markable(keys: int, n: int) -> bool:
-    """Whether `n` keys below `keys` had better be marked than sorted."""
+    """Return True if `n` keys below `keys` had better be marked than sorted."""
     return keys <= MARKS * n + FEW
 
 

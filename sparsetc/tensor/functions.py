@@ -87,7 +87,7 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
-    """The same function of tensors or numbers."""
+    """Return the function of two tensors or numbers, which are brought to one dtype."""
 
     def apply(x: Any, y: Any) -> torch.Tensor:
         dtype = torch.result_type(x, y)
@@ -104,7 +104,7 @@ def _elementwise(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -> bool:
-    """Whether two tensors, of which one is sparse, have one shape, and no elements that are apart."""
+    """Return True if two tensors, of which one is sparse, have one shape, and no elements that are apart."""
     if tuple(x.shape) != tuple(y.shape):
         return False
     sparse = x if is_sparse(x) else y
@@ -113,7 +113,7 @@ def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -
 
 
 def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Whether all elements are close, absent ones being 0."""
+    """Return True if all elements are close, absent ones being 0."""
     return _none_apart(x, y, lambda a, b: ~torch.isclose(a, b, rtol, atol, equal_nan), "allclose")
 
 

@@ -1,4 +1,4 @@
-"""What a caller gives for a SparseTensor, turned into tensors and checked, and duplicates summed.
+"""Arguments of a SparseTensor, turned into tensors and checked, and duplicates summed.
 
 In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: a pattern, a values tensor, and whether
 anybody else has these; or an error that says which of them is wrong and how.
@@ -55,7 +55,7 @@ CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 
 
 def comes_from(obj: object, package: str) -> bool:
-    """Whether a class of ``obj`` is defined in ``package``; imports nothing."""
+    """Return True if a class of ``obj`` is defined in ``package``; imports nothing."""
     return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
 
 
@@ -72,7 +72,7 @@ def check_dtype(dtype: torch.dtype, given: object = None) -> None:
 
 
 def not_plain(data: object) -> str:
-    """What kind of tensor that holds no plain numbers it is, in words; empty for every other object."""
+    """Name the kind of a tensor that holds no plain numbers; empty for every other object."""
     if type(data) is torch.Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
         return "a nested tensor" if data.is_nested else ""
     if isinstance(data, np.ma.MaskedArray):
@@ -186,7 +186,7 @@ def _without_subclass(coords: ArrayLike) -> ArrayLike:
 
 
 def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
-    """Whether a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
+    """Return True if a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
     if transforming():  # whose tensors do not say where they are
         return True
     if isinstance(data, torch.Tensor):
@@ -377,7 +377,7 @@ class Reading:
 
     @property
     def unsorted(self) -> bool:
-        """Whether the pattern is still to be made, and may take a sort: a GPU is not asked, which would be a wait."""
+        """True if the pattern is still to be made, and may take a sort: a GPU is not asked, which would be a wait."""
         plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
         return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
 
@@ -479,7 +479,7 @@ class Unsorted:
 
     @property
     def unchanged(self) -> bool:
-        """Whether it makes no difference which of the values are taken."""
+        """True if it makes no difference which of the values are taken."""
         return self.version is not None and self.version == self.given._version
 
     def coalesced(self) -> tuple[Pattern, torch.Tensor]:

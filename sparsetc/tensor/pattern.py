@@ -44,7 +44,7 @@ def lasting() -> Iterator[None]:
 
 
 def transforming() -> bool:
-    """Whether a transform of `torch.func` is active."""
+    """Return True if a transform of `torch.func` is active."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -172,7 +172,7 @@ class Pattern:
 
     @property
     def is_coalesced(self) -> bool:
-        """Whether the entries are known to be lexicographically sorted and unique."""
+        """True if the entries are known to be lexicographically sorted and unique."""
         return self._coalesced
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ OUTPUTS = get_args(Output)
 
 
 class Reductions:
-    """What a `SparseTensor` is reduced by.
+    """The reductions of a `SparseTensor`.
 
     Each takes ``dim``, a mode, several, or None for all; ``keepdim``, to leave them with size 1; and ``output``:
     ``"dense"``, ``"sparse"``, or ``"auto"``, which is sparse where two or more modes are left that have coordinates;
@@ -122,16 +122,16 @@ class Reductions:
         return root(found) if isinstance(found, torch.Tensor) else found.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """How many values are not 0, over modes, int64; explicit zeros do not count."""
+        """The number of values that are not 0, over modes, int64; explicit zeros do not count."""
         x: Any = self
         return x.map(lambda values: values != 0).sum(dim, keepdim, output=output, **numpys)
 
     def any(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """Whether a value is not 0, over modes."""
+        """Return True if a value is not 0, over modes."""
         return self.count_nonzero(dim, keepdim, output=output, **numpys) != 0
 
     def all(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """Whether all values are other than 0, over modes; those of absent entries are 0."""
+        """Return True if all values are other than 0, over modes; those of absent entries are 0."""
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
         size = prod(x.shape[m] for m in _modes(x.order, dim))

@@ -87,7 +87,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             self._set(*made)
 
     def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
-        self._pattern, self._values, self._unsorted = pattern, values, None
+        self._pattern = pattern
+        self._values = values
+        self._unsorted = None
 
     def __getattr__(self, name: str) -> Any:
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
@@ -198,7 +200,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd follows the values."""
+        """True if autograd follows the values."""
         return self._given.requires_grad
 
     @property
@@ -209,7 +211,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def is_coalesced(self) -> bool:
-        """Whether the nonzeros are known to be lexicographically sorted and unique."""
+        """True if the nonzeros are known to be lexicographically sorted and unique."""
         return self._pattern._coalesced
 
     @property
@@ -345,7 +347,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return self.to("cuda" if device is None else device)
 
     def cpu(self) -> SparseTensor:
-        """In the memory of the host."""
+        """The tensor in the memory of the host."""
         return self.to("cpu")
 
     permute = convert.permute

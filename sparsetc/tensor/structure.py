@@ -123,11 +123,11 @@ class Structure:
         return _untyped(self).to_dense().item()
 
     def clone(self) -> SparseTensor:
-        """The same with values of its own; the pattern is shared, since nobody writes to it."""
+        """A tensor of the same entries with values of its own; the pattern is shared, since nobody writes to it."""
         return self._make(self._pattern, self._values.clone())
 
     def detach(self) -> SparseTensor:
-        """The same, whose values no gradient is followed to."""
+        """A tensor of the same entries, to whose values no gradient is followed."""
         return self._make(self._pattern, self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -188,7 +188,7 @@ class Structure:
         return self
 
     def pin_memory(self) -> SparseTensor:
-        """The same with coordinates and values in memory that a GPU copies from directly."""
+        """A copy with coordinates and values in memory that a GPU copies from directly."""
         pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
         return self._make(pattern, self._values.pin_memory())
 
@@ -227,7 +227,7 @@ class Structure:
     # -- shapes ---------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> SparseTensor:
-        """The same elements in row-major order, in another shape; one size may be -1.
+        """A tensor of these elements, in row-major order, in another shape; one size may be -1.
 
         Sparse modes are joined and split among themselves, as are dense ones; where a size would take of both, dense
         modes become sparse.
@@ -254,7 +254,9 @@ class Structure:
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
         """Neighbouring modes joined to one."""
-        first, last, shape = mode_of(self.ndim, start_dim), mode_of(self.ndim, end_dim), _untyped(self).shape
+        first = mode_of(self.ndim, start_dim)
+        last = mode_of(self.ndim, end_dim)
+        shape = _untyped(self).shape
         if first > last:
             raise ShapeError(f"flatten joins modes from one to a later one, found {start_dim} to {end_dim}")
         return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
@@ -497,8 +499,12 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
     picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
-    coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
-    values, axis, mode = x._values, 1, 0
+    coords = x._pattern.coords
+    shape = list[int]()
+    rows = list[torch.Tensor]()
+    values = x._values
+    axis = 1
+    mode = 0
     kept: torch.Tensor | None = None  # which of the entries that are left, in order
     in_order = True
     if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
@@ -507,7 +513,9 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
             keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
     if isinstance(keys[0], torch.Tensor):
         kept, row = _runs(x._pattern, keys[0])
-        rows, shape, mode = [row], [keys[0].numel()], 1
+        rows = [row]
+        shape = [keys[0].numel()]
+        mode = 1
     else:
         range_of_rows = slice(*_range(coords[0], keys[0], x.shape[0]))
         coords, values = coords[:, range_of_rows], values[range_of_rows]
@@ -607,7 +615,7 @@ def _within(index: Any, mode: int, size: int) -> Any:
 
 
 def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch.Tensor | None, torch.Tensor, int]:
-    """Which coordinates an int or a slice takes, None for all, their new values, and the new size.
+    """Return which coordinates an int or a slice takes, None for all, their new values, and the new size.
 
     Args:
         row: the coordinates of a mode.

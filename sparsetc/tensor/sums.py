@@ -101,7 +101,7 @@ def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
 
 
 def captured(found: torch.Tensor) -> bool:
-    """Whether a CUDA graph is captured, while which nothing can be looked at."""
+    """Return True if a CUDA graph is captured, while which nothing can be looked at."""
     return found.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -1,4 +1,4 @@
-"""What tests of the compiler, of what extends it, and of sparse tensors are made of.
+"""Helpers for tests of the compiler, of what extends it, and of sparse tensors.
 
 `check_format` is the conformance suite of formats. `reference` says what an einsum is, `interpret` what a plan and a
 program of tiles are, by plain torch that shares no code with the generated kernels. `assert_close` compares tensors.

@@ -151,7 +151,7 @@ def check_values(packed: Packed) -> None:
 
 
 def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
-    """What is read off the nonzero that stands for an item, or for a lane, is what the item or the lane shares."""
+    """Check that the nonzero which stands for an item, or a lane, has what the item or the lane shares."""
     view, arrays = packed.view, packed.arrays
     found, _, source, live = nonzeros(packed)
     at = positions(view, arrays, packed.items, packed.stored)

@@ -57,7 +57,7 @@ def _timed() -> list[Line]:
 
 
 def _asked(options: Namespace, line: Line) -> bool:
-    """Whether a line is of the equation that was named, if any was."""
+    """Return True if a line is of the equation that was named, if any was."""
     return options.equation is None or "".join(options.equation.split()) == "".join(line.equation.split())
 
 

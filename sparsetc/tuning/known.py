@@ -1,4 +1,4 @@
-"""What the record says of a problem: the plan that was fastest for it, and plans that were fast for others like it.
+"""The record of a problem: the plan that was fastest for it, and plans that were fast for others like it.
 
 In: facts of a problem, then trials. Out: a plan that was timed before, names of plans to try, and lines of the trials.
 A line of other software, or of a problem that is only alike, proposes and does not decide.
@@ -58,7 +58,7 @@ def digest(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a problem is known by.
+    """The facts that a problem is known by.
 
     Attributes:
         tensor: the patterns of its sparse operands.
@@ -74,7 +74,7 @@ class Facts:
 
     @classmethod
     def of(cls, p: Problem) -> Facts:
-        """Those of an einsum with one sparse operand."""
+        """Return the facts of an einsum with one sparse operand."""
         counts, letters = p.counts, dict(enumerate(p.letters))
         slices = {c: counts.distinct((m,)) for m, c in letters.items()}
         fibers = {c: counts.distinct(tuple(n for n in letters if n != m)) for m, c in letters.items()}
@@ -130,7 +130,7 @@ def skeleton(plan: Plan) -> Plan:
 
 
 class Known:
-    """What the record of a device says of a problem.
+    """The lines of a device's record for a problem, and for others like it.
 
     Attributes:
         timed: by name, the latest line of each plan that this software timed for this problem.
@@ -138,7 +138,9 @@ class Known:
     """
 
     def __init__(self, facts: Facts, request: Plan, device: str) -> None:
-        self._facts, self._device, self._path = facts, device, path_of(device, "tuning", "jsonl")
+        self._facts = facts
+        self._device = device
+        self._path = path_of(device, "tuning", "jsonl")
         self._key = digest(facts.tensor, facts.equation, sorted(facts.problem.items()), request.name, request.options)
         self._like, now = facts.alike, versions()
         names = self._key, self._like

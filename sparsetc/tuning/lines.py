@@ -37,7 +37,7 @@ KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, 
 
 @dataclass(frozen=True)
 class Line:
-    """What one candidate took.
+    """The time that one candidate took.
 
     Attributes:
         key: the problem and the pattern, exactly.
@@ -120,7 +120,7 @@ def as_data(value: Any) -> Any:
 
 
 def plan_of(data: Any) -> Any:
-    """What `as_data` made this of; `SparsetcError`, ValueError or TypeError where it is damaged."""
+    """Return the plan that `as_data` made this of; `SparsetcError`, ValueError or TypeError where it is damaged."""
     if isinstance(data, list):
         return tuple(map(plan_of, data))
     if not isinstance(data, dict):

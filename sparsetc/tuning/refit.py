@@ -42,14 +42,14 @@ Price = Callable[[DeviceProfile], float]
 
 
 class Timings(NamedTuple):
-    """What was timed of one problem of a tensor: seconds of each plan, and what a profile expects of it."""
+    """Timings of one problem of a tensor: seconds of each plan, and what a profile expects of it."""
 
     tensor: str
     seconds: tuple[float, ...]
     prices: tuple[Price, ...]
 
     def regret(self, profile: DeviceProfile) -> float:
-        """How many times what the fastest takes the one does that is priced lowest."""
+        """The slowdown of the plan that is priced lowest: its measured seconds over the fastest plan's."""
         prices = [price(profile) for price in self.prices]
         return self.seconds[prices.index(min(prices))] / min(self.seconds)
 
@@ -62,7 +62,7 @@ class Timings(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """Of choices: the geometric mean, the worst, and the share above 1.2."""
+    """Regrets of choices: the geometric mean, the worst, and the share above 1.2."""
 
     mean: float
     worst: float
@@ -70,7 +70,7 @@ class Regret(NamedTuple):
 
     @classmethod
     def of(cls, each: Sequence[float]) -> Regret:
-        """Of single choices."""
+        """Return the regrets of single choices."""
         return cls(exp(sum(map(log, each)) / len(each)), max(each), sum(r > 1.2 for r in each) / len(each))
 
     def __str__(self) -> str:
@@ -154,8 +154,10 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
 
 
 def price_of(line: Line) -> Price:
-    """What profiles expect of the plan of a line; one of `DAMAGED` where it holds none."""
-    facts, shape, nnz = dict(line.problem), line.pattern["shape"], line.pattern["nnz"]
+    """Return the seconds that profiles expect of the plan of a line; one of `DAMAGED` where it holds none."""
+    facts = dict(line.problem)
+    shape = line.pattern["shape"]
+    nnz = line.pattern["nnz"]
     sizes, dtype = facts.pop("sizes"), NAMED[facts.pop("dtype").removeprefix("torch.")]
     terms = line.equation.split("->")[0].replace(" ", "").split(",")
     bound = parse(line.equation, [[sizes[c] for c in term] for term in terms], [n == 0 for n in range(len(terms))])

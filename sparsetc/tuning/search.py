@@ -138,7 +138,9 @@ class Search(Generic[Run]):
     """
 
     def __init__(self, make: Callable[[Plan], Run], device: torch.device, precision: str, seconds: float) -> None:
-        self._make, self._device, self._end = make, device, time.perf_counter() + seconds
+        self._make = make
+        self._device = device
+        self._end = time.perf_counter() + seconds
         self._tolerance, self._expected = TOLERANCE[precision], torch.empty(0)
         self.trials: list[Trial[Run]] = []
 
@@ -199,7 +201,9 @@ class Search(Generic[Run]):
             price: gives the candidate of a plan with other options than another candidate's.
             threads: as of `neighbours`.
         """
-        root, seen, around = best.candidate, {best.candidate.plan}, list(neighbours(best.candidate.plan, threads))
+        root = best.candidate
+        seen = {best.candidate.plan}
+        around = list(neighbours(best.candidate.plan, threads))
         while (around := [plan for plan in dict.fromkeys(around) if plan not in seen]) and self.left:
             few = around[:THREADS]
             seen.update(few)

@@ -125,7 +125,7 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
 
 
 def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
-    """Whether a pair is worth contracting: it sums an index, or is no larger than one of the two; and does not grow."""
+    """Return True if a pair is worth contracting: it sums an index or has one operand's letters, and does not grow."""
     e = b.einsum
     result = set(_pair_result(e, pair))
     sums = any(i not in result for p in pair for i in e.inputs[p])

@@ -121,7 +121,7 @@ class WholeLowering(Lowering):
         return sides if self._within(tiles)[0] in axes else sides[::-1]
 
     def _is_constant(self, tile: Tile) -> bool:
-        """Whether a tile is the same for all rows, being made of operands that no coordinate gathers."""
+        """Return True if a tile is the same for all rows, being made of operands that no coordinate gathers."""
         return all((o := self.inner.operand.get(name)) and not o.rows for name in self.factors[tile.name])
 
     def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ def lower_pairs(
 
 
 def _name(fold: Fold, role: str) -> str:
-    """What an axis is called: its letters, or the role of one that has none; never as the lanes or pairs."""
+    """Return the name of an axis: its letters, or the role of one that has none; never as the lanes or pairs."""
     name = "".join(c for c, _ in fold) or f"one_{role}"
     return f"{name}_{role}" if name in (LANES, "pair") else name
 

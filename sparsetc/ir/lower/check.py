@@ -1,4 +1,4 @@
-"""What a tree must be to be lowered: every factor once, every axis summed once, and where that can be done.
+"""Checks of a tree that is to be lowered: every factor once, every axis summed once, and where that can be done.
 
 In: a `Tree`, the `Inner` einsum that it is of, and the roles of a tile's positions. Out: nothing, or a `PlanError`
 that names the node and the fault.

@@ -44,7 +44,10 @@ class Lowering:
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         """Raises `PlanError` where the schedule's tree is none of the einsum's."""
         assert schedule.tree is not None
-        self.inner, self.schedule, self.view, self.tree = inner, schedule, inner.view, schedule.tree
+        self.inner = inner
+        self.schedule = schedule
+        self.view = inner.view
+        self.tree = schedule.tree
         self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
         self.statements: list[Statement] = []
         self.made: dict[Tree, Tile] = {}
@@ -157,7 +160,7 @@ class Lowering:
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> ir.Value | ir.Gather:
-        """What reads a factor."""
+        """Return the statement that reads a factor."""
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
     def value(self, name: str) -> ir.Value:
@@ -185,8 +188,10 @@ class Lowering:
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
-        """What reads the coordinates of one level that are wanted; along the sides of a tile, once the tile's are."""
-        view, letters, reads = self.view, self.inner.letters, []
+        """Return statements that read a level's wanted coordinates; along the sides of a tile, once the tile's are."""
+        view = self.view
+        letters = self.inner.letters
+        reads = []
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
@@ -232,7 +237,9 @@ class Lowering:
 
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
-        view, inner, values = self.view, self.inner, self.view.values
+        view = self.view
+        inner = self.inner
+        values = self.view.values
         fixed = values.sequence if values.bitmap and values.contracted else ()  # of others, any order will do
         stored = [inner.letters[m] for m in fixed if m in view.sided]
         at_hand = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
@@ -364,7 +371,7 @@ class Lowering:
         return self._sum(node)
 
     def _side(self, side: Tree, dot: Tree) -> list[Tile]:
-        """What a side of a dot is the product of: over the lanes, which each step has anew, its factors."""
+        """Return the factors of a side of a dot: over the lanes, which each step has anew, its factors."""
         fused = side.kind == "product" and LANES in dot.over and self.level(side) == self.level(dot)
         return [self.tile(part) for part in (side.parts if fused else (side,))]
 

@@ -46,7 +46,7 @@ OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any], type[ast.operator]]] 
 
 @dataclass(frozen=True)
 class Reader:
-    """What an expression is evaluated with; tensors and whole numbers stand for one another.
+    """The numbers that an expression is evaluated with; tensors and whole numbers stand for one another.
 
     Attributes:
         position: the positions along an axis.
@@ -62,7 +62,7 @@ class Reader:
 
 
 class Writer(Protocol):
-    """What an expression is written with, in a language whose operators are Python's."""
+    """The texts that an expression is written with, in a language whose operators are Python's."""
 
     def position(self, axis: str) -> str:
         """The name of the positions along an axis."""
@@ -74,10 +74,10 @@ class Writer(Protocol):
         """The name of the positions along a mode's side of a tile."""
 
     def lookup(self, lookup: Lookup) -> str:
-        """What reads an array, as text that needs no parentheses."""
+        """Return text that reads an array, and needs no parentheses."""
 
     def bits(self, bits: Bits) -> tuple[str, str]:
-        """What reads bits of a word, and the operator that it ends in; empty where it needs no parentheses."""
+        """Return text that reads bits of a word, and the operator it ends in; empty where it needs no parentheses."""
         return bits.operations(self.lookup(bits.word))
 
 
@@ -121,7 +121,7 @@ class Expression:
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
-        """What is read of arrays."""
+        """The lookups in arrays."""
         return tuple([node for node in self.nodes if isinstance(node, Lookup)])
 
     @cached_property
@@ -268,7 +268,9 @@ class Readable(Writer):
     """Writes coordinates with the names of modes; positions along the axis `own` go without its name."""
 
     def __init__(self, names: Sequence[str], own: str, field: str = "decode {array}") -> None:
-        self.names, self.own, self.field = names, own, field
+        self.names = names
+        self.own = own
+        self.field = field
 
     def position(self, axis: str) -> str:
         return "position" if axis == self.own else axis

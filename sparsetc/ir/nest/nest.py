@@ -76,7 +76,7 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True)
 class Axis:
-    """What a loop goes over, or the grid.
+    """An axis that a loop, or the grid, goes over.
 
     Attributes:
         level: the level of what is known in the loop and not outside it.
@@ -302,7 +302,7 @@ class Nest:
 
     @cached_property
     def blocks(self) -> bool:
-        """Whether fibers lie side by side."""
+        """True if fibers lie side by side."""
         return bool(self.beside[LANE])
 
     @cached_property
@@ -382,7 +382,7 @@ class Nest:
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
-        """What the coordinates of each level read of arrays."""
+        """The lookups of the coordinates of each level."""
         return tuple([tuple([e for c in level for e in self.coordinates[c.mode].lookups]) for level in self.levels])
 
     @cached_property

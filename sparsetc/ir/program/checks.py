@@ -1,4 +1,4 @@
-"""What a tile program must be: everything read is made before, sums are where they may be, tiles fit a program.
+"""Checks of a tile program: everything read is made before, sums are where they may be, tiles fit a program.
 
 In: a `TileProgram`. Out: nothing, or a `PlanError` that names the statement and the fault.
 """

@@ -1,4 +1,4 @@
-"""What a tile program costs: counted from its own statements, then by the rates of a device.
+"""The cost of a tile program: counted from its own statements, then by the rates of a device.
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
@@ -178,7 +178,9 @@ class GatherTerm:
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
         table = self.table_rows * size
-        taken_at_once, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
+        taken_at_once = table * self.table_width
+        held = table * self.held_width
+        whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.slabs ** -profile.laws["slab_power"], missed
@@ -191,7 +193,7 @@ LONGEST, REGISTERS = 16, 16
 
 
 class Cost:
-    """What a program does, counted in the symbols, and what that takes of a device's resources.
+    """The work of a program, counted in the symbols, and the time that it takes of a device's resources.
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
@@ -233,8 +235,12 @@ class Cost:
         self.gathers: list[GatherTerm] = []
         self.multiply = self.dot = self.staged = self.converted = self.halved = self.expanded = ZERO
         self.added_rows = self.added_bytes = ZERO
-        self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
-        self.met, self.lane, self.sparse = 0, 0.0, False
+        self.output = ONE.bytes * (p.rows * p.width)
+        self.owned = True
+        self.copies = 1
+        self.met = 0
+        self.lane = 0.0
+        self.sparse = False
         self.visit(p.body, ITEMS * self.programs)
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
@@ -316,7 +322,9 @@ class Cost:
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
-        o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
+        o = s.operand
+        width = self._cells(s.operand.axes)
+        size = 2 * ONE if s.operand.rounded else ONE.bytes
         held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
@@ -417,7 +425,10 @@ class Cost:
 
     def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Return how often a CPU does each thing that takes it time, by its name in `DeviceProfile.loops`."""
-        at, lines, far, farther = statistics.symbols, 0.0, 0.0, 0.0
+        at = statistics.symbols
+        lines = 0.0
+        far = 0.0
+        farther = 0.0
         for g in self.gathers:
             moved, missed = g.moved(statistics, profile, 1)
             lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
@@ -461,7 +472,9 @@ class Cost:
         if profile.loops and self.turn is None:
             rates = profile.loops["native" if self.p.schedule.native else "torch"]
             return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
-        each, at, law = self.seconds(statistics, profile), statistics.symbols, profile.laws
+        each = self.seconds(statistics, profile)
+        at = statistics.symbols
+        law = profile.laws
         rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
@@ -505,9 +518,13 @@ class Cost:
         chain, law = statistics.chain * profile.wait, profile.laws
         if not self.p.view.blocks:
             return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near, line, among_others = law["near_wait"], 1.0, 1.0
+        near = law["near_wait"]
+        line = 1.0
+        among_others = 1.0
         if self.p.schedule.registers >= law["roomy"]:
-            near, line, among_others = law["roomy_near_wait"], law["roomy_line_wait"], law["roomy_busy_wait"]
+            near = law["roomy_near_wait"]
+            line = law["roomy_line_wait"]
+            among_others = law["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
@@ -516,7 +533,7 @@ class Cost:
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
-        """What a turn over a tile takes beside its dots, of the profile's `tile`."""
+        """Return the share of the profile's `tile` that a turn over a tile takes beside its dots."""
         volume, law = self.p.view.values.volume, profile.laws
         if self.readers < self.programs:  # each program takes a share of the tile
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
@@ -537,6 +554,6 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost_of(program: ir.TileProgram) -> Cost:
-    """What a program costs, as its format prices it where no tile program is run."""
+    """Return the cost of a program, as its format prices it where no tile program is run."""
     kind: type[Cost] = getattr(program, "priced_by", Cost)
     return kind(program)

@@ -1,4 +1,4 @@
-"""What generated programs call what belongs to a letter of the equation, or to a dense operand.
+"""Names in generated programs of all that belongs to a letter of the equation, or to a dense operand.
 
 In: letters of an equation, or axes that are folds of them, or names of operands. Out: identifiers, of the forms that
 `support.names` keeps for them.

@@ -54,12 +54,12 @@ class DenseAxis:
 
     @property
     def ragged(self) -> bool:
-        """Whether the last block reaches past the end."""
+        """True if the last block reaches past the end."""
         return self.size % self.block != 0
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int, bool], ...]:
-        """What a program has of the axis: the first place in its block, the length, and whether it may pass the end."""
+        """The vectors of the axis: the first place in its block, the length, and whether it may pass the end."""
         if not self.pieces:
             return ((0, self.block, self.ragged),)
         ends = list(accumulate(self.pieces))
@@ -111,7 +111,7 @@ class Stored:
     values: Values
 
     def array(self, name: str) -> str:
-        """What one of its arrays, or a variable of its own, is called."""
+        """Return the name of one of its arrays, or of a variable of its own."""
         return f"{self.name}_{name}" if self.name else name
 
     @property
@@ -197,7 +197,7 @@ MADE = ("", "rounded", *HALVES)
 
 
 class DenseTable(NamedTuple):
-    """What programs are given of a dense operand, made once a call where it is not the operand itself.
+    """A table that programs are given of a dense operand, made once a call where it is not the operand itself.
 
     Attributes:
         made: one of `MADE`.
@@ -208,19 +208,19 @@ class DenseTable(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a launch calls it, which may be given an operand as it is and rounded."""
+        """The name that a launch has for it, which may be given an operand as it is and rounded."""
         return rounded(self.operand) if self.made == "rounded" else self.own
 
     @property
     def own(self) -> str:
-        """What a program calls it."""
+        """The name that a program has for it."""
         if self.made in HALVES[:2]:
             return f"{self.operand}_{self.made}"
         return most(self.operand) if self.made == "most" else self.operand
 
 
 def tables(o: Operand) -> tuple[DenseTable, ...]:
-    """What a program is given of an operand."""
+    """Return the tables that a program is given of an operand."""
     if o.halves:
         return tuple([DenseTable(o.name, made) for made in HALVES])
     elements = DenseTable(o.name, "rounded" if o.rounded else "")

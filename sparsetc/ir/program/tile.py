@@ -75,7 +75,7 @@ class Decode:
 
     @property
     def name(self) -> str:
-        """What the coordinate is called."""
+        """The name of the coordinate."""
         return names.tile(self.letter) if self.tile else names.at(self.letter)
 
 
@@ -133,7 +133,7 @@ class Product:
 
     @cached_property
     def dot(self) -> bool:
-        """Whether axes are contracted by a matrix product."""
+        """True if axes are contracted by a matrix product."""
         return bool(self.right)
 
     @cached_property
@@ -165,7 +165,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Key:
-    """Which row of the output a result is added to: see the grammar.
+    """The row of the output that a result is added to: see the grammar.
 
     Attributes:
         kind: a sum of coordinates times strides; a number stored beside the coordinates, of tiles one for each position
@@ -288,7 +288,7 @@ class TileProgram:
 
     @cached_property
     def read(self) -> dict[str, str]:
-        """By letter, the name of the coordinate that others follow from: a nonzero's, or a tile's."""
+        """The name of the coordinate that others follow from, by letter: a nonzero's, or a tile's."""
         return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
 
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
@@ -310,7 +310,7 @@ class TileProgram:
         return tuple(map(self.stored, PAIRED if self.terms else ("",)))
 
     def largest(self, s: Scale) -> str:
-        """What the largest magnitudes are called by which an operand is scaled, dense or of stored values."""
+        """Return the name of the largest magnitudes by which an operand is scaled, dense or of stored values."""
         dense = any(o.name == s.operand for o in self.operands)
         return names.most(s.operand) if dense else self.stored(s.operand).array("most")
 
@@ -348,7 +348,7 @@ class TileProgram:
 
     @cached_property
     def half(self) -> bool:
-        """Whether its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
+        """True if its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}
         return not self.terms and self.schedule.precision == ROUNDED and any(stored & {*d.inputs} for d in self.dots)
 
