@@ -155,14 +155,14 @@ class SparseLinear(nn.Module):
 
     def _product(self, flat: torch.Tensor) -> Any:
         """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
-        values, known = self.values, self._weight
+        values, weight = self.values, self._weight
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
-        held = type(values) is nn.Parameter and flat.dtype is values.dtype and known.coords is self.coords
+        held = type(values) is nn.Parameter and flat.dtype is values.dtype and weight.coords is self.coords
         if not held or torch.compiler.is_compiling() or traced_by_modes():
             return einsum(EQUATION, self.weight, flat, output="dense", **self.settings)
         key = flat.shape, flat.dtype, current(), torch.get_float32_matmul_precision()
         kernel = self._kernels.get(key)
-        if kernel is None or kernel.operand._values is not values or kernel.operand._pattern is not known._pattern:
+        if kernel is None or kernel.operand._values is not values or kernel.operand._pattern is not weight._pattern:
             if kernel is not None or len(self._kernels) >= KERNELS:
                 self._kernels.clear()
             kernel = self._kernels[key] = compile(EQUATION, self.weight, flat, output="dense", **self.settings)

@@ -212,7 +212,7 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[s
     stored = {s.source.name: s.axes for s, _ in program.statements if isinstance(s, Add)}
     ends = {s.letter for s, _ in program.statements if isinstance(s, Decode) and (s.along or s.end)}
     modes = [program.letters[c.mode] for level in program.view.levels for c in level]
-    found = {}
+    products = {}
     for s in [s for s, _ in program.statements if isinstance(s, Product) and not s.accumulate and not s.dot]:
         axes, kept = s.out.within, stored.get(s.out.name, s.out.within)
         rows = [gathers[t.name] for t in s.inputs if t.name in gathers and t.within == axes]
@@ -220,8 +220,8 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[s
         if len(rows) == 2 and len(rows) + len(numbers) == len(s.inputs) and axes[: len(kept)] == kept != axes:
             first, second = sorted(rows, key=lambda g: min(map(modes.index, g.operand.rows)))
             if numbers and not ends & {*first.operand.rows, *second.operand.rows}:
-                found[s] = first, second, kept
-    return found
+                products[s] = first, second, kept
+    return products
 
 
 def unread(program: TileProgram) -> set[Gather]:

@@ -122,8 +122,8 @@ class Contraction:
         self._inner = [_place(pattern, patterns) for pattern in leaf_patterns]
         self._as_given = self._inner == [*range(len(patterns))]
         self.empty, self.result_dtype = self.leaf.empty, self.leaf.result_dtype
-        found = self.leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
-        pattern, self._pushes = put_back(patterns, rewrites, found, self.empty)
+        leaf_pattern = self.leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
+        pattern, self._pushes = put_back(patterns, rewrites, leaf_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
@@ -258,7 +258,7 @@ class Contraction:
 
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
     """Return the number of a pattern among some, else the pattern: what is kept for a pattern does not refer to it."""
-    return next((n for n, own in enumerate(patterns) if own is pattern), pattern)
+    return next((n for n, other in enumerate(patterns) if other is pattern), pattern)
 
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
@@ -282,13 +282,13 @@ def contraction(
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        made = Contraction(Request(bound, [*map(stand_in, operands)], settings, form, repeated), choice)
+        new = Contraction(Request(bound, [*map(stand_in, operands)], settings, form, repeated), choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
-    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
-    known[made.key] = made
-    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, made.leaf.plan.name, made.device)
-    return made
+    new.key = f"{new.bound} {new.dtype} {new.sparse} {tuple(new.shape)} #{next(_numbers)}"
+    known[new.key] = new
+    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, new.leaf.plan.name, new.device)
+    return new
 
 
 def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:

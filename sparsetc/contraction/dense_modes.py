@@ -271,8 +271,8 @@ def _entries(r: Request) -> Rewrite | None:
     numbers = tuple(spare[: len(sparse)])
     on_pattern = is_sparse(form, e, coordinates)
     kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
-    own = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
-    output = e.output[len(coordinates[0]) :] if own else e.output
+    on_own_rows = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
+    output = e.output[len(coordinates[0]) :] if on_own_rows else e.output
     dense = [e.inputs[p] for p in e.dense]
     used = {c for t in (output, *dense, *tables) for c in t}
     letters = distinct(c for t in coordinates for c in t if c in used)
@@ -283,7 +283,7 @@ def _entries(r: Request) -> Rewrite | None:
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
     values = [like.expand(x._values.shape) for x in sparse]
     inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
-    einsum = Einsum(inputs, (*numbers, *letters, *output) if own else output, (0,), e.text)
+    einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
     operands: list[SparseTensor | torch.Tensor] = [
         ones,
@@ -293,7 +293,7 @@ def _entries(r: Request) -> Rewrite | None:
     inner = Bound.of(einsum, sizes)
     request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
     take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *e.sparse))]
-    put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if own else None
+    put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if on_own_rows else None
     return Rewrite(f"entries numbered {', '.join(numbers)}", request, take, put)
 
 

@@ -52,10 +52,10 @@ class Guard:
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
         it is not known.
         """
-        known, origins = self._known, [operand if operand._base is None else operand._base for operand in operands]
-        if len(known) == len(operands) and all(
+        looked_at, origins = self._known, [operand if operand._base is None else operand._base for operand in operands]
+        if len(looked_at) == len(operands) and all(
             ref() is origin and seen == _view(operand)
-            for operand, origin, (ref, seen) in zip(operands, origins, known, strict=True)
+            for operand, origin, (ref, seen) in zip(operands, origins, looked_at, strict=True)
         ):
             return self._held
         if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():

@@ -63,10 +63,10 @@ def in_steps(request: Request) -> Path | Choice | None:
     """
     bound, settings = request.bound, request.settings
     wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
-    given, asked = settings.path or wanted.path, wanted == STEPS
-    if given:
+    given_path, asked = settings.path or wanted.path, wanted == STEPS
+    if given_path:
         expanded = several and (by_nonzeros(wanted) or not request.dense_modes)
-        return Path(request, expanded, checked_order(given, len(request.operands)))
+        return Path(request, expanded, checked_order(given_path, len(request.operands)))
     fault = _fault(request, asked) if asked or wanted == AUTO else "another plan is asked for"
     if fault and not asked:
         return None
@@ -266,7 +266,7 @@ class Path(Inspectable):
             if number == len(path) - 1:
                 chosen += others
             order.append(tuple(sorted(map(every.index, chosen))))
-            left, every = ([*(n for n in own if n not in chosen), len(terms) + number] for own in (left, every))
+            left, every = ([*(n for n in numbers if n not in chosen), len(terms) + number] for numbers in (left, every))
         return tuple(order)
 
     def _linked(
@@ -321,7 +321,7 @@ class Path(Inspectable):
             "it is in blocks": bool(x.blocksize),
             "there are several sparse operands": not self._single,
         }
-        if fault := next((fault for fault, found in faults.items() if found), ""):
+        if fault := next((fault for fault, applies in faults.items() if applies), ""):
             raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {fault}')
         sizes = x.pattern.shape
         nbytes = prod(x.shape) * self._like.dtype.itemsize
@@ -355,8 +355,8 @@ class Path(Inspectable):
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of the result; the one sparse operand's own where its last link keeps that."""
         last = self.links[-1]
-        own = self.sparse and self._reader is last and last.contraction is not None
-        return last.contraction.pattern_on(patterns) if own else self._pattern  # type: ignore[union-attr]
+        reads_operand = self.sparse and self._reader is last and last.contraction is not None
+        return last.contraction.pattern_on(patterns) if reads_operand else self._pattern  # type: ignore[union-attr]
 
     def packed(self, values: torch.Tensor, flat: Any) -> Values | None:
         """Return the values of the one sparse operand as the link stores them that reads it."""
@@ -375,7 +375,7 @@ class Path(Inspectable):
             full = operand if operand.shape == shape else operand.expand(shape)
             dropped = self._dropped.get(p)
             tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
-        given = [*values, *dense]
+        operands = [*values, *dense]
         terms = tensors
         dtype = self._like.dtype
         if dtype != self.dtype:
@@ -384,7 +384,7 @@ class Path(Inspectable):
         for link in self.links:
             chosen = list(map(terms.__getitem__, link.places))
             own_packed = packed if link is self._reader else None
-            result = link.run(chosen, patterns, precision, own_packed, given)
+            result = link.run(chosen, patterns, precision, own_packed, operands)
             if self._expanded and link.contraction is not None and link.contraction.sparse:
                 result = result.reshape(-1)
             for n in reversed(link.places):

@@ -91,19 +91,19 @@ def tune(made: Step | Pair) -> None:
         return
     with in_place(made.settings, made.device), lasting():
         candidates = _considered(made, request.name)
-        known, group = Known(_facts(made), request, device_name(made.device)), leader.get()
+        record, group = Known(_facts(made), request, device_name(made.device)), leader.get()
         runs: dict[str, Run] = {}
         if group is not None and not group.leading:
             with suppress(SparsetcError):  # it does not apply to this share
                 made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
             return
-        if known.best(candidates) is None and not made.settings.deterministic:
+        if record.best(candidates) is None and not made.settings.deterministic:
             try:
-                runs = _search(made, candidates, known, alone=group is None)
+                runs = _search(made, candidates, record, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
         if getattr(made, "turns", None) is None:
-            _decide(made, known, candidates, runs)
+            _decide(made, record, candidates, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
 

@@ -142,9 +142,9 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
     summed, read = tuple([c for c in stored if c not in kept]), {c for t in dense for c in t.axes}
     right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
     if matrices and dense and matrix and not read & {*kept} and read >= {*right}:
-        made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
+        right_sides = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
-        choices.insert(0, (*made, Product(total, (x,), (made[-1].out if made else dense[0],))))
+        choices.insert(0, (*right_sides, Product(total, (x,), (right_sides[-1].out if right_sides else dense[0],))))
     return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
 
 

@@ -115,8 +115,8 @@ class SampledCost(ProductCost):
     def describe(self) -> list[str]:
         """Lines for a reader."""
         left, right = self.result
-        made = f"{self.flops} flops in a product of torch, {left} x {right}, of which entries are read"
-        return [f"reads {self.tables} elements of dense operands", made]
+        product = f"{self.flops} flops in a product of torch, {left} x {right}, of which entries are read"
+        return [f"reads {self.tables} elements of dense operands", product]
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""

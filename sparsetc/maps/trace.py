@@ -158,8 +158,8 @@ def told_apart(function: Callable[..., Any]) -> Hashable:
     """Return what two functions that compute the same have in common: their code, and what it reads from outside."""
     if not isinstance(function, FunctionType):
         return function
-    code, known = function.__code__, function.__globals__
-    outside = tuple([known[name] for name in code.co_names if name in known])
+    code, names = function.__code__, function.__globals__
+    outside = tuple([names[name] for name in code.co_names if name in names])
     cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
     key = code, function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells, outside
     try:

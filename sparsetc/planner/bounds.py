@@ -235,9 +235,11 @@ def _by_height(keys: Numbers, held: Numbers, share: int, weight: Numbers) -> Win
         windows = held.size // several
         met = keys // several
         met = met[np.append(True, met[1:] != met[:-1])[: met.size]] % windows
-        own = held.reshape(-1, several).sum(1)
-        nonzeros[number, :windows] = own
-        columns[number, :windows] = (share * np.bincount(met, minlength=windows)).clip(-(-own // height), own)
+        nonzeros_held = held.reshape(-1, several).sum(1)
+        nonzeros[number, :windows] = nonzeros_held
+        columns[number, :windows] = (share * np.bincount(met, minlength=windows)).clip(
+            -(-nonzeros_held // height), nonzeros_held
+        )
         weights[number, :windows] = weight.repeat(HEIGHTS[-1] // height)
     return Windows(nonzeros, columns, share, weights)
 

@@ -96,11 +96,11 @@ def seconds_of(
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
-    made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
-    made.append((HALVING, [part.halves for part, _ in both]))
+    tables_made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
+    tables_made.append((HALVING, [part.halves for part, _ in both]))
     if backend == "triton":
-        made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
-    for nbytes, tables in made:
+        tables_made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
+    for nbytes, tables in tables_made:
         for _, elements in set().union(*tables):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])

@@ -49,15 +49,15 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     products = products and (bool(problem.rest) or alone)
     if products and (deep := _blocks_meet(problem, sizes, alone)):
         return _of_single_blocks(problem, padded, deep) if alone else _of_blocks(problem, padded, deep)
-    if alone and (own := _entry_axes(problem)):
-        return _of_entries(problem, padded, own)
+    if alone and (entry_axes := _entry_axes(problem)):
+        return _of_entries(problem, padded, entry_axes)
     if products and dot_axes(bound):
         block = {c: n if c in whole else min(n, 64) for c, n in padded.items()}
         once = {problem.letters[m] for m in shared}
         groups = _axis_groups(bound, once)
         if len(groups) < 2:
             groups = _axis_groups(bound)
-        groups.sort(key=lambda own: -prod(block[c] for c in own))
+        groups.sort(key=lambda group: -prod(block[c] for c in group))
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
         for side in apart:
             widest = max(side, key=lambda c: block[c])
@@ -80,7 +80,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
     block = fit(block, [c for c in block if c not in whole], 512)
     pieces = _pieces(problem, {c: block[c] for c in output})
-    width = prod((block | {c: sum(own) for c, own in pieces}).values())
+    width = prod((block | {c: sum(sizes) for c, sizes in pieces}).values())
     unroll = 4 if width <= 64 else 2
     if width == 1:
         unroll = 8

@@ -163,14 +163,14 @@ class Search(Generic[Run]):
             wait(calls, timeout=self.left)
         finally:  # nothing is compiled while calls are timed, nor after an interrupt
             pool.shutdown(cancel_futures=True)
-        found = []
+        trials = []
         for candidate, call in zip(candidates, calls, strict=True):
             # It may not apply, or take more than the device has.
             with suppress(SparsetcError, RuntimeError, CancelledError):
                 run, result = call.result()
                 if self._agrees(result):
-                    found.append(Trial(candidate, run))
-        return found
+                    trials.append(Trial(candidate, run))
+        return trials
 
     def _called(self, candidate: Candidate) -> tuple[Run, torch.Tensor]:
         at = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
@@ -189,9 +189,9 @@ class Search(Generic[Run]):
         """The candidates that can be run, timed in turn."""
         ready = self.ready(candidates)
         times = timed([t.run for t in ready], self._device, TIMED * len(ready), STOP)
-        found = [replace(t, timing=timing) for t, timing in zip(ready, times, strict=True)]
-        self.trials += found
-        return found
+        trials = [replace(t, timing=timing) for t, timing in zip(ready, times, strict=True)]
+        self.trials += trials
+        return trials
 
     def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate], threads: int) -> None:
         """Time what changing one option after another gives, of the fastest so far, while time is left.

@@ -445,13 +445,13 @@ class Nest:
                 raise FormatError("paired tiles in halves are matrices")
             if any(side & (side - 1) for side in tiles.sides):
                 raise FormatError(f"sides of paired tiles must be powers of two, found {tiles.sides}")
-        known: set[int] = set()
+        modes_known: set[int] = set()
         for level, coordinates in enumerate(self.levels):
             for c in coordinates:
                 c.check(level == LEAF)
-                self._verify_coordinate(c.mode, level, known)
+                self._verify_coordinate(c.mode, level, modes_known)
                 if not self.coordinates[c.mode].sides:
-                    known.add(c.mode)
+                    modes_known.add(c.mode)
 
     def _verify_coordinate(self, mode: int, level: int, known: set[int]) -> None:
         """Raise `FormatError` unless arrays have names that hide nothing, and what is read is known at the level."""
