@@ -120,13 +120,13 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapp
         return sharded._einsum(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     options = of_call(settings)
-    made = kept(text, operands, options, output)
-    if made is None:
+    cached = kept(text, operands, options, output)
+    if cached is None:
         result = passing(text, operands, options, output)
         if result is not None:
             return result
-        made = compiled(text, operands, options, output)
-    return _run(made, operands, drop_zeros)
+        cached = compiled(text, operands, options, output)
+    return _run(cached, operands, drop_zeros)
 
 
 def sharded_of(args: tuple[Any, ...]) -> Any:
@@ -224,9 +224,9 @@ def compile_many(
         (torch.Size([3, 2]), torch.Size([3, 2]))
     """
     workload = _workload(equations, x, operands)
-    made = compiled_together(workload, of_call(settings), output)
+    contractions = compiled_together(workload, of_call(settings), output)
     sparse = [[o for o in prepared if isinstance(o, SparseTensor)] for _, prepared in workload]
-    return tuple([Kernel(one, operands_of, drop_zeros) for one, operands_of in zip(made, sparse, strict=True)])
+    return tuple([Kernel(one, operands_of, drop_zeros) for one, operands_of in zip(contractions, sparse, strict=True)])
 
 
 @entry_point
@@ -304,8 +304,8 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Ten
             continue
         coerced = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
         if not isinstance(coerced, SparseTensor | torch.Tensor):
-            found = inputs.not_sparse(coerced, "use torch.as_tensor")
-            raise DtypeError(f"operand {number} must be a torch tensor or sparse, {found}")
+            what_it_is = inputs.not_sparse(coerced, "use torch.as_tensor")
+            raise DtypeError(f"operand {number} must be a torch tensor or sparse, {what_it_is}")
         if coerced.dtype == torch.bool:
             raise DtypeError(f"operand {number} is of bools, which are not multiplied: .to(torch.float32) makes them 1")
         if isinstance(coerced, SparseTensor):

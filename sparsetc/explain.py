@@ -120,6 +120,7 @@ class PairReport(StepReport):
         pairs: pairs of blocks that meet.
         block: rows, columns and contracted positions of a block.
         unfolded: batch, free of x, contracted and free of y coordinates that meet anything.
+        expected: (what takes it, expected microseconds) of the plan.
         threshold: nonzeros from which a block of x is multiplied as a block, in a hybrid.
         shares: (nonzeros of x, pairs) of blocks and of what is not in blocks, in a hybrid.
     """
@@ -131,6 +132,7 @@ class PairReport(StepReport):
     unfolded: tuple[int, int, int, int] = (0, 0, 0, 0)
     nnz: int = 0
     nbytes: int = 0
+    expected: tuple[tuple[str, float], ...] = ()
     threshold: int = 0
     shares: tuple[tuple[int, int], ...] = ()
 
@@ -148,6 +150,8 @@ class PairReport(StepReport):
                 f"split    {filled:,} nonzeros of x in blocks of {self.threshold:,} or more, {pairs:,} pairs of "
                 f"blocks; {rest:,} others, {tasks:,} pairs of nonzeros"
             ]
+        if self.expected:
+            lines.append(f"expected {', '.join(f'{name} {us:.1f} us' for name, us in self.expected)}")
         return [*lines, f"result   {self.nnz:,} nonzeros; {self.nbytes:,} bytes kept for calls"]
 
 

@@ -60,8 +60,8 @@ def solve(
         raise DtypeError(f"solve takes float32, float64 and complex values, found {sparse.dtype}")
     right = as_operand(b, "solve: b")
     if not isinstance(right, torch.Tensor) or right.ndim not in (1, 2) or right.shape[0] != sparse.shape[0]:
-        found = tuple(right.shape) if isinstance(right, torch.Tensor) else type(right).__name__
-        raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {found}")
+        what_it_is = tuple(right.shape) if isinstance(right, torch.Tensor) else type(right).__name__
+        raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {what_it_is}")
     check_operand(right, "solve: b", sparse.dtype, sparse.device)
     sparse = sparse.expand_dense().coalesce()
     steps = Steps(tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings)

@@ -150,7 +150,9 @@ class _Inputs:
         vectors: dict[Side, Mapping[str, torch.Tensor]],
         values: Table | None,
     ) -> None:
-        self.products, self.vectors, self.values = products, vectors, values
+        self.products = products
+        self.vectors = vectors
+        self.values = values
         self.names = [*products, *(name for named in vectors.values() for name in named)]
         if not self.names or len({*self.names}) < len(self.names):
             raise KeywordError(f"map_entries takes names, each once; found {', '.join(self.names) or 'none'}")

@@ -331,7 +331,9 @@ def block_mask(mask: Any, batch: int = 0, head: int = 0) -> Mask:
         >>> int(stc.masks.block_mask(flex).dense(128).sum())
         8256
     """
-    (rows, columns), sides, device = mask.seq_lengths, mask.BLOCK_SIZE, mask.kv_num_blocks.device
+    rows, columns = mask.seq_lengths
+    sides = mask.BLOCK_SIZE
+    device = mask.kv_num_blocks.device
     grid = -(-rows // sides[0]), -(-columns // sides[1])
     one = batch, head
     whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, one, grid, device)

@@ -168,15 +168,15 @@ def within_sequences(
 def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern, Sizes]:
     """Return the coalesced pattern of two modes, or of three where there are several, and the sizes in front."""
     if isinstance(given, tuple) and len(given) in (2, 4):
-        found: Any = _of_rows(given, shape)
+        operand: Any = _of_rows(given, shape)
     elif isinstance(given, Pattern):
-        found = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
+        operand = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
     else:
-        found = as_operand(given, "pattern")
-    if not isinstance(found, SparseTensor):
+        operand = as_operand(given, "pattern")
+    if not isinstance(operand, SparseTensor):
         raise FormatError(f"{type(given).__name__} is no pattern of rows and columns")
-    pattern, sizes = found.coalesce().pattern, tuple(found.shape)
-    _check(sizes[-2:], found.device, shape, device)
+    pattern, sizes = operand.coalesce().pattern, tuple(operand.shape)
+    _check(sizes[-2:], operand.device, shape, device)
     if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):
         blocks = pattern
         pattern = blocks._once("single", lambda: single(blocks))

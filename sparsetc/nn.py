@@ -163,14 +163,14 @@ class SparseLinear(nn.Module):
 
     def _product(self, flat: torch.Tensor) -> Any:
         """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
-        values, known = self.values, self._weight
+        values, weight = self.values, self._weight
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
-        held = type(values) is nn.Parameter and flat.dtype is values.dtype and known.coords is self.coords
+        held = type(values) is nn.Parameter and flat.dtype is values.dtype and weight.coords is self.coords
         if not held or torch.compiler.is_compiling() or traced_by_modes():
             return einsum(EQUATION, self.weight, flat, output="dense", **self.settings)
         key = flat.shape, flat.dtype, current(), torch.get_float32_matmul_precision()
         kernel = self._kernels.get(key)
-        if kernel is None or kernel.operand._values is not values or kernel.operand._pattern is not known._pattern:
+        if kernel is None or kernel.operand._values is not values or kernel.operand._pattern is not weight._pattern:
             if kernel is not None or len(self._kernels) >= KERNELS:
                 self._kernels.clear()
             kernel = self._kernels[key] = compile(EQUATION, self.weight, flat, output="dense", **self.settings)
@@ -271,7 +271,9 @@ class GATConv(nn.Module):
         self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
         self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
+        self.negative_slope = negative_slope
+        self.add_self_loops = add_self_loops
+        self.settings = _known(settings)
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
@@ -330,7 +332,9 @@ class GATv2Conv(nn.Module):
         self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
         self.score = nn.Parameter(torch.empty(heads, out_channels))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
+        self.negative_slope = negative_slope
+        self.add_self_loops = add_self_loops
+        self.settings = _known(settings)
         nn.init.xavier_uniform_(self.score)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

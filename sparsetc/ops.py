@@ -380,8 +380,8 @@ def min_plus(x: Any, y: torch.Tensor) -> torch.Tensor:
     memory.check(f"the {sparse.nnz:,} rows of sums of min_plus", nbytes, table.device)
     sums = sparse.values.view(-1, *[1] * len(wide)) + table[columns]
     least = reduced_groups(sums, sparse.pattern, (0,), "amin")
-    found = sums.new_full((sparse.shape[0], *sums.shape[1:]), torch.inf)
-    return found.index_copy(0, groups_of(sparse.pattern, (0,)).pattern.coords[0], least)
+    extrema = sums.new_full((sparse.shape[0], *sums.shape[1:]), torch.inf)
+    return extrema.index_copy(0, groups_of(sparse.pattern, (0,)).pattern.coords[0], least)
 
 
 # -- equations --------------------------------------------------------------------------------------------------------
@@ -417,8 +417,8 @@ def _sparse(x: Any, name: str, other: Any = None) -> SparseTensor:
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         exchanged = "where only the second is, call torch.tensordot, torch.matmul or einsum"
-        found = not_sparse(x) if SparseTensor.coerce(other) is None else not_sparse(x, exchanged)
-        raise EquationError(f"{name}: the first operand must be sparse, {found}")
+        what_it_is = not_sparse(x) if SparseTensor.coerce(other) is None else not_sparse(x, exchanged)
+        raise EquationError(f"{name}: the first operand must be sparse, {what_it_is}")
     return sparse
 
 
@@ -455,7 +455,8 @@ def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name
     """The matrices of all modes but one, by mode."""
     listed = isinstance(given, list | tuple) or (isinstance(given, Sized) and not isinstance(given, torch.Tensor | str))
     if not listed or len(given) != x.order:
-        what_it_is = len(given) if listed else "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
+        kind = "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
+        what_it_is = len(given) if listed else kind
         raise EquationError(
             f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {what_it_is}"
         )

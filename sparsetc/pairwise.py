@@ -152,7 +152,9 @@ def in_steps(
     body: Body, pairs: Pairs, settings: Settings, seed: torch.Tensor | None, with_lse: bool, *tensors: torch.Tensor
 ) -> Any:
     """Return what `computed` does, entry by entry."""
-    pattern, dtype, wide = entries_of(pairs), tensors[0].dtype, accumulator(tensors[0].dtype)
+    pattern = entries_of(pairs)
+    dtype = tensors[0].dtype
+    wide = accumulator(tensors[0].dtype)
     heads = max(len(t) * (pairs.patterns if body.vectors.get(n) == "entries" else 1) for n, t in _named(body, tensors))
     inputs = {name: _whole(body, pairs, name, tensor.to(wide), heads) for name, tensor in _named(body, tensors)}
     stacked = pattern.order == 3

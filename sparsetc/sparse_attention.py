@@ -243,7 +243,9 @@ def _traced(
     known = _number(pattern)
     if transforms(True) or known is None or not (bias is None or isinstance(bias, torch.Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
-    heads, rows, columns = [operator.index(n) for n in q.shape[:-2]], q.shape[-2], k.shape[-2]
+    heads = [operator.index(n) for n in q.shape[:-2]]
+    rows = q.shape[-2]
+    columns = k.shape[-2]
     fewer = [operator.index(n) for n in k.shape[:-2]]
     constants = tuple([(name, constant(value)) for name, value in whole.items()])
     sizes = (*heads, operator.index(rows), operator.index(columns)), None if bias is None else bias.shape[-1]

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 380_200, size.COMPILER: 268_000, size.FILES: 238, size.CLASSES: 309, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 380_300, size.COMPILER: 268_200, size.FILES: 238, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

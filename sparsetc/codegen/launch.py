@@ -118,7 +118,10 @@ class Programs:
         """
         if backend == "torch" and runs_natively(programs, dtype):
             backend = "numba"
-        self.programs, self.dtype, self.backend, self.about = tuple(programs), dtype, backend, tuple(about)
+        self.programs = tuple(programs)
+        self.dtype = dtype
+        self.backend = backend
+        self.about = tuple(about)
         self.machine, self.fused = machine_of(device), fused or len(self.programs) == 1
         names = [f"part_{p.number}" if backend != "triton" else f"kernel_{n}" for n, p in enumerate(self.programs)]
         self.kernels: list[tuple[str, Sequence[int]]] = [(name, [n]) for n, name in enumerate(names)]
@@ -206,7 +209,9 @@ class Programs:
         Args:
             arrays: of the program's nest, in its order; the pairs of the items are from ``arrays[0][0]`` on.
         """
-        (program,), items, pairs = self.programs, arrays[0].numel() - 1, arrays[1].numel()
+        (program,) = self.programs
+        items = arrays[0].numel() - 1
+        pairs = arrays[1].numel()
         shape, dtype = (items, program.width), accumulator(arrays[-1].dtype)
         out = torch.empty(shape, dtype=dtype, device=arrays[0].device)
         self.bind([PartArrays(tuple(arrays), items, pairs)])([None], [], out)
@@ -324,8 +329,9 @@ def _ported(program: TileProgram, machine: str) -> TileProgram:
 
 def triton_type(dtype: torch.dtype) -> str:
     """Return Triton's name of a type of elements, as ``fp32``, ``bf16``, ``i64`` or ``u8``."""
-    whole = "i" if dtype.is_signed else "u"
-    kind = "bf" if dtype == torch.bfloat16 else "fp" if dtype.is_floating_point else whole
+    kind = "i" if dtype.is_signed else "u"
+    if dtype.is_floating_point:
+        kind = "bf" if dtype == torch.bfloat16 else "fp"
     return f"{kind}{8 * dtype.itemsize}"
 
 

@@ -109,7 +109,9 @@ class _Part:
     """A part's function, its arrays, and how its items are shared out."""
 
     def __init__(self, function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> None:
-        self.function, self.program, self.known = function, program, known
+        self.function = function
+        self.program = program
+        self.known = known
         named = part.named(program)
         self.fixed = [_flat(named[name]) if name in named else None for name in program.arrays]
         self.place = program.arrays.index("values") if "values" in program.arrays else None

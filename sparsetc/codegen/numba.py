@@ -131,7 +131,9 @@ class NumbaPrinter(Writer, Lines):
 
     def loop(self, s: ir.Loop) -> None:
         """A loop over nonzeros, fibers or tiles; what it sums is put aside after every `LONG` terms."""
-        name, begin, end = s.axis.name, "start", "stop"
+        name = s.axis.name
+        begin = "start"
+        end = "stop"
         if isinstance(s.axis, Fibers):
             self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
             begin, end = "first", "last"

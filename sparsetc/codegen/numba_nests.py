@@ -144,7 +144,11 @@ class Nest:
     def __init__(
         self, lines: Lines, program: TileProgram, vector: str, out: Factor, sign: str, kept: Sequence[str]
     ) -> None:
-        self.lines, self.p, self.out, self.sign, self.kept = lines, program, out, sign, kept
+        self.lines = lines
+        self.p = program
+        self.out = out
+        self.sign = sign
+        self.kept = kept
         self.vector, self.target = vector, out
 
     def write(self, factors: Sequence[Factor], conditions: Sequence[str] = ()) -> None:
@@ -197,7 +201,9 @@ class Nest:
         then: Callable[[At, Sequence[Factor], str, Sequence[Piece]], None],
     ) -> None:
         """Print loops over axes, before each the product of the numbers that are known; in them `then` prints."""
-        lines, left, numbers = self.lines, [], [number] if number else []
+        lines = self.lines
+        left = []
+        numbers = [number] if number else []
         for f in factors:
             if f.axes <= at.keys():
                 numbers.append(f.element(at, Piece(), self.vector))

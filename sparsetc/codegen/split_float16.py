@@ -161,7 +161,9 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
 def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by torch, to the bits that the kernels give."""
     for v, p, (high, low, most) in zip(values, positions, halves.arrays, strict=True):
-        row, bits, at = p.row, v.view(torch.int32) & TOP, p.at.long()
+        row = p.row
+        bits = v.view(torch.int32) & TOP
+        at = p.at.long()
         top = most.view(torch.int32).scatter_reduce_(0, row, bits, "amax")[row]
         first, second = scaled_halves(v, top.view(torch.float32))
         high.index_copy_(0, at, first)

@@ -99,7 +99,9 @@ def most_of(program, values, at, line, most, nnz, inner, side):
     found = tl.where(many, bits, tl.where(at_end, of_last, of_first))
     sends = (many | at_end | ((lane == 0) & (first < last))) & (found > 0)
     # As they were read: of a matrix of addresses the compiler would choose another layout, and move all of it there.
-    to, found, sends = tl.reshape(to, [BLOCK]), tl.reshape(found, [BLOCK]), tl.reshape(sends, [BLOCK])
+    to = tl.reshape(to, [BLOCK])
+    found = tl.reshape(found, [BLOCK])
+    sends = tl.reshape(sends, [BLOCK])
     tl.atomic_max(most + to, found, mask=sends, sem="relaxed")
 
 

@@ -106,7 +106,9 @@ def product(printer: TorchPrinter, s: ir.Product) -> None:
 
 def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str, ...], level: int) -> str:
     """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
-    o, others, axes = rows.operand, tuple(t for t in s.inputs if t.name != rows.out.name), s.out.within
+    o = rows.operand
+    others = tuple(t for t in s.inputs if t.name != rows.out.name)
+    axes = s.out.within
     weights, offsets = printer.times(others, shared, level), printer.offsets(level)
     call, table = "bag", printer.table(o)
     if shared:

@@ -214,7 +214,7 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[s
     stored = {s.source.name: s.axes for s, _ in program.statements if isinstance(s, Add)}
     ends = {s.letter for s, _ in program.statements if isinstance(s, Decode) and (s.along or s.end)}
     modes = [program.letters[c.mode] for level in program.view.levels for c in level]
-    found = {}
+    products = {}
     for s in [s for s, _ in program.statements if isinstance(s, Product) and not s.accumulate and not s.dot]:
         axes, kept = s.out.within, stored.get(s.out.name, s.out.within)
         rows = [gathers[t.name] for t in s.inputs if t.name in gathers and t.within == axes]
@@ -222,8 +222,8 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[s
         if len(rows) == 2 and len(rows) + len(numbers) == len(s.inputs) and axes[: len(kept)] == kept != axes:
             first, second = sorted(rows, key=lambda g: min(map(modes.index, g.operand.rows)))
             if numbers and not ends & {*first.operand.rows, *second.operand.rows}:
-                found[s] = first, second, kept
-    return found
+                products[s] = first, second, kept
+    return products
 
 
 def unread(program: TileProgram) -> set[Gather]:
@@ -258,7 +258,9 @@ Range = tuple[int, int, int, int, int, int]
 def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[Range]:
     """Cut a part into ranges of whole items, or of nonzeros of its only item, that make about `most` elements each."""
     view, per = program.view, elements(program)
-    items, stored, chunk = arrays.items, arrays.stored, program.view.items.size
+    items = arrays.items
+    stored = arrays.stored
+    chunk = program.view.items.size
     if items == 0:
         return []
     if chunk and view.levels[0]:  # items of one size: as many whole ones as fit
@@ -294,7 +296,10 @@ def few(program: TileProgram, arrays: PartArrays) -> bool:
 @lru_cache(maxsize=256)
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
-    by_level, bagged, dotted, skipped = Counter({ITEM: 1, LANE: 1, LEAF: 1}), bags(p), sampled(p), unread(p)
+    by_level = Counter({ITEM: 1, LANE: 1, LEAF: 1})
+    bagged = bags(p)
+    dotted = sampled(p)
+    skipped = unread(p)
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))

@@ -99,7 +99,9 @@ def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
 
 def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
-    o, level, axes = s.operand, s.out.level, s.out.axes
+    o = s.operand
+    level = s.out.level
+    axes = s.out.axes
     strides = o.strides[: len(o.rows)] or [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
     columns = o.strides[len(o.rows) :] or [
         prod([printer.p.axis(d).size for d in o.axes[n:]]) for n in range(1, len(o.axes) + 1)
@@ -183,7 +185,9 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
         printer.put(f"{tile}_high = {tile}.to(tl.float16)")
         printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
     (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
-    high, low, how = f"{name}_high", f"{name}_low", f"out_dtype={printer.acc}"
+    high = f"{name}_high"
+    low = f"{name}_low"
+    how = f"out_dtype={printer.acc}"
     printer.put(f"{high} = tl.dot({left}, {right}, {how})")
     printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
     printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
@@ -208,7 +212,9 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
     A row is known by coordinates, or by a number stored for each item, fiber, nonzero or kept position, or has the
     number of the item, fiber or nonzero itself.
     """
-    p, key, elements = printer.p, s.key, s.copies * printer.p.rows * printer.p.width  # of all copies of the output
+    p = printer.p
+    key = s.key
+    elements = s.copies * printer.p.rows * printer.p.width  # of all copies of the output
     cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""
     keyed = printer.own(key.letters, s.source.axes, key.level)
     row_stride, *columns = p.strides or (p.width,)
@@ -308,7 +314,9 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     lines.append("    pid = tl.program_id(0)")
     for n, p in enumerate(group):
         pid = " - ".join(["pid", *(f"programs_{before.number}" for before in group[:n])])
-        test = "else:" if p is group[-1] else f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
+        test = f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
+        if p is group[-1]:
+            test = "else:"
         lines += [f"    {test}", *_call(p, pid, "        ")]
     return lines
 

@@ -51,12 +51,18 @@ class TritonPrinter(Writer):
 
     def __init__(self, program: TileProgram, sums: str, widen: bool) -> None:
         """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
-        self.p, self.acc, self.widen = program, sums, f".to({sums})" if widen else ""
+        self.p = program
+        self.acc = sums
+        self.widen = f".to({sums})" if widen else ""
         self.halves = program.schedule.precision == F16X3
         self.half = program.half and sums == "tl.float32" and not widen
         self.apart = program.looped | {axis.letter for axis in program.split}
         self.out: list[str] = []
-        self.indent, self.copies, self.copy, self.vector, self.level = 1, 1, "", 0, LEAF
+        self.indent = 1
+        self.copies = 1
+        self.copy = ""
+        self.vector = 0
+        self.level = LEAF
         self.masked = False
         self.words: tuple[set[str], ...] = (set(), set(), set())
         statements = [s for s, _ in program.statements]
@@ -291,7 +297,9 @@ def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) 
 def all_of(conditions: Iterable[str]) -> str:
     """Conditions as one; empty where there is none."""
     each = [c for c in conditions if c]
-    return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each) if len(each) > 1 else "".join(each)
+    if len(each) < 2:
+        return "".join(each)
+    return " & ".join(f"({c})" if " < " in c or " > " in c else c for c in each)
 
 
 def load(pointer: str, at: str, mask: str = "") -> str:

@@ -148,7 +148,9 @@ def _block(printer: TritonPrinter, lanes: int) -> None:
 
 def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
-    lanes, schedule, run = axis.lanes, printer.p.schedule, isinstance(axis, Run)
+    lanes = axis.lanes
+    schedule = printer.p.schedule
+    run = isinstance(axis, Run)
     if not lanes:  # one nonzero after the other; sides of dots are loaded stages ahead
         body = [inner for inner, _ in walk(s.body)]
         dots = any(isinstance(inner, Product) and inner.dot for inner in body)
@@ -172,7 +174,8 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
             for n in printer.each(LEAF):
                 printer.put(f"pos{printer.copy} = {at}{f' + {n * lanes}' if n else ''} + lane")
                 if printer.masked:
-                    has = f"pos{printer.copy} < stop" if run else f"step{f' + {n}' if n else ''} < length"
+                    step = f"step + {n}" if n else "step"
+                    has = f"pos{printer.copy} < stop" if run else f"{step} < length"
                     printer.put(f"ok{printer.copy} = {has}")
             yield
             printer.masked, printer.copies = False, 1

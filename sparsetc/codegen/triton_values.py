@@ -188,7 +188,10 @@ def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int,
         that a program has of the tile, padding included; units of the tile where more are counted, else 0. None where
         the positions of a step do not lie together as stored, or steps do not follow one another.
     """
-    p, tiles, axes, sides = printer.p, stored.values, s.out.axes, [printer.p.axis(c) for c in s.out.axes]
+    p = printer.p
+    tiles = stored.values
+    axes = s.out.axes
+    sides = [printer.p.axis(c) for c in s.out.axes]
     before, word = _before(printer, s, stored), tiles.word
     letters = [c for c in (*before, *axes) if p.axis(c).size > 1]
     if (
@@ -254,7 +257,9 @@ def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
 
 def _word_numbers(printer: TritonPrinter, s: Value, stored: Stored, unit: int) -> str:
     """The words of the tile that the counted units lie in."""
-    bits, words, terms = stored.values.word, stored.array("words"), []
+    bits = stored.values.word
+    words = stored.array("words")
+    terms = []
     if unit < bits:
         return f"{words} * {unit} // {bits}"
     for c in stored.letters:

@@ -142,22 +142,22 @@ class Kernel(Inspectable):
         (shape,), of_result = bound.dense_shapes, bound.output_shape
 
         def called(given: torch.Tensor) -> torch.Tensor:
-            found = self(given)
-            return found if isinstance(found, torch.Tensor) else found.to_dense()
+            result = self(given)
+            return result if isinstance(result, torch.Tensor) else result.to_dense()
 
         def forward(vector: Any) -> Any:
             with torch.no_grad():
                 return called(torch.tensor(vector).to(about).reshape(shape)).reshape(-1).cpu().numpy()
 
         def of_columns(vectors: Any) -> Any:
-            given = torch.tensor(vectors).to(about).reshape(*shape, -1)
+            operand = torch.tensor(vectors).to(about).reshape(*shape, -1)
             with torch.no_grad():
-                return torch.vmap(called, -1, -1)(given).reshape(prod(of_result), -1).cpu().numpy()
+                return torch.vmap(called, -1, -1)(operand).reshape(prod(of_result), -1).cpu().numpy()
 
         def backward(vector: Any) -> Any:
-            given = about.new_zeros(shape, requires_grad=True)
+            operand = about.new_zeros(shape, requires_grad=True)
             above = torch.tensor(vector).to(about).reshape(of_result)
-            return torch.autograd.grad(called(given), given, above)[0].reshape(-1).cpu().numpy()
+            return torch.autograd.grad(called(operand), operand, above)[0].reshape(-1).cpu().numpy()
 
         sizes, kind = (prod(of_result), prod(shape)), about.cpu().numpy().dtype
         columns = None if self.contraction.sparse else of_columns

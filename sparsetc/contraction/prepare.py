@@ -283,7 +283,9 @@ class Preparation:
         The order is None where they lie so. Triton's kernels read what lies in another order by its strides, if in
         runs: it is neither permuted nor copied.
         """
-        e, orders, kernels = self.bound.einsum, [], self.problem.backend == "triton"
+        e = self.bound.einsum
+        orders = []
+        kernels = self.problem.backend == "triton"
         for p in e.dense:
             letters = tuple(c for c in (*e.sparse_indices, *e.axes) if c in e.inputs[p])
             order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))

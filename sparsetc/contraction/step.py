@@ -303,8 +303,8 @@ class Step(Preparation, Inspectable):
         It is their first mode, and that behind the kept modes of the result.
         """
         key = "batch", size, tuple(which)
-        made: Contraction | None = self._others.get(key)
-        if made is None:
+        compiled: Contraction | None = self._others.get(key)
+        if compiled is None:
             from sparsetc.contraction.contraction import contraction
 
             e = self.bound.einsum
@@ -314,9 +314,9 @@ class Step(Preparation, Inspectable):
             einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
             bound = Bound.of(einsum, {**self.bound.by_index, letter: size})
             with lasting():
-                made = contraction(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
-            self._others[key] = made
-        return made
+                compiled = contraction(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
+            self._others[key] = compiled
+        return compiled
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""

@@ -54,7 +54,9 @@ class Equations:
         """
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors, self._blocks = factors, factors if blocks is None else blocks
-        self._summed, self._scattered, self._sending = summed, scattered, sending
+        self._summed = summed
+        self._scattered = scattered
+        self._sending = sending
         self._waiting: list[Callable[[], None]] = []
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         rank = factors[0].shape[1]
@@ -134,8 +136,12 @@ class Sweep:
     def __init__(
         self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
     ) -> None:
-        self._equations, self._factors, self._free = equations, factors, tuple(free)
-        self._update, self._device, rank = update, factors[0].device, factors[0].shape[1]
+        self._equations = equations
+        self._factors = factors
+        self._free = tuple(free)
+        self._update = update
+        self._device = factors[0].device
+        rank = factors[0].shape[1]
         self._penalty = l2_reg * torch.eye(rank, dtype=torch.float64, device=self._device) if l2_reg else None
         shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
         self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)

@@ -141,7 +141,9 @@ def level(given: Any, what: str) -> float:
 def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int, ...]:
     """Return the modes that are not fixed, at least one; negative numbers count from the end."""
     kept = set()
-    for mode in () if fixed is None else (fixed,) if isinstance(fixed, int) else fixed:
+    if fixed is None:
+        fixed = ()
+    for mode in (fixed,) if isinstance(fixed, int) else fixed:
         if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
             raise DecompositionError(f"{name}: fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
         kept.add(mode % order)

@@ -98,7 +98,9 @@ def cp_als(
     entries = sparse if mask is None else observed(sparse, mask, NAME)
     factors = start(entries, wanted)
     equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
-    update = HALS if nonnegative else LEAST_SQUARES if mask is None else ROWWISE
+    update = LEAST_SQUARES if mask is None else ROWWISE
+    if nonnegative:
+        update = HALS
     return run(equations, factors, update, wanted, lambda: factors)
 
 

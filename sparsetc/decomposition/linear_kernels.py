@@ -37,7 +37,9 @@ def invert(gram, inverse, pivots, rank, share, WIDTH: tl.constexpr, LEAST: tl.co
     for k in range(rank):
         tl.debug_barrier()  # the row is there
         mine = pivots + k * WIDTH
-        above, left, pivot = tl.load(mine + line)[None, :], tl.load(mine + line)[:, None], tl.load(mine + k)
+        above = tl.load(mine + line)[None, :]
+        left = tl.load(mine + line)[:, None]
+        pivot = tl.load(mine + k)
         part = 1.0 / tl.where(pivot < share, share, pivot)  # which keeps NaN
         others = tl.where(column == k, left * part, a - left * (above * part))
         a = tl.where(row == k, tl.where(column == k, -part, above * part), others)

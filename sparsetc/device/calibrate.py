@@ -199,7 +199,9 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
     array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
     yield "moved", 4 * sizes.moved, (lambda: _scattered(array, places, values).index_select(0, places),)
 
-    few, one, least = array[: SPARSE * SPARSE], values[:SPARSE], places[:SPARSE]
+    few = array[: SPARSE * SPARSE]
+    one = values[:SPARSE]
+    least = places[:SPARSE]
 
     def calls() -> None:
         for _ in range(0, sizes.calls, 4):
@@ -290,7 +292,9 @@ def table(found: DeviceProfile) -> str:
     """Return a table of the numbers: as measured, and the default GPU's."""
     rows = []
     for name in profile.MEASURED:
-        (scale, unit), numbers, usual = UNITS[name], getattr(found, name), getattr(default_gpu(), name)
+        scale, unit = UNITS[name]
+        numbers = getattr(found, name)
+        usual = getattr(default_gpu(), name)
         if name not in profile.TABLES:
             name, numbers, usual = "", {name: numbers}, {name: usual}
         each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)

@@ -303,7 +303,9 @@ def _read_loops(path: Path, name: str) -> DeviceProfile | None:
     """Return the recorded profile of a CPU, None where there is none; remembered, so that a warning is given once."""
     try:
         document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
-        day, seconds, usual = document["date"], document["loops"], shipped_loops()
+        day = document["date"]
+        seconds = document["loops"]
+        usual = shipped_loops()
         if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
             raise ValueError("not a record of this version and processor")
         if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:

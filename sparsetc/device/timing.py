@@ -64,16 +64,16 @@ def timed(
     """
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         once = _on_gpu(device) if device.type == "cuda" else _on_cpu
-        end, taken = time.perf_counter() + seconds, [once(call, 1) for call in calls]
-        for n, (first,) in enumerate(taken):
+        end, times = time.perf_counter() + seconds, [once(call, 1) for call in calls]
+        for n, (first,) in enumerate(times):
             if ROUND * first <= seconds:
-                taken[n] = once(calls[n], ROUND)  # without the first, which is slower
-        least = [min(own) for own in taken]
+                times[n] = once(calls[n], ROUND)  # without the first, which is slower
+        least = [min(own) for own in times]
         running = [n for n, own in enumerate(least) if own <= stop * min(least)]
         while time.perf_counter() < end:
             for n in running:
-                taken[n] += once(calls[n], ROUND)
-        return [Timing.of(own) for own in taken]
+                times[n] += once(calls[n], ROUND)
+        return [Timing.of(own) for own in times]
 
 
 def _on_cpu(call: Callable[[], Any], count: int) -> list[float]:

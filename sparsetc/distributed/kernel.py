@@ -77,7 +77,9 @@ class DistributedKernel:
     """
 
     def __init__(self, share: Share, kernel: Kernel, combined: Combined, ranks: Ranks) -> None:
-        self.share, self.kernel, self.ranks = share, kernel, ranks
+        self.share = share
+        self.kernel = kernel
+        self.ranks = ranks
         self.transfers, self._wrap = combined
 
     @entry_point

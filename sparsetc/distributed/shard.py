@@ -89,7 +89,9 @@ class Sharded:
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:
         """Return the local share with coordinates of the whole tensor in these modes, which get their whole size."""
-        local, added, shape = self.local, [0] * self.local.sparse_order, list(self.local.shape)
+        local = self.local
+        added = [0] * self.local.sparse_order
+        shape = list(self.local.shape)
         for m in modes:
             added[m], shape[m] = self.ranges[m][0], self.shape[m]
         coords = local.coords + torch.tensor(added, device=local.device)[:, None]

@@ -52,9 +52,11 @@ def _sampled(problem: Problem) -> Candidate:
     precision = {DOTS["highest"]: "ieee", ROUNDED: DOTS["high"]}.get(problem.precision, problem.precision)
     storage, nnz = Storage(leaf=tuple(range(problem.order))), problem.counts.nnz
     part = Part("positions", storage, Schedule(dot=True, precision=precision), nnz)
-    made = accumulator(problem.dtype).itemsize * prod(problem.shape)
-    if made > problem.memory // 2:  # a library's product may take as much beside it
-        raise _refusal(problem, f"the product takes {made:,} bytes, more than half of the limit, {problem.memory:,}")
+    product_bytes = accumulator(problem.dtype).itemsize * prod(problem.shape)
+    if product_bytes > problem.memory // 2:  # a library's product may take as much beside it
+        raise _refusal(
+            problem, f"the product takes {product_bytes:,} bytes, more than half of the limit, {problem.memory:,}"
+        )
     return _priced(problem, part, Statistics(1, 1, nnz, nnz, problem.itemsize))
 
 

@@ -63,8 +63,19 @@ class Coo:
             **words.encode(first, view.levels[0]),
             **words.encode(nonzeros, view.levels[2], narrow=storage.narrow),
         }
-        about = (self.name, storage, shape, nnz, view, arrays, nonzeros.numbers, nnz, starts.numel())
-        return Packed(*about, (first.numbers, None), split)
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions=nonzeros.numbers,
+            stored=nnz,
+            items=starts.numel(),
+            representatives=(first.numbers, None),
+            split_rows=split,
+        )
 
 
 def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:

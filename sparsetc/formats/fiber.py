@@ -123,7 +123,9 @@ class Fiber:
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort nonzeros by (item, lane, leaf) modes, cut fibers, put these in blocks and blocks in items."""
-        nnz, view, lanes = coords.shape[1], self.view(shape, storage), storage.lanes
+        nnz = coords.shape[1]
+        view = self.view(shape, storage)
+        lanes = storage.lanes
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
         starts, length, fibers_cut = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
         begins = nonzeros.at(starts, gaps=False).starts(storage.item)
@@ -160,8 +162,21 @@ class Fiber:
         entries = nonzeros.at(source, gaps=stored > nnz)
         del begins, steps, starts, length, nonzeros, pieces, lane, source
         arrays |= words.encode(entries, view.levels[2], narrow=storage.narrow)
-        about = (self.name, storage, shape, nnz, view, arrays, entries.numbers, stored, of_items.numel())
-        return Packed(*about, (first.numbers, fibers.numbers), groups_cut, fibers_cut, stored != nnz or unused)
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions=entries.numbers,
+            stored=stored,
+            items=of_items.numel(),
+            representatives=(first.numbers, fibers.numbers),
+            split_rows=groups_cut,
+            split_fibers=fibers_cut,
+            padded=stored != nnz or unused,
+        )
 
 
 def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int, stored: int) -> torch.Tensor:
@@ -284,7 +299,9 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
     if gathered > 1:
         return 64 if steps > long_row // 4 else 40
     programs = max(counts.distinct(problem.kept), counts.nnz // (4 * long_row)) // schedule.lanes
-    return 32 if steps <= problem.rules["short_row"] else 64 if programs <= problem.rules["few_programs"] else 40
+    if steps <= problem.rules["short_row"]:
+        return 32
+    return 64 if programs <= problem.rules["few_programs"] else 40
 
 
 add_plans(

@@ -163,8 +163,8 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, rules["matrix"] // (MIN_DOT * ranks)))
     matrix = by_precision(rules["fused_matrix"], problem.precision) if fused else rules["matrix"]
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
-    warps = 1 if fused else 4 if ranks >= 64 and problem.precision != "tf32" else 2
-    return Schedule(warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
+    warps = 4 if ranks >= 64 and problem.precision != "tf32" else 2
+    return Schedule(1 if fused else warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
 
 
 def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], padded: dict[str, int]) -> Schedule:

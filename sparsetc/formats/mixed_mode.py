@@ -41,7 +41,9 @@ def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
     """A forest for each mode, of the nonzeros that the partition deals to it; one of all, where it has most of them."""
     if problem.order < 2:
         raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": a vector has no fibers to choose from')
-    schedule, parts, expected = schedule_of(problem, blocks=True), [], []
+    schedule = schedule_of(problem, blocks=True)
+    parts = []
+    expected = []
     if not schedule.dot:  # blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles
         schedule = replace(schedule, warps=max(schedule.warps, problem.rules["dot_lanes"] // schedule.lanes))
     shares = dict(enumerate(counts.shares(PARTITION)))

@@ -128,7 +128,9 @@ class Window:
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
-        (height, width, *_), rows, columns = sizes_of(storage), storage.item, storage.lane
+        height, width, *_ = sizes_of(storage)
+        rows = storage.item
+        columns = storage.lane
         sides = tuple([{rows[0]: height, columns[-1]: width}.get(m, 1) for m in range(len(shape))])
         if self.compacted:
             lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
@@ -142,7 +144,9 @@ class Window:
         self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
     ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
-        (height, width, *_), view, nnz = sizes_of(storage), self.view(shape, storage), coords.shape[1]
+        height, width, *_ = sizes_of(storage)
+        view = self.view(shape, storage)
+        nnz = coords.shape[1]
         rank, rows = ranked_rows(coords, shape, storage, cache)
         tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
         place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
@@ -159,9 +163,20 @@ class Window:
                 arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
         else:
             arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
-        stored, shared = positions.numel(), (first.index_select(0, of_items), first)
-        about = (self.name, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-        return Packed(*about, padded=stored != nnz)
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions,
+            stored=positions.numel(),
+            items=of_items.numel(),
+            representatives=(first.index_select(0, of_items), first),
+            split_rows=split,
+            padded=positions.numel() != nnz,
+        )
 
 
 register_format(partial(Window, "vbr", compacted=False))

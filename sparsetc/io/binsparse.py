@@ -76,7 +76,10 @@ class _Arrays:
         self, path: str | os.PathLike[str], sized: Callable[[str], tuple[int, int]], get: Callable[[str], np.ndarray]
     ) -> None:
         """``sized`` gives the elements and bytes of an array, or says why it is not read; ``get`` reads it."""
-        self._path, self._sized, self._get, self._bytes = path, sized, get, dict[str, int]()
+        self._path = path
+        self._sized = sized
+        self._get = get
+        self._bytes = dict[str, int]()
 
     def take(self, what: str, nbytes: int) -> None:
         """Raise `OutOfMemoryError` unless there is room for so many bytes more, beside all arrays asked for so far."""
@@ -169,7 +172,9 @@ def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, s
 def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
     """Coordinates (order, n) and values of what is stored, level by level from the outermost."""
     order, transpose = len(tensor.shape), list(tensor.transpose or range(len(tensor.shape)))
-    rows, count, level = list[np.ndarray](), 1, tensor.level
+    rows = list[np.ndarray]()
+    count = 1
+    level = tensor.level
     while level.rank:
         modes = range(len(rows), len(rows) + level.rank)
         sizes = [tensor.shape[transpose[mode]] for mode in modes]
@@ -186,7 +191,9 @@ def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
             if ends.size != count + 1 or ends[0] != 0 or ends[-1] != total or any(one.size != total for one in inner):
                 raise ValueError(f"pointers to level {len(rows)} do not deal its {total} indices")
             each = np.diff(ends)
-        rows, count, level = [*(np.repeat(row, each) for row in rows), *inner], total, level.level
+        rows = [*(np.repeat(row, each) for row in rows), *inner]
+        count = total
+        level = level.level
     if level.values.shape != (count,):
         raise ValueError(f"{count} values should be stored, found {level.values.size}")
     arrays.take("the tensor", 8 * (2 * order + 1) * count)

@@ -41,7 +41,9 @@ def table(text: Any, sizes: Any, coords: Any, reals: Any, powers: Any, found: An
             if field >= modes and (text[at] == 45 or text[at] == 43):
                 negative = text[at] == 45
                 at += 1
-            mantissa, digits, places = np.int64(0), 0, 0
+            mantissa = np.int64(0)
+            digits = 0
+            places = 0
             while 48 <= text[at] <= 57:
                 mantissa = mantissa * 10 + text[at] - 48
                 digits += 1

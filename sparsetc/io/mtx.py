@@ -58,8 +58,9 @@ class MatrixHeader:
         Raises:
             IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
         """
-        one = torch.ones(coords.shape[1])
-        values = torch.complex(*reals) if len(reals) == 2 else reals[0] if reals else one
+        values = reals[0] if reals else torch.ones(coords.shape[1])
+        if len(reals) == 2:
+            values = torch.complex(*reals)
         with memory.of_file(self.path):
             return in_full(coords, values.to(dtype or values.dtype), self.symmetry)
 
@@ -146,6 +147,8 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     if x.order != 2:
         raise ShapeError(f"a .mtx file holds a matrix; this tensor has shape {x.shape}: write .tns or .npz")
     x = x.expand_dense()
-    field = "complex" if x.dtype.is_complex else "real" if x.dtype.is_floating_point else "integer"
+    field = "real" if x.dtype.is_floating_point else "integer"
+    if x.dtype.is_complex:
+        field = "complex"
     banner = f"%%MatrixMarket matrix coordinate {field} general\n% dtype: {dtype_name(x.dtype)}\n"
     table.write(path, f"{banner}{x.shape[0]} {x.shape[1]} {x.nnz}\n", x)

@@ -285,7 +285,9 @@ def _sorted_here(held: list[list[torch.Tensor]], order: int, rows: int) -> Itera
 
 def _fill(database: Any, blocks: Iterable[list[torch.Tensor]], rows: int) -> None:
     """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
-    arrow, held, made = parquet.library(), list[Any](), False
+    arrow = parquet.library()
+    held = list[Any]()
+    made = False
 
     def insert() -> None:
         database.register("block", arrow.concat_tables(held))

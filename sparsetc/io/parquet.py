@@ -61,7 +61,9 @@ class Table:
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
         """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
-        self._arrow, self.path, self._lock = library(), Path(memory.text_of(path)), Lock()
+        self._arrow = library()
+        self.path = Path(memory.text_of(path))
+        self._lock = Lock()
         self._raw = npy.on_disk(self.path)
         try:
             with self._faults("its footer"):
@@ -451,7 +453,9 @@ def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch
     try:
         said = json.loads(text[:4096])
         crc = said.pop("crc")
-        version, shape, dtype = said["version"], crd.checked_shape(said["shape"]), NAMED[said["dtype"]]
+        version = said["version"]
+        shape = crd.checked_shape(said["shape"])
+        dtype = NAMED[said["dtype"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError("no shape and dtype of a tensor") from None
     if version != VERSION:

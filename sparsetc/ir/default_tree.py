@@ -62,7 +62,9 @@ MOST_SUMS = 4096
 
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
     """Return a schedule without a tree, completed with the tree that the default rule gives."""
-    rule = by_pairs if len(inner.stored) > 1 else by_groups if inner.sides else by_levels
+    rule = by_groups if inner.sides else by_levels
+    if len(inner.stored) > 1:
+        rule = by_pairs
     full = rule(inner, schedule)
     return replace(full, ruled=(full.tree, full.take, full.turns))
 
@@ -283,7 +285,9 @@ class Division:
             output: letters of the result.
             operands: the dense ones.
         """
-        self.side, self.sizes, self.letters = side, sizes, tuple(side)
+        self.side = side
+        self.sizes = sizes
+        self.letters = tuple(side)
         self.kept = self._ordered(output)
         self.summed = tuple([c for c in self.letters if c not in output])
         self.operands, self.output = operands, output

@@ -22,8 +22,6 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support.pickles import Record, misfit
 
-PAIRED_PLANS = ("bcb", "scalar", "dense", "bcb+scalar")
-"""Plans of two sparse operands."""
 PREFERRED = "preferred"
 """The option of an ``"auto"`` request that names the plan to take where it applies."""
 SIDE = "side_"
@@ -243,7 +241,8 @@ class Part(Record):
     def __str__(self) -> str:
         if self.operand is not None:
             sides = "x".join(map(str, self.sides.values()))
-            blocks = f" in {'bitmap' if self.bitmap else 'whole'} blocks of {sides}" if sides else ""
+            stored = "bitmap" if self.bitmap else "whole"
+            blocks = f" in {stored} blocks of {sides}" if sides else ""
             return f"{self.format}[{self.label}]{blocks}: {self.nnz:,} nonzeros"
         modes = " | ".join(",".join(map(str, m)) or "-" for m in self.storage.levels)
         where = f" ({self.label})" if self.label else ""
@@ -294,11 +293,6 @@ class Plan(Record):
     def pairs(self) -> bool:
         """True if the plan is for two or more sparse operands."""
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
-
-    @property
-    def by_nonzeros(self) -> bool:
-        """True if dense modes are expanded for it: it is for two sparse operands, or for one as a dense tensor."""
-        return self.name in PAIRED_PLANS or any(p.operand is not None for p in self.parts)
 
     @property
     def preferred(self) -> str:

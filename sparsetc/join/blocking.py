@@ -110,7 +110,7 @@ class OperandBlocks:
         return (torch.cumsum(self.counts, 0) - self.counts).to(index_dtype(self.nnz))
 
     def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a kernel reads tiles from (`ir.nest.values`): first values, bits in words of `word`, packed values.
+        """Return the arrays that a kernel reads tiles from: first values, bits in words of `word`, packed values.
 
         Args:
             values: (nnz,) in the operand's order.

@@ -179,7 +179,9 @@ class WalkKernel:
             cache_dir: folder of generated sources.
             name: what the file is named after.
         """
-        self.walk, self.sides, self.name = walk, sides, name
+        self.walk = walk
+        self.sides = sides
+        self.name = name
         self.device = tiles.full_ptr.device
         self.parts = heads.parts // (heads.group if walk.mode else 1)
         self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.parts))

@@ -106,7 +106,9 @@ class RowTiles:
             pieces = (-(-total // most)).clamp(min=1)
         window = torch.repeat_interleave(torch.arange(len(pieces), device=device), pieces)
         piece = torch.arange(len(window), device=device) - (pieces.cumsum(0) - pieces)[window]
-        share, end, of_full = (-(-total // pieces))[window], total[window], full[window]
+        share = (-(-total // pieces))[window]
+        end = total[window]
+        of_full = full[window]
         begin, stop = (piece * share).minimum(end), ((piece + 1) * share).minimum(end)
         slots = torch.where(pieces > 1, pieces, 0)
         first = slots.cumsum(0) - slots

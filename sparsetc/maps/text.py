@@ -69,7 +69,9 @@ class Text:
     """The lines of a walk's kernel, and what they name."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
-        self.walk, self.layout, self.sizes = walk, layout, dict(layout.sizes)
+        self.walk = walk
+        self.layout = layout
+        self.sizes = dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
         self.lines: list[str] = []
         self.derivatives: dict[tuple[str, str], str] = {}
@@ -165,7 +167,13 @@ class Text:
 
     def arrays(self) -> list[str]:
         """The index arrays that are read."""
-        layout = self.layout
-        full = ["full_col", *(["full_base"] if self.by_entry else [])] if layout.full else []
-        part = ["part_col", "bits", *(["part_base"] if self.by_entry else [])] if layout.part else []
-        return ["items", *full, *part, *(["order"] if self.by_entry and layout.ordered else [])]
+        layout, numbered = self.layout, bool(self.by_entry)
+        read = {
+            "full_col": layout.full,
+            "full_base": layout.full and numbered,
+            "part_col": layout.part,
+            "bits": layout.part,
+            "part_base": layout.part and numbered,
+            "order": layout.ordered and numbered,
+        }
+        return ["items", *(name for name, is_read in read.items() if is_read)]

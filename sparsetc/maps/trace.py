@@ -158,8 +158,8 @@ def told_apart(function: Callable[..., Any]) -> Hashable:
     """Return a key that is equal for functions with the same code, defaults and outside values."""
     if not isinstance(function, FunctionType):
         return function
-    code, known = function.__code__, function.__globals__
-    outside = tuple([known[name] for name in code.co_names if name in known])
+    code, names = function.__code__, function.__globals__
+    outside = tuple([names[name] for name in code.co_names if name in names])
     cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
     key = code, function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells, outside
     try:

@@ -86,8 +86,8 @@ class Packed:
             return values.contiguous()
         if self.scattered is not None:
             places, numbers = self.scattered
-            own = values if numbers is None else values.index_select(0, numbers)
-            return values.new_zeros(self.stored).scatter_(0, places, own)
+            of_part = values if numbers is None else values.index_select(0, numbers)
+            return values.new_zeros(self.stored).scatter_(0, places, of_part)
         return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
 
     @property

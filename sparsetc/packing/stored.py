@@ -153,7 +153,9 @@ def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> 
 
 def _check_bits(packed: Packed, tiles: int) -> None:
     """Every tile has its words of bits, and a value for each bit that is set."""
-    pointers, words, values = packed.arrays["value_ptr"], packed.arrays["bits"], packed.view.values
+    pointers = packed.arrays["value_ptr"]
+    words = packed.arrays["bits"]
+    values = packed.view.values
     _check_pointers("value_ptr", pointers, tiles, packed.stored)
     expected = tiles * values.words
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")

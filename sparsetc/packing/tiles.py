@@ -64,8 +64,9 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     last = storage.contracted if storage.sequence else len(rest[-1:])
     deep = prod([sides[m] for m in sequence[len(sequence) - last :]])
     word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
-    stored = sides, sequence, storage.contracted
-    return tiles(item, tile, Bitmap(*stored, word) if bitmap else Whole(*stored))
+    if bitmap:
+        return tiles(item, tile, Bitmap(sides, sequence, storage.contracted, word))
+    return tiles(item, tile, Whole(sides, sequence, storage.contracted))
 
 
 def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Packed:
@@ -104,9 +105,20 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
     else:
         positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
         positions[tile.mul_(volume).add_(place)] = by_tile
-    stored, shared = positions.numel(), (first_of_items, first)
-    about = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-    return Packed(*about, padded=stored != nnz)
+    return Packed(
+        format,
+        storage,
+        shape,
+        nnz,
+        view,
+        arrays,
+        positions,
+        stored=positions.numel(),
+        items=of_items.numel(),
+        representatives=(first_of_items, first),
+        split_rows=split,
+        padded=positions.numel() != nnz,
+    )
 
 
 def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a plan of one sparse operand is chosen by: a `Problem`, with `Counts` of the operand's pattern.
+"""The facts that a plan of one sparse operand is chosen by: a `Problem`, with `Counts` of the operand's pattern.
 
 In: a canonical einsum, the rows that it returns, the operand's coordinates and type, options. Out: `Problem`. Counts
 are made when they are first asked for, and kept with the pattern.
@@ -70,7 +70,7 @@ class Counts:
         return Counts, (self.coords, self.shape, self._memory)
 
     def cached_in(self, cache: Lru[Any, Any]) -> Counts:
-        """The same counts, with another cache of what is packed."""
+        """Return these counts with another cache of what is packed."""
         return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
 
     @cached_property
@@ -99,7 +99,7 @@ class Counts:
         return coords.cpu() if coords.is_cuda and self.nnz <= ON_HOST else coords
 
     def distinct(self, modes: tuple[int, ...]) -> int:
-        """How many different coordinates the nonzeros have in these modes."""
+        """Return the number of different coordinates that the nonzeros have in these modes."""
         modes = tuple(sorted(modes))
         if not modes or self.nnz == 0:
             return min(self.nnz, 1)
@@ -155,7 +155,7 @@ class Counts:
         return self.once("tiles", count)
 
     def once(self, name: Hashable, count: Callable[[], T]) -> T:
-        """What a method counts of the nonzeros, counted once a name."""
+        """Return what a function counts of the nonzeros, called once a name."""
         if name not in self._memory:
             self._memory[name] = count()
         counted: T = self._memory[name]

@@ -1,21 +1,21 @@
 """The formats and the plans that are known by name, the package's own and users', and which plan an einsum takes.
 
 In: a class, a `Method`, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply; and
-what a user asks for. Out: an entry of `FORMATS` or `PLANS`; and a `Choice`, with what every plan that was considered
-was expected to take, for `explain`.
+what a user asks for. Out: an entry of `FORMATS`, `PLANS` or `JOINS`; and a `Choice`, with what every plan that was
+considered was expected to take, for `explain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
 from itertools import chain
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.plan import ONE_PASS, PAIRED_PLANS, PREFERRED, STEPS, Plan, requested, verify
+from sparsetc.ir.plan import ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=MakePlan)
 
 @dataclass(frozen=True)
 class Method:
-    """A way to run an einsum with one sparse operand: plans of one name.
+    """A way to run an einsum with one sparse operand, or a join of two: plans of one name.
 
     Attributes:
         candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
@@ -45,6 +45,7 @@ class Method:
             all.
         make: the function that a format offers or a user registered.
         kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
+        run: of a join: makes, of its problem and a plan, what finds the result's places and computes its values.
     """
 
     name: str
@@ -55,8 +56,9 @@ class Method:
     shared: bool = False
     make: MakePlan | None = None
     kernels: bool = False
+    run: Any = None
 
-    def estimates(self, problem: Problem, best: Best | None = None) -> Iterable[Candidate]:
+    def estimates(self, problem: Any, best: Best | None = None) -> Iterable[Candidate]:
         """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.
 
         A lower precision thus adds candidates and takes none away, so it is never expected to be slower. Those that
@@ -71,7 +73,7 @@ class Method:
                 if len(problem.precisions) > 1:
                     key = key.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
                 if key not in by_plan:
-                    by_plan[key] = with_rounded(candidate, problem)
+                    by_plan[key] = self._priced(candidate, problem)
                     if best is not None:
                         best.take(by_plan[key])
         return chain(*by_plan.values())
@@ -82,11 +84,17 @@ class Method:
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
-        return with_rounded(candidate, problem)[-1]
+        return self._priced(candidate, problem)[-1]
+
+    def _priced(self, candidate: Candidate, problem: Problem) -> list[Candidate]:
+        """Return the candidate priced, and rounded where that is faster; one of a join has its price, if it fits."""
+        return [candidate] if self.run else with_rounded(candidate, problem)
 
 
 PLANS: dict[str, Method] = {}
 """The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
+JOINS: dict[str, Method] = {}
+"""The methods that run a join of two sparse operands, likewise."""
 
 
 def add_plans(*methods: Method) -> None:
@@ -196,8 +204,8 @@ PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, s
 
 
 def _holders(name: str) -> list[object]:
-    """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
-    if name in ("auto", ONE_PASS.name, STEPS.name, *PAIRED_PLANS):
+    """Return the format and the plan of this name; the functions that users registered are theirs, wherever defined."""
+    if name in ("auto", ONE_PASS.name, STEPS.name, *JOINS):
         return [FORMATS.get(name), requested]
     held = PLANS.get(name)
     return [FORMATS.get(name), None if held is None or held.make else held]
@@ -239,7 +247,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
         PlanError: there is no such plan or option, it does not apply, or it is for several sparse operands.
     """
     plan = requested(wanted)
-    if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
+    if plan.pairs or (plan.is_request and plan.name in JOINS and plan.name not in PLANS):
         raise PlanError(
             f'plan {plan.name!r} is for two or more sparse operands, and "{problem.equation}" has one; known for '
             f"one: {_names()}"
@@ -253,19 +261,26 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(changed(suited(plan, problem), reason="given by the caller"))
     check_request(plan)
-    if plan.name in PLANS:
-        return choice_of([PLANS[plan.name].requested(problem, plan)], "asked for by name")
-    first = PLANS.get(plan.preferred)
+    return chosen(plan, problem, PLANS, recurs)
+
+
+def chosen(request: Plan, problem: Any, methods: Mapping[str, Method], recurs: bool = False) -> Choice:
+    """Return the choice that a request stands for among methods, of a `Problem` or of a join's."""
+    if request.name in methods:
+        return choice_of([methods[request.name].requested(problem, request)], "asked for by name")
+    first = methods.get(request.preferred)
     if first and (preferred := list(first.estimates(problem))):
         return choice_of(preferred, "preferred where it applies")
-    counted = partial(_counted, problem)
+    counted = partial(_counted, problem, methods)
     return recurring(problem, counted) if recurs else counted()
 
 
-def _counted(problem: Problem) -> Choice:
+def _counted(problem: Any, methods: Mapping[str, Method]) -> Choice:
     """Return the choice among all that ``"auto"`` considers, by what is counted of the pattern."""
     best = Best()
-    return changed(choice_of(considered(problem, best)), dismissed=tuple(best.dismissed.items()))
+    candidates = considered(problem, best, methods)
+    alone = "no other can be as fast" if len(candidates) == 1 and best.dismissed else ""
+    return changed(choice_of(candidates, alone), dismissed=tuple(best.dismissed.items()))
 
 
 def check_request(wanted: str | Plan) -> None:
@@ -283,9 +298,15 @@ def check_request(wanted: str | Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
 
 
-def considered(problem: Problem, best: Best) -> list[Candidate]:
+def considered(problem: Any, best: Best, methods: Mapping[str, Method] = PLANS) -> list[Candidate]:
     """Return what ``"auto"`` considers for one einsum, less what cannot be faster than the best of it."""
-    return [candidate for method in PLANS.values() if method.alone for candidate in method.estimates(problem, best)]
+    return [candidate for method in methods.values() if method.alone for candidate in method.estimates(problem, best)]
+
+
+def by_nonzeros(wanted: str | Plan) -> bool:
+    """Return True if dense modes are expanded for a plan: it is of a join, or of one operand as a dense tensor."""
+    plan = requested(wanted)
+    return plan.name in JOINS or any(part.operand is not None for part in plan.parts)
 
 
 def _names() -> str:

@@ -1,4 +1,4 @@
-"""Which plans several einsums of one sparse operand take together, since they may share a copy of it.
+"""Plans that several einsums of one sparse operand take together, since they may share a copy of it.
 
 In: the einsums' problems, the plan that is asked for, bytes that copies may take. Out: a `Choice` for each. A plan that
 suits one output packs a copy of the nonzeros for it, and ``mm-csf`` one for all.
@@ -80,7 +80,9 @@ def choose_together(
     choices: list[tuple[Choice, str | Plan]] = []
     for one, each in zip(best, options, strict=True):
         plan = one.candidate.plan
-        again = wanted if one is each[0] else Plan(plan.name) if is_shared(plan.name) else plan
+        again: str | Plan = Plan(plan.name) if is_shared(plan.name) else plan
+        if one is each[0]:
+            again = wanted
         choices.append((choice_of([o.candidate for o in each], reason, one.candidate), again))
     return choices
 
@@ -161,6 +163,6 @@ def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wante
 
 
 def _in_common(chosen: Sequence[Option]) -> int:
-    """How many of the einsums store nothing that no other one reads."""
+    """Return the number of einsums that store nothing that no other one reads."""
     uses = Counter(key for option in chosen for key, nbytes in option.copies.items() if nbytes)
     return sum(all(uses[key] > 1 for key, nbytes in option.copies.items() if nbytes) for option in chosen)

@@ -93,7 +93,9 @@ def dots(
         weights: (n,) of the tables' dtype.
     """
     rows, k, width = left.shape
-    out, at, other = left.new_empty((len(first), k)), _wide(first), _wide(second)
+    out = left.new_empty((len(first), k))
+    at = _wide(first)
+    other = _wide(second)
     if left.device.type == "cpu" and left.dtype in (torch.float32, torch.float64) and len(at) * width >= SAMPLED:
         runs, counts = torch.unique_consecutive(at, return_counts=True)
         if len(runs) <= rows and width >= WIDE:

@@ -139,7 +139,9 @@ def measured(
     touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], nnz, group)
     strips = histogram(touched.coords[0], groups.count)  # that each group touches
     blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
-    height, density, stored = cells / blocks, nnz / (cells * width), cells * width
+    height = cells / blocks
+    density = nnz / (cells * width)
+    stored = cells * width
     return BlockingPoint(tau, groups.count, blocks, height, density, stored, seconds)
 
 

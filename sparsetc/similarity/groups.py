@@ -200,7 +200,9 @@ def _joined(
     clusters: Clusters, members: torch.Tensor, star: torch.Tensor, union: torch.Tensor, union_strips: torch.Tensor
 ) -> tuple[Clusters, torch.Tensor]:
     """(the clusters with each star as one; (count,) the new number of each old cluster)."""
-    n, device, count = clusters.count, clusters.ptr.device, union.numel()
+    n = clusters.count
+    device = clusters.ptr.device
+    count = union.numel()
     head = torch.searchsorted(star, torch.arange(count, device=device))
     roots = members[head]
     into = torch.arange(n, device=device).index_copy_(0, members, roots[star])

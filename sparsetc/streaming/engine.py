@@ -265,6 +265,6 @@ class Engine:
             marks[-1].synchronize()
             begin, copied, ran, *back = [self._marks[0][0].elapsed_time(event) for event in marks]
             chunk, stream = self.chunks[number], position % len(self.lanes)
-            spans = (begin, copied), (copied, ran), (ran, *back) if back else None
-            times.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, *spans))
+            to_host = (ran, *back) if back else None
+            times.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, (begin, copied), (copied, ran), to_host))
         return times

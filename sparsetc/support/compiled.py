@@ -93,7 +93,9 @@ class Kept:
 
     def __init__(self, name: str, text: str, folder: Path | None) -> None:
         """Set the text to compile, which with the name determines the result up to compiler and types."""
-        self.name, self.text, self.folder = name, text, folder
+        self.name = name
+        self.text = text
+        self.folder = folder
         self.cache_path = str(folder)
 
     def path(self, signature: Any, target: Any) -> Path:

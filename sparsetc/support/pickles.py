@@ -61,12 +61,12 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 
 def plain(values: Iterable[object]) -> bool:
     """True if all values are numbers, texts, None, records, or tuples or lists of such."""
-    return all(
-        plain(value if isinstance(value, tuple | list) else value.state.values())
-        if isinstance(value, tuple | list | Record)
-        else isinstance(value, int | float | str | None)
-        for value in values
-    )
+    for value in values:
+        if isinstance(value, Record):
+            value = tuple(value.state.values())
+        if not (plain(value) if isinstance(value, tuple | list) else isinstance(value, int | float | str | None)):
+            return False
+    return True
 
 
 def saved(function: Callable[..., Made]) -> Callable[..., Made]:

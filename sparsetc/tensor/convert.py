@@ -201,7 +201,9 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
-    shape, values, batch = tuple(tensor.shape), tensor.values(), outer.ndim - 1
+    shape = tuple(tensor.shape)
+    values = tensor.values()
+    batch = outer.ndim - 1
     if values.is_complex():  # of a view of such a tensor torch makes no view of real numbers
         values = values.clone() if values.requires_grad else values.detach()
     blocks = None
@@ -330,8 +332,9 @@ def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
         raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
     if array.fill_value != 0:
         raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
-    coo = array if hasattr(array, "coords") else array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
-    return cls(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
+    if not hasattr(array, "coords"):
+        array = array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
+    return cls(np.asarray(array.coords), np.asarray(array.data), tuple(array.shape))
 
 
 def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:

@@ -252,7 +252,9 @@ def linear_key(
         sizes: of the modes.
         like: (n,) int64, on the device wanted, where there may be no modes.
     """
-    key, spread, own = torch.zeros_like(like) if like is not None and not sizes else None, 1, False
+    key = torch.zeros_like(like) if like is not None and not sizes else None
+    spread = 1
+    own = False
     for row, size in zip(rows, sizes, strict=True):
         if key is None:
             key, spread = row, size

@@ -87,7 +87,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             self._set(*made)
 
     def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
-        self._pattern, self._values, self._unsorted = pattern, values, None
+        self._pattern = pattern
+        self._values = values
+        self._unsorted = None
 
     def __getattr__(self, name: str) -> Any:
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""

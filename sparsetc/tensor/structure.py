@@ -293,7 +293,9 @@ class Structure:
             >>> stc.zeros(2, 3, 4).flatten(1).shape
             (2, 12)
         """
-        first, last, shape = mode_of(self.ndim, start_dim), mode_of(self.ndim, end_dim), _untyped(self).shape
+        first = mode_of(self.ndim, start_dim)
+        last = mode_of(self.ndim, end_dim)
+        shape = _untyped(self).shape
         if first > last:
             raise ShapeError(f"flatten joins modes from one to a later one, found {start_dim} to {end_dim}")
         return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
@@ -327,11 +329,9 @@ class Structure:
             (2, 1)
         """
         shape = _untyped(self).shape
-        modes = (
-            range(self.ndim)
-            if dim is None
-            else [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
-        )
+        modes = list(range(self.ndim))
+        if dim is not None:
+            modes = [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
     def expand(self, *sizes: Any) -> SparseTensor:
@@ -629,8 +629,12 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
     picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
-    coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
-    values, axis, mode = x._values, 1, 0
+    coords = x._pattern.coords
+    shape = list[int]()
+    rows = list[torch.Tensor]()
+    values = x._values
+    axis = 1
+    mode = 0
     kept: torch.Tensor | None = None  # which of the entries that are left, in order
     in_order = True
     if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
@@ -639,7 +643,9 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
             keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
     if isinstance(keys[0], torch.Tensor):
         kept, row = _runs(x._pattern, keys[0])
-        rows, shape, mode = [row], [keys[0].numel()], 1
+        rows = [row]
+        shape = [keys[0].numel()]
+        mode = 1
     else:
         range_of_rows = slice(*_range(coords[0], keys[0], x.shape[0]))
         coords, values = coords[:, range_of_rows], values[range_of_rows]

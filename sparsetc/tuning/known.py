@@ -39,11 +39,11 @@ def versions() -> str:
     """The software that times depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    known = []
+    named = []
     for name in ("sparsetc", "torch", "triton"):
         with suppress(PackageNotFoundError):
-            known.append(f"{name} {version(name)}")
-    return ", ".join(known)
+            named.append(f"{name} {version(name)}")
+    return ", ".join(named)
 
 
 def today() -> str:
@@ -138,28 +138,30 @@ class Known:
     """
 
     def __init__(self, facts: Facts, request: Plan, device: str) -> None:
-        self._facts, self._device, self._path = facts, device, path_of(device, "tuning", "jsonl")
+        self._facts = facts
+        self._device = device
+        self._path = path_of(device, "tuning", "jsonl")
         self._key = digest(facts.tensor, facts.equation, sorted(facts.problem.items()), request.name, request.options)
         self._like, now = facts.alike, versions()
         names = self._key, self._like
-        found = [line for line in (*read(shipped(), *names), *lines(self._path, *names)) if line.device == device]
-        self.timed = {line.name: line for line in found if (line.key, line.versions) == (self._key, now)}
+        recorded = [line for line in (*read(shipped(), *names), *lines(self._path, *names)) if line.device == device]
+        self.timed = {line.name: line for line in recorded if (line.key, line.versions) == (self._key, now)}
         fastest: dict[str, Line] = {}
-        for line in found:
+        for line in recorded:
             if line.like == self._like and line.seconds[1] <= fastest.get(line.key, line).seconds[1]:
                 fastest[line.key] = line
         self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """The candidate to take, one of these but for its options; None where the first of them was not timed."""
-        own, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
+        trials, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
         for line in self.timed.values():
             with suppress(*DAMAGED):
-                found = candidate_of(line)
-                if (skeleton(found.plan), len(found.expected), len(line.predicted)) in allowed:
-                    own.append(Trial[Any](found, None, line.timing))
-        first = [t for t in own if t.candidate.name == candidates[0].name]
-        return best_of([*first, *own]).candidate if first else None
+                candidate = candidate_of(line)
+                if (skeleton(candidate.plan), len(candidate.expected), len(line.predicted)) in allowed:
+                    trials.append(Trial[Any](candidate, None, line.timing))
+        first = [t for t in trials if t.candidate.name == candidates[0].name]
+        return best_of([*first, *trials]).candidate if first else None
 
     def add(self, trials: Iterable[Trial[Any]]) -> None:
         """A line for each trial; a warning where they cannot be written."""

@@ -196,11 +196,11 @@ def written(of: Iterable[Line]) -> bytes:
 def remove(path: Path, chosen: Callable[[Line], bool]) -> int:
     """Remove lines from a file; return how many were chosen. What is damaged goes with them."""
     with _locked(path):
-        found = lines(path)
-        kept = [line for line in found if not chosen(line)]
-        if len(kept) < len(found):
+        kept_lines = lines(path)
+        kept = [line for line in kept_lines if not chosen(line)]
+        if len(kept) < len(kept_lines):
             files.write_private(path, written(kept))
-    return len(found) - len(kept)
+    return len(kept_lines) - len(kept)
 
 
 @contextmanager

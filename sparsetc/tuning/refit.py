@@ -129,10 +129,10 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
     for name, factor in ((name, factor) for step in STEPS for name in usual for factor in (step, 1 / step)):
         while 1 / MOST < values[name] * factor / usual[name] < MOST:
             other = values | {name: values[name] * factor}
-            found = cost(other)
-            if found > least - GAIN:
+            changed = cost(other)
+            if changed > least - GAIN:
                 break
-            values, least = other, found
+            values, least = other, changed
     return of(values)
 
 
@@ -141,21 +141,25 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
 
 def timings(lines: Iterable[Line]) -> list[Timings]:
     """Return the problems with two or more timed plans that ``"auto"`` considers."""
-    found: dict[tuple[str, str], dict[str, tuple[float, Price]]] = {}
+    by_problem: dict[tuple[str, str], dict[str, tuple[float, Price]]] = {}
     for line in lines:
         plan = line.name.partition(":")[0]
         # What torch multiplies takes longer by the clock than its price: its calls, which others do not wait for.
         considered = plan in PLANS and PLANS[plan].alone and plan != "dense"
         if considered and line.calls >= CALLS and "=" not in line.name.rpartition("]")[2]:
             with suppress(*DAMAGED):
-                found.setdefault((line.tensor, line.key), {})[line.name] = line.timing.median, price_of(line)
-    several = ((tensor, tuple(zip(*own.values(), strict=True))) for (tensor, _), own in found.items() if len(own) > 1)
+                by_problem.setdefault((line.tensor, line.key), {})[line.name] = line.timing.median, price_of(line)
+    several = (
+        (tensor, tuple(zip(*own.values(), strict=True))) for (tensor, _), own in by_problem.items() if len(own) > 1
+    )
     return [Timings(tensor, *both) for tensor, both in several]
 
 
 def price_of(line: Line) -> Price:
     """Return the price function of the plan of a line. Raise one of `DAMAGED` if the line holds none."""
-    facts, shape, nnz = dict(line.problem), line.pattern["shape"], line.pattern["nnz"]
+    facts = dict(line.problem)
+    shape = line.pattern["shape"]
+    nnz = line.pattern["nnz"]
     sizes, dtype = facts.pop("sizes"), NAMED[facts.pop("dtype").removeprefix("torch.")]
     terms = line.equation.split("->")[0].replace(" ", "").split(",")
     bound = parse(line.equation, [[sizes[c] for c in term] for term in terms], [n == 0 for n in range(len(terms))])

@@ -196,7 +196,9 @@ def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tu
         message = f"found {len(shapes)} operands for {len(terms)} terms; expected one operand a term"
         raise EquationError(point_at(text, 0, message, terms[-1].end))
     for p, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        letters, ndim, at_least = len(term.letters), len(shape), ELLIPSIS in term.labels
+        letters = len(term.letters)
+        ndim = len(shape)
+        at_least = ELLIPSIS in term.labels
         if ndim < letters or (ndim > letters and not at_least):
             advice = "give each dimension an index" + ("" if at_least or ndim < letters else ", or write '...'")
             message = (

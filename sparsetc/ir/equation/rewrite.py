@@ -84,8 +84,8 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
     """The indices of a pair that are still needed, those of its rows first."""
-    own = _indices(e, pair)
-    names = (*[i for i in e.sparse_indices if i in own], *[i for i in own if i not in e.sparse_indices])
+    indices = _indices(e, pair)
+    names = (*[i for i in e.sparse_indices if i in indices], *[i for i in indices if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
 
 
@@ -113,10 +113,10 @@ def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     path, _ = opt_einsum.contract_path(f"{terms}->{''.join(_pair_result(e, group))}", *shapes, shapes=True)
     left: list[int | None] = list(group)
     for step in path:
-        taken = [left[q] for q in step]
+        operands = [left[q] for q in step]
         left = [p for q, p in enumerate(left) if q not in step] + [None]
-        pair = sorted(p for p in taken if p is not None)
-        if len(pair) == len(taken) == 2 and _summed_between(e, tuple(pair)):
+        pair = sorted(p for p in operands if p is not None)
+        if len(pair) == len(operands) == 2 and _summed_between(e, tuple(pair)):
             yield tuple(pair)
 
 

@@ -232,5 +232,5 @@ def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:
     word = max(8, min(32, free * inner))
     if bitmap and halves:
         raise FormatError("what is in halves are tiles, stored whole")
-    kind = Bitmap if bitmap else Halves if halves else Whole
-    return kind((free, inner), (0, 1), word=word)
+    kind = Halves if halves else Whole
+    return (Bitmap if bitmap else kind)((free, inner), (0, 1), word=word)

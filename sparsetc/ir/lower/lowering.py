@@ -44,7 +44,10 @@ class Lowering:
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         """Raises `PlanError` where the schedule's tree is none of the einsum's."""
         assert schedule.tree is not None
-        self.inner, self.schedule, self.view, self.tree = inner, schedule, inner.view, schedule.tree
+        self.inner = inner
+        self.schedule = schedule
+        self.view = inner.view
+        self.tree = schedule.tree
         self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
         self.statements: list[Statement] = []
         self.made: dict[Tree, Tile] = {}
@@ -188,7 +191,9 @@ class Lowering:
         """Return the statements that read the wanted coordinates of one level; a coordinate along a tile's side comes
         after the tile's own.
         """
-        view, letters, reads = self.view, self.inner.letters, []
+        view = self.view
+        letters = self.inner.letters
+        reads = []
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
@@ -236,7 +241,9 @@ class Lowering:
 
     def _check_order(self) -> None:
         """Raise `PlanError` where bits are stored for the dots of another tree: values would be searched for."""
-        view, inner, values = self.view, self.inner, self.view.values
+        view = self.view
+        inner = self.inner
+        values = self.view.values
         fixed = values.sequence if values.bitmap and values.contracted else ()  # of others, any order will do
         stored = [inner.letters[m] for m in fixed if m in view.sided]
         at_hand = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid

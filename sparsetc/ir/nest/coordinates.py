@@ -270,7 +270,9 @@ class Readable(Writer):
     """Writes coordinates with the names of modes; positions along the axis `own` go without its name."""
 
     def __init__(self, names: Sequence[str], own: str, field: str = "decode {array}") -> None:
-        self.names, self.own, self.field = names, own, field
+        self.names = names
+        self.own = own
+        self.field = field
 
     def position(self, axis: str) -> str:
         return "position" if axis == self.own else axis

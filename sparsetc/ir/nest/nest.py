@@ -398,7 +398,9 @@ class Nest:
         framed = (v for v in values if any(lookup.every > 1 for lookup in v.lookups))
         if bits <= 8 and any(array == f.word.array for v in framed for f in v.fields):
             return 1
-        return 2 if bits <= 16 and level == LEAF and self.narrow else 4 if bits <= 31 else 8
+        if bits <= 16 and level == LEAF and self.narrow:
+            return 2
+        return 4 if bits <= 31 else 8
 
     @cached_property
     def mode_levels(self) -> dict[int, int]:
@@ -444,13 +446,13 @@ class Nest:
                 raise FormatError("paired tiles in halves are matrices")
             if any(side & (side - 1) for side in tiles.sides):
                 raise FormatError(f"sides of paired tiles must be powers of two, found {tiles.sides}")
-        known: set[int] = set()
+        modes_known: set[int] = set()
         for level, coordinates in enumerate(self.levels):
             for c in coordinates:
                 c.check(level == LEAF)
-                self._verify_coordinate(c.mode, level, known)
+                self._verify_coordinate(c.mode, level, modes_known)
                 if not self.coordinates[c.mode].sides:
-                    known.add(c.mode)
+                    modes_known.add(c.mode)
 
     def _verify_coordinate(self, mode: int, level: int, known: set[int]) -> None:
         """Raise `FormatError` unless array names are free and every input of a coordinate is known at its level."""

@@ -178,7 +178,9 @@ class GatherTerm:
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
         table = self.table_rows * size
-        taken_at_once, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
+        taken_at_once = table * self.table_width
+        held = table * self.held_width
+        whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.slabs ** -profile.laws["slab_power"], missed
@@ -223,7 +225,9 @@ class Cost:
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
         self.slabs = self._slabs(a.letter for a in p.axes)
-        values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
+        values = ZERO
+        if p.view.values.held:
+            values = 2 * STORED if p.half else STORED.bytes
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
@@ -231,8 +235,12 @@ class Cost:
         self.gathers: list[GatherTerm] = []
         self.multiply = self.dot = self.staged = self.converted = self.halved = self.expanded = ZERO
         self.added_rows = self.added_bytes = ZERO
-        self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
-        self.met, self.lane, self.sparse = 0, 0.0, False
+        self.output = ONE.bytes * (p.rows * p.width)
+        self.owned = True
+        self.copies = 1
+        self.met = 0
+        self.lane = 0.0
+        self.sparse = False
         self.visit(p.body, ITEMS * self.programs)
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
@@ -314,7 +322,9 @@ class Cost:
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
-        o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
+        o = s.operand
+        width = self._cells(s.operand.axes)
+        size = 2 * ONE if s.operand.rounded else ONE.bytes
         held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
@@ -415,7 +425,10 @@ class Cost:
 
     def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Return how often a CPU does each thing that takes it time, by its name in `DeviceProfile.loops`."""
-        at, lines, far, farther = statistics.symbols, 0.0, 0.0, 0.0
+        at = statistics.symbols
+        lines = 0.0
+        far = 0.0
+        farther = 0.0
         for g in self.gathers:
             moved, missed = g.moved(statistics, profile, 1)
             lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
@@ -459,7 +472,9 @@ class Cost:
         if profile.loops and self.turn is None:
             rates = profile.loops["native" if self.p.schedule.native else "torch"]
             return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
-        each, at, law = self.seconds(statistics, profile), statistics.symbols, profile.laws
+        each = self.seconds(statistics, profile)
+        at = statistics.symbols
+        law = profile.laws
         rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
@@ -503,9 +518,13 @@ class Cost:
         chain, law = statistics.chain * profile.wait, profile.laws
         if not self.p.view.blocks:
             return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near, line, among_others = law["near_wait"], 1.0, 1.0
+        near = law["near_wait"]
+        line = 1.0
+        among_others = 1.0
         if self.p.schedule.registers >= law["roomy"]:
-            near, line, among_others = law["roomy_near_wait"], law["roomy_line_wait"], law["roomy_busy_wait"]
+            near = law["roomy_near_wait"]
+            line = law["roomy_line_wait"]
+            among_others = law["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):

@@ -170,13 +170,13 @@ def named_operands(bound: Bound, as_given: bool = False) -> tuple[str, tuple[Ope
         rows = tuple([c for c in e.inputs[sparse] if c in letters])
         axes = tuple([c for c in e.axes if c in letters])
         width = prod([sizes[c] for c in axes])
-        given, read = ([c for c in order if sizes[c] > 1] for order in (letters, (*rows, *axes)))
+        written, read = ([c for c in order if sizes[c] > 1] for order in (letters, (*rows, *axes)))
         extents = tuple([sizes[c] for c in rows])
         strided = as_given and in_runs(letters, (*rows, *axes), sizes)
         at = {c: prod([sizes[d] for d in letters[n + 1 :]]) for n, c in enumerate(letters)}
         strides = tuple([at[c] for c in (*rows, *axes)]) if strided else ()
         operands.append(
-            Operand(name, rows, extents, axes, width, arranged=given != read and not strided, strides=strides)
+            Operand(name, rows, extents, axes, width, arranged=written != read and not strided, strides=strides)
         )
     return output, tuple(operands)
 
@@ -234,5 +234,5 @@ def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
     forms.
     """
     each = zip(*(p.operands for p in programs), strict=True)
-    given = ({t for o in own for t in tables(o)} for own in each)
-    return tuple([t for own in given for t in sorted(own, key=lambda t: MADE.index(t.made))])
+    by_program = ({t for o in own for t in tables(o)} for own in each)
+    return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])
