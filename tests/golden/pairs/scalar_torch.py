@@ -2,10 +2,10 @@
 
 free of x ij, free of y lm, contracted k.
 A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.
-    p   nonzeros over ijk that meet any
-    q   nonzeros over klm, likewise
+    p   nonzeros over ijk that meet any of y
+    q   nonzeros over klm that meet any of x
     z   entries of the result over ijlm, in this order
-Their numbers are rounded up to powers of two here: the program serves all lists that are no longer.
+Sizes are rounded up to powers of two here: the program serves all lists that are no longer.
 
 A[z] = sum over p, q of X[p, q, z] B[p] C[q]; X is sparse, of ones; a part adds its nonzeros' share.
 
