@@ -180,7 +180,7 @@ class Explanation:
 
     @property
     def step(self) -> OperandReport | None:
-        """The one step, where there is one, of one sparse operand."""
+        """The report of the only step, if it has one sparse operand; else None."""
         return self.steps[0] if len(self.steps) == 1 and isinstance(self.steps[0], OperandReport) else None
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A function of one's own of the entries of a pattern, in one kernel: `map_entries`.
+"""`map_entries`: a user's function of the entries of a pattern, in one kernel.
 
 In: a function, the pattern, and what the function is given for each entry. Out: the sums over rows, or a sparse tensor,
 differentiable. Attention is one case of it.

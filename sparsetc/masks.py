@@ -491,7 +491,7 @@ def turned_tiles(tiles: Tiles) -> Tiles:
 
 @entry_point
 def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """Return the entries of a mask, made once for a shape; they take 16 bytes each."""
+    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
 
     def made() -> Pattern:
         with lasting():

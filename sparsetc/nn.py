@@ -399,7 +399,7 @@ def _adjacency(given: Any, name: str) -> SparseTensor:
 
 
 def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
-    """Return the pattern with all diagonal entries, and the number of each entry, those that were missing last."""
+    """Return the pattern with all diagonal entries, and the number of each entry; missing ones come last."""
 
     def made() -> tuple[Pattern, torch.Tensor]:
         rows, columns = pattern.coords

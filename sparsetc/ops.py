@@ -90,7 +90,7 @@ def mttkrp(
 
 
 def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tuple[str, list[Result]]:
-    """The equation of one mode, and its operands."""
+    """Return the equation of one mode, and its operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
     if len({f.shape[1] for f in matrices.values()}) > 1:
         ranks = ", ".join(f"{f.shape[1]} in mode {m}" for m, f in matrices.items())
@@ -206,7 +206,7 @@ def _of_one_mode(
     settings: dict[str, Any],
     transpose: bool = False,
 ) -> Result:
-    """A tensor times a matrix (rank, size) or a vector of one mode, in whose place the result has the ranks."""
+    """Multiply a tensor by a (rank, size) matrix or a vector along one mode, which is replaced by the ranks."""
     sparse = _sparse(x, name)
     mode = _mode(sparse, mode, name)
     letters, rank = letters_of(sparse.order, len(ranks), name)
@@ -485,7 +485,7 @@ def _found(operand: Any) -> str:
 
 
 def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Modes of x and of y, of these shapes, that are summed together, not negative."""
+    """Return the modes of x and of y that are summed in pairs, counted from the first."""
     if isinstance(modes, int):
         if not 0 <= modes <= min(len(left), len(right)):
             raise ShapeError(

@@ -94,7 +94,7 @@ class Options:
         return settings != ("auto", None, False, None, None, None)
 
     def effective_precision(self) -> str:
-        """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
+        """Return ``highest``, ``high`` or ``medium``: the option, or torch's own setting."""
         return self.precision or torch.get_float32_matmul_precision()
 
     @property
@@ -180,7 +180,7 @@ def current() -> Options:
 
 @contextlib.contextmanager
 def in_force(chosen: Options) -> Iterator[Options]:
-    """Put these options in force within a ``with`` block."""
+    """Put options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
     limit = memory.limit_in_force.set(chosen.memory_limit)
     latest.number = _numbered(chosen)
@@ -283,7 +283,7 @@ class options(contextlib.ContextDecorator):
 
 
 def of_call(settings: Mapping[str, Any]) -> Options:
-    """The options in force here, with those of a call; errors as of `with_settings`, and of what no call can choose."""
+    """Return the options in force, overridden by those of a call. Raise an error for options that no call can set."""
     if settings.get("device") is not None:
         raise DeviceError(
             "device= says where `read` puts tensors (sparsetc.options); an einsum runs where its operands are: move "

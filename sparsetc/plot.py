@@ -227,7 +227,7 @@ def blocking(curve: BlockingCurve, *, ax: Any = None) -> Any:
 
 
 def _explained(kernel: Kernel) -> Explanation:
-    """Return the explanation of a kernel of one sparse operand; `PlanError` of others."""
+    """Return the explanation of a kernel of one sparse operand. Raise `PlanError` for other kernels."""
     explained: Explanation = kernel.explain()
     if explained.step is None:
         raise PlanError(f'"{kernel.equation}" has several sparse operands, and no parts to draw')
@@ -254,7 +254,7 @@ def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
 
 
 def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> Any:
-    """Return an array of so many axes: those given, or of a new figure, which only a notebook's cell keeps open."""
+    """Return an array of `count` axes: the ones given, or of a new figure."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -276,7 +276,7 @@ def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> A
 
 
 def _colors(count: int) -> list[Any]:
-    """Return colours that are told apart, for so many things."""
+    """Return `count` distinct colours."""
     import matplotlib
 
     return [matplotlib.colormaps["tab10"](n % 10) for n in range(count)]

@@ -1,4 +1,4 @@
-"""Attention over a sparse pattern or a mask: one kernel where there is one, and three steps elsewhere.
+"""Attention over a sparse pattern or a mask: one kernel if possible, else three steps.
 
 In: queries, keys, values and which of them meet. Out: the rows of values that each query takes, differentiable. The
 three steps are a sampled product, a softmax over the entries of a row, and a product of the weights with the values.

@@ -144,7 +144,7 @@ _refused: set[Path | None] = set()
 
 
 def keep(source: str, folder: Path | None, name: str) -> Path:
-    """The path of a file with this text, written where there is none yet; the folder is None where there is no home."""
+    """Return the path of a file with this text, written if it is missing. Without a home directory `folder` is None."""
     try:
         if folder is None:
             raise FileNotFoundError("there is no home directory")

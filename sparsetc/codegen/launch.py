@@ -60,7 +60,7 @@ def each(values: Values) -> Sequence[torch.Tensor | None]:
 
 @dataclass(frozen=True)
 class PartArrays:
-    """The tensors that a part's program reads beside values and dense operands, and how many items these make.
+    """The index tensors that a part's program reads, and the number of its work items.
 
     Attributes:
         index: the arrays that ``program.arrays`` names, in its order, without the values.
@@ -154,7 +154,7 @@ class Programs:
         return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        """Return the programs on these tensors: a function that adds every part into an output.
+        """Bind the programs to these tensors. Return a function that adds every part to an output.
 
         Args:
             arrays: what calls read.
@@ -261,7 +261,7 @@ class Programs:
 
 
 def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
-    """Return True if programs that torch would run are printed as native loops: all of a plan's parts, or none."""
+    """True if the torch programs of a plan run as native loops, which holds for all of its parts or none."""
     wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
     return wanted and not any(map(numba_source.unprinted, programs)) and usable()
 

@@ -169,7 +169,7 @@ class NumbaPrinter(Writer, Lines):
                 self.each(tile, "{0} += {1}", tile.name, one.name)
 
     def decode(self, s: ir.Decode) -> None:
-        """A coordinate; along a side the text of it, which is printed in the loop over the side."""
+        """Print a coordinate; a coordinate along a side is kept as text, which the loop over the side prints."""
         text = s.coordinate.text(self)
         if not s.along:
             self.put(f"{s.name} = {text}")
@@ -179,7 +179,7 @@ class NumbaPrinter(Writer, Lines):
         self.coordinates[s.letter] = f"min({text}, {s.end - 1})" if s.end else f"({text})"
 
     def value(self, s: ir.Value) -> None:
-        """Stored values: a number; of tiles an array, or what bits say of one."""
+        """Print the load of stored values: a number, an array for tiles, or a bitmap's values."""
         stored, name = self.p.stored(s.operand), s.out.name
         kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
         if isinstance(kind, Ones):
@@ -284,7 +284,9 @@ class NumbaPrinter(Writer, Lines):
             self.nest(self.held(s.out), "=", factors, s.out.within)
 
     def add(self, s: ir.Add) -> None:
-        """Add to a row of the output, or to those along kept sides, or store them; none past the end of a mode."""
+        """Print the addition to (or store of) one output row, or the rows along kept sides; nothing past the end of a
+        mode.
+        """
         p, key = self.p, s.key
         sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
         conditions: list[str] = []

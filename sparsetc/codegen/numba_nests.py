@@ -36,7 +36,7 @@ class Piece:
     base: str = ""
 
     def called(self, function: str) -> str:
-        """The name of a function for so many elements."""
+        """Return the name of a function for this number of elements."""
         return function if self.length == 1 else f"{function}{self.length}"
 
 
@@ -77,7 +77,7 @@ class Factor:
         return frozenset([axis for axis, _ in self.strides]) | {*self.along}
 
     def element(self, at: At, piece: Piece, vector: str) -> str:
-        """The name of a variable, or what loads from the array; of a piece where there is an axis of vectors."""
+        """Return the text of an element or vector: a variable's name, or a load from the array."""
         if self.in_array:
             load = piece.called("load") if vector and vector in self.axes else "load"
             return f"{load}({self.name}, {self.place(at, piece, vector)})"
@@ -111,7 +111,7 @@ class Lines:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Lines below a head; without one, as they are."""
+        """Print a head and indent the lines of this block; without a head they are not indented."""
         if head:
             self.put(head)
         self.indent += bool(head)

@@ -136,7 +136,7 @@ def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
 
 
 def _block(printer: TritonPrinter, lanes: int) -> None:
-    """The first nonzero of a block, its steps, those in which all lanes have a nonzero, and its fibers."""
+    """Print a block's first nonzero, its steps, the steps in which all lanes have a nonzero, and its fibers."""
     printer.put("first = tl.load(block_ptr + block)")
     printer.put(f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}")
     printer.put("full = tl.load(block_full + block)")

@@ -285,7 +285,7 @@ def _constant(setting: Any) -> Any:
 
 
 def _setting(constant: Any) -> Any:
-    """The setting that `_constant` was given."""
+    """Return the setting that `_constant` encoded."""
     if not isinstance(constant, tuple):
         return constant
     first, *others = constant or ((),)

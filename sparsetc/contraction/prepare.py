@@ -327,7 +327,7 @@ class Preparation:
         return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
-        """(nnz,) the row of a sparse output each nonzero adds to."""
+        """Return (nnz,) the row of a sparse output that each nonzero adds to."""
         if self.output.slot is None:
             return torch.arange(self.operand.nnz, device=self.device)
         return self.output.slot

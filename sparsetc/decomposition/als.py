@@ -160,7 +160,7 @@ class Sweep:
         self.balance()
 
     def fit_scale(self) -> None:
-        """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
+        """Scale a start to its best fit; if a larger model fits worse, scale it to the norm of X.
 
         Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
         says little of them, most would stay and cancel.

@@ -21,7 +21,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 def observed(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
-    """The values wherever a mask says that an entry is known, 0 where x has none.
+    """Return the values at all known entries of a mask, 0 where x has no entry.
 
     Args:
         x: of single nonzeros, coalesced.
@@ -113,7 +113,7 @@ class Observed(Equations):
         return ((factor[:, None] @ gram)[:, 0] * factor).sum(dtype=torch.float64)
 
     def norms(self) -> torch.Tensor:
-        """(order, rank) float64 lengths of the columns, from the factors as they are."""
+        """Return (order, rank) float64 norms of the columns of the present factors."""
         return torch.stack([torch.linalg.vector_norm(f, dim=0, dtype=torch.float64) for f in self._factors])
 
     def scaled(self, scales: torch.Tensor) -> None:

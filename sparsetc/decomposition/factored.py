@@ -170,7 +170,7 @@ class Factored:
         raise NotImplementedError
 
     def _numbers(self) -> int:
-        """Count the numbers that `_dense` holds at most, those on the way included."""
+        """Return the most numbers that `_dense` holds at a time."""
         raise NotImplementedError
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:

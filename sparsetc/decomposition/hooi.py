@@ -92,7 +92,7 @@ def tucker(
     measures = torch.zeros(1, dtype=torch.float64, device=sparse.device)
 
     def chain(mode: int) -> torch.Tensor:
-        """(size, product of the other ranks): x times all factors but that of a mode, unfolded along it."""
+        """Return (size, product of the other ranks): x times the factors of all other modes, unfolded along `mode`."""
         return chains[mode](factors).flatten(1)
 
     def project(unfolded: torch.Tensor) -> None:
@@ -104,7 +104,7 @@ def tucker(
         measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
 
     def sweep() -> None:
-        """Each free mode's leading vectors, then the core and the fit."""
+        """Update each free mode by the leading vectors of its chain, then the core and the fit."""
         for mode in free:
             unfolded = chain(mode)
             factors[mode].copy_(leading(unfolded, factors[mode]))

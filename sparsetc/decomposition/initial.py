@@ -31,7 +31,7 @@ def begun(
     starts: Sequence[str] = STARTS,
     draw: Callable[..., torch.Tensor] = torch.rand,
 ) -> tuple[Any, list[torch.Tensor]]:
-    """Weights or a core, None where there are none, and factors to be changed in place.
+    """Return weights or a core (None if there are none) and copies of the factors, to be changed in place.
 
     Args:
         x: the tensor.
@@ -69,7 +69,7 @@ def cp_factors(
     name: str,
     starts: Sequence[str] = STARTS,
 ) -> list[torch.Tensor]:
-    """(size, rank) factors to be changed in place; those of the modes that are not `free` as they were given.
+    """Return (size, rank) factors to change in place; modes that are not `free` keep the factors given.
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError: of a start that is none.

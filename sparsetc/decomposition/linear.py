@@ -88,14 +88,16 @@ def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def factorized(grams: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Cholesky factors of each row's H + D, D as in `inverted`; which failed; diagonals larger than H for these."""
+    """Return Cholesky factors of each row's H + D (D as in `inverted`), which rows failed, and a bound of their
+    diagonal.
+    """
     damped = _damped(grams, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed, damped.abs().sum(-1)
 
 
 def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
-    """Each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of the smallest norm where H[i] is singular.
+    """Solve each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of minimal norm if H[i] is singular.
 
     A row without observations becomes 0.
     """
@@ -207,7 +209,7 @@ def divisor(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def least(dtype: torch.dtype) -> float:
-    """The square of a component, in H, up to which H says nothing of it: its inverse may be no number of the dtype."""
+    """Return the squared norm of a component below which its inverse in H may not be a number of the dtype."""
     return 16 * torch.finfo(dtype).tiny
 
 

@@ -47,7 +47,7 @@ def _calls(step: Callable[[], None], device: torch.device) -> Iterator[None]:
 
 
 def _capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
-    """The graph, or None where something in the step cannot be captured; buffers are as they were either way."""
+    """Capture a step as a CUDA graph; None if it cannot be captured. Buffers are restored in either case."""
     if torch.cuda.is_current_stream_capturing():
         return None  # the caller's own graph
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
@@ -67,7 +67,7 @@ def _capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
 
 
 def _free_generator(device: torch.device) -> None:
-    """Random numbers of a device as they were: a capture that fails leaves their generator as if it went on."""
+    """Reset a device's random generator after a failed capture, which leaves it capturing."""
     number = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[number]
     generator.graphsafe_set_state(generator.clone_state())

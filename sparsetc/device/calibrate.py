@@ -156,7 +156,7 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
 
 
 def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
-    """Kept tasks: in a run the places rise, from a random one on, as those of a row of the result do."""
+    """Return the probe of kept tasks: within a run positions rise from a random one, as in a row of a result."""
     from sparsetc.device import calibration_kernels as kernels
 
     runs = torch.randint(1, 8, (sizes.tasks // TASKS_A_RUN, TASKS_A_RUN), dtype=torch.int32, device=device)
@@ -216,7 +216,7 @@ def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) 
 
 
 def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeLaunch, ProbeLaunch]:
-    """Launches of one, of few and of many programs that find nothing to do.
+    """Return launches of one, of few and of many programs without work.
 
     They read where their work lies, since `DeviceProfile.program` counts that too; one warp each, as most work items
     take.

@@ -92,7 +92,7 @@ def dot(source, sums, steps, SIDE: tl.constexpr, DEEP: tl.constexpr, PRECISION: 
 
 @triton.jit
 def find_work(pointers, out):
-    """A program that reads where its work lies, and finds none: the pointers are all equal."""
+    """Read the range of this program's work, which is empty: all pointers are equal."""
     pid = tl.program_id(0)
     start = tl.load(pointers + pid)
     stop = tl.load(pointers + pid + 1)

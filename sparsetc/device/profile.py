@@ -174,7 +174,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def by_precision(table: Mapping[str, Any], precision: str) -> Any:
-    """Return the number of a precision; that of `OTHER` where it has none."""
+    """Return the number of a precision, or that of `OTHER`."""
     return table.get(precision, table[OTHER])
 
 
@@ -227,7 +227,7 @@ def of_loops(name: str, day: str, seconds: Mapping[str, Mapping[str, float]]) ->
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
-    """Return the profile of a GPU by what was measured of it, by a command; all else is the default's, or scaled."""
+    """Return the profile of a GPU from measured rates; all other numbers are the default's, or scaled from them."""
     probed, scaled = _document("nvidia-h200")["probed"], {}
     for n, by in _SCALED.items():
         share = probed[by] / measured[by] if n == "crowded" else measured[by] / probed[by]  # seconds, or a rate
@@ -300,7 +300,7 @@ def write_loops(profile: DeviceProfile, software: Mapping[str, str]) -> Path:
 
 @lru_cache(maxsize=64)
 def _read_loops(path: Path, name: str) -> DeviceProfile | None:
-    """Return the recorded profile of a CPU, None where there is none; remembered, so that a warning is given once."""
+    """Return the recorded profile of a CPU, or None. The result is cached, so that a warning appears once."""
     try:
         document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
         day = document["date"]
@@ -346,7 +346,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Path:
 
 @lru_cache(maxsize=64)
 def _read(path: Path, gpu: str) -> DeviceProfile | None:
-    """Return the recorded profile, None where there is none; remembered, so that a warning is given once."""
+    """Return the recorded profile of a GPU, or None. The result is cached, so that a warning appears once."""
     try:
         data = files.read_record(path, MAX_BYTES)
         # every number as a float, since an integer may have more digits than one holds
@@ -394,7 +394,7 @@ def of_backend(backend: str) -> DeviceProfile:
 
 
 def of_gpu(name: str) -> DeviceProfile:
-    """Return the recorded profile of a GPU; the default one where there is none."""
+    """Return the recorded profile of a GPU, else the package's, else the default one."""
     path = path_of(name) if name else None
     return (path and _read(path, name)) or _of_package(name) or default_gpu()
 

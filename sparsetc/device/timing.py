@@ -37,7 +37,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """From single calls."""
+        """Summarise the seconds of single calls."""
         rising = sorted(seconds)
         low, median, high = (rising[min(len(rising) - 1, int(q * len(rising)))] for q in QUANTILES)
         return cls(low, median, high, len(rising))
@@ -54,7 +54,7 @@ class Timing:
 def timed(
     calls: Sequence[Callable[[], Any]], device: torch.device, seconds: float, stop: float = float("inf")
 ) -> list[Timing]:
-    """Time calls, in turn, for so many seconds in all; each a few times, or once where that takes long.
+    """Time calls in turn for `seconds` in all; each several times, or once if calls are long.
 
     Args:
         calls: none of which is the first of its kind, which compiles.

@@ -71,7 +71,7 @@ def sparse_result(share: Share, local: SparseTensor, ranks: Ranks) -> Combined:
 
 
 def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[SparseTensor, tuple[Transfer, ...]]:
-    """Split the entries that any of some ranks has evenly among these; collective.
+    """Split the union of these ranks' entries evenly among them; collective.
 
     Args:
         local: this rank's entries, of any values.

@@ -130,7 +130,7 @@ def prepared(
 
 
 def _owned(cut: Cut, mode: int) -> list[Range]:
-    """The rows of a mode that each rank owns: an equal share of those of its range."""
+    """Return the rows of a mode that each rank owns: an equal share of its range."""
     owned: dict[int, Range] = {}
     for part in cut.sharing((mode,)):
         owned |= zip(part, shares(cut.ranges(part[0])[mode], len(part)), strict=True)

@@ -160,7 +160,9 @@ def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -
 
 
 def rows_sent(grid: Grid, shape: Sequence[int]) -> float:
-    """Rows of factor matrices that a rank sends in each direction for all modes, were all ranges of one length."""
+    """Return how many rows of factor matrices a rank sends in each direction, over all modes, with ranges of equal
+    length.
+    """
     size = prod(grid)
     sharing = [size // g for g in grid[:-1]]
     return sum(n / g * (s - 1) / s for n, g, s in zip(shape, grid[:-1], sharing, strict=True))

@@ -131,7 +131,7 @@ def compiled(
     called: bool = False,
     **settings: Any,
 ) -> tuple[DistributedKernel, list[torch.Tensor]]:
-    """A kernel, made or kept with the sharded operand, and the dense operands to call it with; collective.
+    """Return the kernel of an einsum (compiled, or kept with the sharded operand) and its dense operands; collective.
 
     What is wrong with the operands of one rank is found here, where ranks ask each other: in the call that follows the
     others would wait for it.

@@ -58,7 +58,7 @@ class Ranks:
 
     @property
     def backend(self) -> str:
-        """The name of the group's backend, ``alone`` where there is none."""
+        """The name of the group's backend, or ``alone``."""
         return "alone" if self.group is None else str(dist.get_backend_config(self.group))
 
     @property
@@ -78,7 +78,7 @@ class Ranks:
             )
 
     def mesh(self, device: torch.device) -> DeviceMesh:
-        """The mesh of results on a device; there is none of a rank that is alone."""
+        """Return the mesh for results on a device; not for a rank that is alone."""
         if device.type not in self._meshes:
             assert self.group is not None
             self._meshes[device.type] = DeviceMesh.from_group(self.group, device.type)

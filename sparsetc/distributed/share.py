@@ -19,7 +19,7 @@ from sparsetc.support.lru import cached_property
 
 @dataclass(frozen=True)
 class Share:
-    """An einsum of one sparse operand that is cut.
+    """An einsum of one sharded sparse operand.
 
     Attributes:
         bound: the einsum of the whole tensor.
@@ -51,7 +51,7 @@ class Share:
 
     @cached_property
     def summing(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks, those together that have the same block of the result, each a part of its sums."""
+        """Group the ranks that compute parts of the sums of the same block of the result."""
         return self.cut.sharing(self.placed)
 
     def block(self, rank: int) -> Box:

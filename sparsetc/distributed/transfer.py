@@ -49,7 +49,7 @@ class Transfer:
 
     @classmethod
     def of_boxes(cls, ranks: Ranks, boxes: Sequence[Box], targets: Sequence[Range], shape: Sequence[int]) -> Transfer:
-        """From boxes of a dense tensor to ranges of its rows.
+        """Make the transfer from boxes of a dense tensor to ranges of its rows.
 
         Args:
             ranks: as many as there are boxes and ranges.
@@ -153,5 +153,5 @@ def _common(one: Range, other: Range) -> Range:
 
 
 def _from(first: int, rows: Range) -> Range:
-    """A range counted from a row; rows that are none are the first."""
+    """Return a range relative to row `first`; an empty range becomes (0, 0)."""
     return (rows[0] - first, rows[1] - first) if rows[0] < rows[1] else (0, 0)

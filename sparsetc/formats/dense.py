@@ -117,7 +117,7 @@ def at_positions(shape: tuple[int, ...], storage: Storage, position: Expression)
 
 
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
-    """Return the stride of each mode, the outermost mode first; an empty mode counts as of one element."""
+    """Return the stride of each mode, outermost first; an empty mode counts as size 1."""
     sequence = storage.sequence or tuple(range(len(shape)))
     return {m: prod([max(1, shape[n]) for n in sequence[at + 1 :]]) for at, m in enumerate(sequence)}
 
@@ -327,7 +327,9 @@ class DenseProduct(TileProgram):
 
 
 def _einsum(called: str, s: Product) -> str:
-    """Return the text of one product; element by element where all of an operand's axes are the last of the other's."""
+    """Return the text of one product; an elementwise product and a sum if one operand's axes are the last of the
+    other's.
+    """
     left, *others = (t.axes for t in s.inputs)
     kept = tuple(c for c in left if c in s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:

@@ -185,7 +185,7 @@ def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], pad
 
 
 def _most_elements(problem: Problem, warps: int) -> int:
-    """Elements of a tile that so many warps keep in registers: float64 takes two of them."""
+    """Return the elements of a tile that this many warps keep in registers; a float64 takes two registers."""
     return MOST_SUMS * warps * 4 // max(4, problem.itemsize)
 
 
@@ -257,7 +257,7 @@ def _split(
     rest: Candidate,
     schedule_of: Callable[[bool], Schedule],
 ) -> Candidate:
-    """Tiles from a population on, those from another on stored whole, and what is left; fused or not is scheduled.
+    """Return the candidate of tiles above a population (whole above another one) and the other nonzeros.
 
     `held` are how many nonzeros, and how many tiles, each format stores.
     """

@@ -151,12 +151,12 @@ class SampledProduct(DenseProduct):
 
     @property
     def is_product(self) -> bool:
-        """True if sums are rounded once: those that are multiplied by values first are kept wide."""
+        """True if sums are rounded once; sums that are multiplied by values first stay wide."""
         return not self.view.packed
 
     @property
     def half(self) -> bool:
-        """False: values are as they are given."""
+        """False: values are stored in their own dtype."""
         return False
 
     def lines(self, integers: bool) -> list[str]:

@@ -35,7 +35,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 
 def check(path: str | os.PathLike[str], what: str, nbytes: int) -> None:
-    """Raise `OutOfMemoryError`, which names the file, unless the memory limit allows so many bytes on the host."""
+    """Raise `OutOfMemoryError`, naming the file, unless the memory limit allows `nbytes` on the host."""
     memory.check(f"{os.fspath(path)}: {what}", nbytes, CPU)
 
 

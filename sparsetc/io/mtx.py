@@ -53,7 +53,7 @@ class MatrixHeader:
     def entries_of(
         self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (2, n) coordinates and (n,) values of rows of the table, those of the other triangle included.
+        """Return (2, n) coordinates and (n,) values of rows of the table, with the entries of the other triangle.
 
         Raises:
             IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
@@ -119,7 +119,7 @@ def head(reader: lines.LineReader) -> MatrixHeader:
 
 
 def in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return entries with those of the other triangle; DtypeError for an integer that has no negative."""
+    """Return entries with those of the other triangle. Raise `DtypeError` for an integer that cannot be negated."""
     if symmetry == "general":
         return coords, values
     off = coords[0] != coords[1]

@@ -262,7 +262,7 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
 
 
 def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[torch.Tensor]]:
-    """The columns of a source as they are stored, block by block; the largest coordinates are noted meanwhile."""
+    """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
     none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
     yield [*[torch.empty(0, dtype=torch.int64)] * found.order, *map(torch.from_numpy, parquet.columns(none))]
     for coords, values in found.batches:

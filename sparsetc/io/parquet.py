@@ -60,7 +60,7 @@ class Table:
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
-        """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
+        """Open a table with ``columns``, those of coordinates, then of values; without them, a packed file."""
         self._arrow = library()
         self.path = Path(memory.text_of(path))
         self._lock = Lock()
@@ -110,7 +110,7 @@ class Table:
         return max((self._nbytes(group, self.names) for group in range(len(self.starts) - 1)), default=0)
 
     def _nbytes(self, group: int, names: Sequence[str]) -> int:
-        """Bytes of columns of a row group, as they are unpacked, and as they are decoded."""
+        """Return the bytes of columns of a row group, unpacked and decoded."""
         with self._faults(f"row group {group}"):
             chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
             unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
@@ -386,7 +386,7 @@ def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
-    """All nonzeros of ``x``, sorted, duplicates summed; dense modes become coordinates.
+    """Write all nonzeros of ``x``, sorted, with duplicates summed; dense modes become coordinates.
 
     The old file, if any, stays until the new one is complete.
     """
@@ -423,7 +423,7 @@ def row_group(order: int) -> int:
 
 
 def columns(values: torch.Tensor) -> list[np.ndarray]:
-    """Values as they are stored, which share their memory: complex ones as two columns."""
+    """Return values as stored columns, which share their memory; complex values are two columns."""
     parts = torch.view_as_real(values).unbind(1) if values.is_complex() else (values,)
     return [part.numpy() for part in parts]
 

@@ -95,7 +95,7 @@ def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | N
 
 
 def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The sizes of ``# shape:`` comments, or ``sizes`` where there is none; IOFormatError where two disagree."""
+    """Return the sizes of ``# shape:`` comments, or ``sizes`` without one. Raise IOFormatError if two disagree."""
     for found in _SHAPE.finditer(reader.head):
         stated = tuple(map(int, found[1].split()))
         if sizes not in (None, stated):

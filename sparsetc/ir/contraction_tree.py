@@ -72,7 +72,7 @@ class Tree(pickles.Record):
 
     @cached_property
     def dots(self) -> tuple[Tree, ...]:
-        """The matrix products that are part of it, from left to right."""
+        """Return the matrix products of the tree, from left to right."""
         return tuple([node for node in self.nodes if node.kind == "dot"])
 
 
@@ -93,7 +93,7 @@ def dot(left: Tree, right: Tree, over: Iterable[str]) -> Tree:
 
 
 def total(tree: Tree, over: Iterable[str]) -> Tree:
-    """The sum of a tree over axes, after those that it is a sum over; itself where there are none."""
+    """Return the sum of a tree over axes, added to those of a sum; the tree itself without axes."""
     axes = tuple(over)
     if axes and tree.kind == "sum":
         return Tree("sum", tree.parts, (*tree.over, *axes))

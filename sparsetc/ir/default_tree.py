@@ -234,7 +234,9 @@ class TileGroups:
         return (*self.second, *self.first)
 
     def storage(self, letters: Sequence[str], most: int) -> Storage:
-        """Tiles of one block of output rows together, `most` positions an item, stored as the dots take them."""
+        """Return the storage of tiles: a block of output rows together, `most` positions an item, in the order of the
+        dots.
+        """
 
         def modes(*names: str) -> tuple[int, ...]:
             return tuple([letters.index(c) for c in names])
@@ -310,15 +312,15 @@ class Division:
         return (self.sampled() if dot and wide else None) or self.elementwise()
 
     def _ordered(self, letters: Collection[str]) -> tuple[str, ...]:
-        """Return those of the letters that have sides, in the order of these."""
+        """Return the letters with sides, in the order of the sides."""
         return tuple([c for c in self.letters if c in letters])
 
     def positions(self, letters: Iterable[str]) -> int:
-        """Positions of a tile along these letters."""
+        """Return the number of positions of a tile along these letters."""
         return prod([self.side[c] for c in letters])
 
     def width(self, operands: Sequence[Operand]) -> int:
-        """Elements over all dense axes of these operands."""
+        """Return the number of elements over all dense axes of these operands."""
         return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
 
     def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[tuple[str, ...], list[Operand]]:
@@ -378,7 +380,7 @@ class Division:
         return TileGroups(columns=self.letters, sampled=(left, right))
 
     def elementwise(self) -> TileGroups:
-        """Return the groups without a dot: a kept letter's positions side by side, or a summed one's where none is."""
+        """Return the groups without a dot: positions of a kept letter, else of a summed one, lie side by side."""
         letters = self.kept or self.letters
         vector = (max(letters, key=self.side.__getitem__),) if letters else ()
         gridded, spread = (tuple([c for c in own if c not in vector]) for own in (self.kept, self.summed))
@@ -427,7 +429,7 @@ def _factors(operands: Iterable[Operand]) -> list[Tree]:
 
 
 def _rows(operands: Iterable[Operand], letters: Sequence[str]) -> Tree:
-    """Return the side of a dot over these letters: the operands that have any."""
+    """Return the side of a dot over these letters: the product of the operands with any of them."""
     return product(_factors(o for o in operands if set(o.rows) & set(letters)))
 
 
@@ -444,7 +446,7 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
             room //= block[c]
 
     def pad(letters: Sequence[str], columns: Sequence[str] = ()) -> None:
-        """Take more positions of the last letter where there are too few for a dot."""
+        """Take more positions of the last letter if there are too few for a dot."""
         if letters:
             block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
 

@@ -103,7 +103,7 @@ class Inner:
         )
 
     def may_omit_ones(self, factors: Iterable[str]) -> bool:
-        """Return True if a tree of these factors needs no 1s of a pattern: another tells which lanes hold a value."""
+        """True if a tree of these factors needs no 1s of a pattern: another factor marks the lanes with a value."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
 
     @cached_property
@@ -112,12 +112,12 @@ class Inner:
         return {o.name: o for o in self.operands}
 
     def depth(self, letters: Iterable[str]) -> int:
-        """The level at which the coordinates of all these letters are known."""
+        """Return the level at which the coordinates of all these letters are known."""
         levels = self.view.mode_levels
         return max([levels[self.letters.index(c)] for c in letters], default=ITEM)
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
-        """The sides of a tile along which the coordinates of these letters vary, once each."""
+        """Return the sides of a tile along which the coordinates of these letters vary, once each."""
         return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
 
     @cached_property

@@ -406,7 +406,7 @@ def _verify_plain(value: object) -> None:
 
 
 def verify(plan: Plan) -> None:
-    """Raise `PlanError` naming the part and the fault, of a plan of one sparse operand that is to be run."""
+    """Raise `PlanError`, naming part and fault, unless a plan for one sparse operand can run."""
     verify_fields(plan)
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")

@@ -55,7 +55,7 @@ class Pairs:
         return self.given._once(("maps", "width"), partial(_cheapest, self.given))
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
-        """Return what is made for these pairs once: kept with the pattern, or by the mask."""
+        """Return an object made once for these pairs, kept with the pattern or by the mask."""
         if isinstance(self.given, Pattern):
             return self.given._once(key, make)
         of_mask = self.given, self.device, *key

@@ -139,7 +139,7 @@ def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Te
 
 
 def placed(places: torch.Tensor, size: int) -> torch.Tensor:
-    """(size,) the nonzero at each place, -1 for none, given the int64 place of each; `FormatError` for two at one."""
+    """Return (size,) the nonzero at each place, -1 for none. Raise `FormatError` if two have the same place."""
     positions, numbers = places.new_full((size,), -1), torch.arange(places.numel(), device=places.device)
     positions.scatter_(0, places, numbers)
     if not torch.equal(positions.index_select(0, places), numbers):

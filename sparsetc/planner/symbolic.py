@@ -26,7 +26,7 @@ COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": 
 
 
 class Traced(float):
-    """A number and the expression that it is the value of; comparisons are those of the numbers."""
+    """A number with the symbolic expression it came from; comparisons use the number."""
 
     expression: Any
 

@@ -171,7 +171,7 @@ def _typed(context: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spread(context: Any, builder: Any, kind: Any, value: Any, vector: Vector) -> Any:
-    """Return a number as a vector of it; a vector as it is."""
+    """Return a number repeated as a vector; a vector is returned as it is."""
     if isinstance(kind, Vector):
         return value
     number, undefined = context.cast(builder, value, kind, vector.element), ir.Constant(_llvm(vector), ir.Undefined)

@@ -208,7 +208,9 @@ def _compared(
 
 
 def keeps_bound(filled: torch.Tensor, height: torch.Tensor, union: torch.Tensor, tau: float) -> torch.Tensor:
-    """Theorem 1, of groups by the strips their rows touch, their rows, and the strips of their union."""
+    """Return True where groups keep the bound of theorem 1, by their filled strips, their rows and the strips of the
+    union.
+    """
     return filled >= (tau / 2) * (height * union).double()
 
 

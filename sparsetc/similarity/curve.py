@@ -146,7 +146,7 @@ def measured(
 
 
 def _columns(x: SparseTensor, mode: int) -> torch.Tensor:
-    """(nnz,) the linear index of all modes but one, or its rank among those of nonzeros where it would pass 2**63."""
+    """Return (nnz,) the linear index of all modes but one; its rank among the nonzeros' if it could pass 2**63."""
     others = [m for m in range(x.order) if m != mode]
     sizes = [x.shape[m] for m in others]
     key, span = linear_key([x.coords[m] for m in others], sizes, x.coords[mode])

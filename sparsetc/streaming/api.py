@@ -192,7 +192,7 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
 
 
 def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
-    """Return the einsum of these operands, checked but for where dense ones lie."""
+    """Return the einsum of these operands, checked except for the devices of dense ones."""
     given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
     for n, o in enumerate(given):
         if not isinstance(o, torch.Tensor) or o.layout != torch.strided:

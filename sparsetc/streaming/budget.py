@@ -193,11 +193,11 @@ class Budget:
         return self.total - blocks if self.tensors else self.total
 
     def result(self, rows: int, copies: int = 1) -> int:
-        """Return the bytes of a whole result, and of what is made of it at the end."""
+        """Return the bytes of a whole result, with the temporary memory of finishing it."""
         return rows * (self.finished + (self.row * copies if copies > 1 else 0))
 
     def cut(self, rows: int | None, wanted: int, keeps: bool) -> tuple[int, int | None]:
-        """Return the most bytes of a chunk and the most rows that it may number, None where it numbers none.
+        """Return the most bytes of a chunk, and the most rows that it may number (None if it numbers none).
 
         Args:
             rows: of a dense result; None of a sparse one, whose rows chunks number.

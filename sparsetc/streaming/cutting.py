@@ -209,7 +209,7 @@ def _samples(source: Source, count: int) -> Iterator[Nonzeros]:
 
 
 def _stop(source: Source, start: int, count: int) -> int:
-    """Return where a chunk of so many nonzeros ends, or fewer that reach across none of the source's ends."""
+    """Return the end of a chunk of `count` nonzeros, or of fewer up to the source's next end."""
     ends = getattr(source, "ends", None) or ()
     following = ends[bisect_right(ends, start) :][:1]
     return min(start + max(1, count), source.nnz, *following)

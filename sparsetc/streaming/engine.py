@@ -89,7 +89,7 @@ class HostEvent:
 
 
 class Engine:
-    """Runs the chunks of one stream, in one order; it may be run again and again.
+    """The loop that runs the chunks of one stream in one order, any number of times.
 
     Attributes:
         _marks: events of each chunk that was run: begin, copied, computed, copied back.

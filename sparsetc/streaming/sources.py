@@ -118,7 +118,7 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
 
 
 def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None) -> Source:
-    """The nonzeros of an operand, in the order of the modes `kept` where these are given.
+    """Return the nonzeros of an operand, sorted by the modes `kept` if these are given.
 
     A file whose nonzeros are in another order is read whole.
 

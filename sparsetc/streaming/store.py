@@ -171,7 +171,7 @@ class ChunkFile:
         return json.loads(os.pread(self._file.fileno(), length, 8))  # type: ignore[no-any-return]
 
     def expect(self, sizes: Sequence[int], checksums: Sequence[Sequence[int]]) -> None:
-        """Take the sizes and checksums of the buffers; `ValueError` unless the file consists of these."""
+        """Set sizes and checksums of the buffers. Raise `ValueError` unless the file consists of them."""
         if sum(sizes) != self.nbytes or [len(own) for own in checksums] != [-(-n // BLOCK) for n in sizes]:
             raise ValueError(f"truncated or extended: {self.nbytes:,} bytes, its arrays take {sum(sizes):,}")
         self._sizes, self._checksums = sizes, checksums

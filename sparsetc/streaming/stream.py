@@ -199,7 +199,7 @@ class Stream:
         return tables, whole
 
     def _run(self, tables: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the rows of the result, as they were summed."""
+        """Run all chunks. Return the summed rows of the result."""
         engine, settings = self._engine, self.compiler.settings
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")

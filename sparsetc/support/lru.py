@@ -73,7 +73,7 @@ _clock = itertools.count()
 
 
 class Lru(Generic[K, V]):
-    """At most `most` values; the least recently used goes first.
+    """A mapping of at most `most` values; the least recently used one is dropped first.
 
     Attributes:
         _items: a value, when it was used last, and references whose callbacks drop it, which die with it.
@@ -86,7 +86,7 @@ class Lru(Generic[K, V]):
         self._items: dict[K, list[Any]] = {}
 
     def get(self, key: K) -> V | None:
-        """The value kept under a key, now the most recently used; None where there is none."""
+        """Return the value of a key and mark it as most recently used; None if there is none."""
         kept = self._items.get(key)
         if kept is None:
             return None
@@ -117,7 +117,7 @@ class Lru(Generic[K, V]):
         return kept[0]  # type: ignore[no-any-return]
 
     def once(self, key: K, make: Callable[[], V]) -> V:
-        """The value kept under a key, made where there is none."""
+        """Return the value of a key, made if there is none."""
         value = self.get(key)
         return self.put(key, make()) if value is None else value
 

@@ -1,4 +1,4 @@
-"""Numbers of bytes: as a user writes them, those that a device has free, and the one check of the memory limit.
+"""Numbers of bytes: as users write them, as devices have them free, and the check of the memory limit.
 
 In: a number, or text as in ``"8GB"``, or a device. Out: bytes; or `OutOfMemoryError`, before anything is allocated.
 """

@@ -35,7 +35,7 @@ class Record:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Its fields by name; not its dictionary, to which another thread may be adding a cached property."""
+        """The fields by name; not ``__dict__``, to which another thread may be adding a cached property."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -239,7 +239,7 @@ def is_sparse(x: Any) -> bool:
 
 
 def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tensor:
-    """Call a function of torch; `DtypeError` where it takes no such values."""
+    """Call a function of torch. Raise `DtypeError` if it does not support these values."""
     try:
         return function(*operands, **settings)
     except RuntimeError as error:
@@ -269,7 +269,7 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
 
 
 def _spread(x: Any, entries: Entries | None, count: int) -> torch.Tensor:
-    """Values of x as those of so many entries, of which it has some; 0 at the others."""
+    """Return values of x at its `entries` among `count`; 0 at the others."""
     values = x._values
     if entries is None:
         return values  # type: ignore[no-any-return]
@@ -328,7 +328,9 @@ def _applied(apply: Function, values: torch.Tensor, other: Any) -> torch.Tensor:
 
 
 def _with_dense(x: Any, other: torch.Tensor, apply: Function) -> SparseTensor:
-    """Entries of x with those of a dense tensor at their places, which is broadcast to the shape of x."""
+    """Apply a function to the entries of x and a dense tensor's elements at their places; the dense tensor is
+    broadcast.
+    """
     if not other.ndim:
         return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
@@ -381,7 +383,7 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
 
 
 def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
-    """Both as coalesced tensors of one shape, in the same blocks or none, with the same dense modes."""
+    """Return both as coalesced tensors of one shape, with the same blocks and dense modes."""
     y = type(x).coerce(other)
     if y is None:
         raise DtypeError(
@@ -478,7 +480,7 @@ def _ranks(x: Pattern, y: Pattern) -> list[torch.Tensor]:
 
 
 def _before(of_x: torch.Tensor, of_y: torch.Tensor) -> Entries:
-    """For each of some rising numbers, how many of other rising ones are smaller.
+    """For each of some ascending numbers, count the smaller ones among other ascending numbers.
 
     On a CPU two runs of like length are merged, as a stable sort of numpy does: half of a search's time.
     """

@@ -101,7 +101,7 @@ def to_torch(
 
 
 def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> torch.Tensor:
-    """A BSR or BSC tensor of sorted blocks, cut into those of this size, that divide the shape."""
+    """Return a BSR or BSC tensor, with blocks cut to this size, which must divide the shape."""
     pattern, cut = x.pattern.cut(tuple(blocksize))
     values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
     if outer:
@@ -221,7 +221,7 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
 
 
 def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> torch.Tensor:
-    """(order, nnz) coordinates, of the index arrays of compressed rows, or columns; of batches of these too."""
+    """Return (order, nnz) coordinates from the index arrays of compressed rows or columns, batches included."""
     starts, inner = own
     lines = starts.shape[-1] - 1
     each = starts.diff(dim=-1).flatten().long()
@@ -302,7 +302,7 @@ def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
 
 
 def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
-    """A scipy tensor whose values are one array beside those of its indices."""
+    """Convert a scipy matrix whose values are one array beside index arrays."""
     memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
     blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None

@@ -97,7 +97,9 @@ def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torc
 
 
 def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """(order + dense modes, nnz * positions): each nonzero's coordinates before those of every position, row-major."""
+    """Return (order + dense modes, nnz * positions): each nonzero's coordinates with those of every position,
+    row-major.
+    """
     positions, (order, nnz) = prod(sizes), coords.shape
     whole = coords.new_empty((order + len(sizes), nnz * positions))
     whole[:order].view(order, nnz, positions).copy_(coords.unsqueeze(2))
@@ -108,7 +110,7 @@ def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor
 
 
 def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Bool (nnz,): True where a nonzero's keys differ from those of the nonzero before it (and at the first)."""
+    """Return (nnz,) bool: True at the first nonzero, and where keys differ from the nonzero before."""
     fresh = torch.ones_like(keys[0], dtype=torch.bool)
     fresh[1:] = keys[0][1:] != keys[0][:-1]
     for key in keys[1:]:
@@ -301,7 +303,7 @@ def markable(keys: int, n: int) -> bool:
 
 
 def narrowed(keys: torch.Tensor, spread: int) -> torch.Tensor:
-    """Keys below `spread`, in 32 bits where those hold them: half the passes of a radix sort."""
+    """Return keys below `spread` in 32 bits if they fit, which halves the passes of a radix sort."""
     return keys.to(torch.int32) if spread <= INT32_MAX else keys
 
 
@@ -348,5 +350,5 @@ def _decoded(keys: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ..
 
 
 def set_bits(words: torch.Tensor, word: int) -> torch.Tensor:
-    """Return (tiles, words * word) bool: each bit of words of so many bits, the lowest of a word first."""
+    """Return (tiles, words * word) bool: each bit of the words, the lowest of a word first."""
     return ((words.to(torch.int64).unsqueeze(2) >> torch.arange(word, device=words.device)) & 1 == 1).flatten(1)

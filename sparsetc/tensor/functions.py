@@ -118,7 +118,7 @@ def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan:
 
 
 def _linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False) -> Any:
-    """The norm of vectors, or of matrices where it is that of all their elements."""
+    """Return the norm of vectors, or the Frobenius norm of matrices."""
     vectors = isinstance(dim, int) or (dim is None and x.ndim == 1)
     if not vectors and ord not in (None, "fro"):
         raise DtypeError(
@@ -133,7 +133,7 @@ def _dropout(x: Any, p: float = 0.5, training: bool = False, train: bool = False
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The operator with its operands exchanged, as torch has them; Dynamo has them as they were written."""
+    """Return the operator for operands that torch exchanges and Dynamo does not."""
     return lambda x, y: function(x, y) if is_sparse(x) else function(y, x)
 
 
@@ -143,7 +143,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
-    """A product of operands of these orders alone: vectors, matrices, or batches of these."""
+    """Return the product for operands of exactly these orders."""
 
     def called(x: Any, y: Any) -> Any:
         if (len(x.shape), len(y.shape)) != orders:
@@ -206,7 +206,7 @@ def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> 
 
 
 def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``beta * input + alpha * x @ y`` at the entries of the sparse input: of matrices, or of batches of these."""
+    """Return ``beta * input + alpha * x @ y`` at the entries of the sparse input, for matrices or batches of them."""
     if not len(input.shape) == len(x.shape) == len(y.shape):
         shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
         raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
@@ -215,7 +215,7 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
 
 
 def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
-    """The sum over modes of both: the last n with the first n, or those that are named."""
+    """Sum over pairs of modes: the last n with the first n, or the modes given."""
     a, b = len(x.shape), len(y.shape)
     left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
     first, second = ascii_letters[:a], list(ascii_letters[a : a + b])

@@ -75,7 +75,9 @@ def graph_matrix(
     nodes: int | tuple[int, int] | None = None,
     into_rows: bool = False,
 ) -> SparseTensor | None:
-    """Return the matrix (sources, targets) that a graph's library makes of it, or turned, `into_rows`; else None."""
+    """Return the adjacency (sources, targets) of a graph object, or its transpose if `into_rows`; None for other
+    objects.
+    """
     if comes_from(graph, "networkx") and hasattr(graph, "adj"):
         from networkx import to_scipy_sparse_array
 

@@ -140,7 +140,7 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
 
 
 def as_values(values: ArrayLike) -> torch.Tensor:
-    """Values as a strided tensor (nnz, *dense sizes) of one of DTYPES; the dtype and the storage are kept."""
+    """Return values as a strided tensor (nnz, *dense sizes) of a supported dtype; dtype and storage are kept."""
     vals = _tensor(values, "values", DtypeError)
     check_dtype(vals.dtype, values)
     if vals.layout != torch.strided:
@@ -278,7 +278,7 @@ def _of_coordinates(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
 
 
 def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
-    """The blocks of so many modes, of the shape of a tensor and that of one block, dense modes included in both."""
+    """Return the blocks of `order` modes from the tensor's shape and a block's shape, both with dense modes."""
     if len(block) < order or 0 in block[:order]:
         raise FormatError(
             f"blocks must have shape (n, a side of 1 or more for each of {order} modes, *dense sizes), found (n, "
@@ -410,7 +410,7 @@ class Reading:
             return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
 
     def values(self, values: torch.Tensor) -> torch.Tensor:
-        """Values on the pattern, of those that the library has in its own order."""
+        """Return values on the pattern from the library's values in its own order."""
         check_dtype(values.dtype)
         return values if self.merge is None else self.merge.values(values)
 
@@ -430,7 +430,7 @@ def reading(
     numbered: Numbered,
     blocks: Blocks | None = None,
 ) -> Reading:
-    """The reading of these index arrays, known or new.
+    """Return the reading of these index arrays, known or new.
 
     Args:
         kind: what else the pattern depends on, as the layout.
@@ -456,7 +456,7 @@ def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Torch's count of changes of a tensor; None where it has none."""
+    """Return torch's version count of a tensor, or None."""
     return None if tensor.is_inference() else tensor._version
 
 

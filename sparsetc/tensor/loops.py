@@ -59,7 +59,7 @@ def meeting(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
 
 
 def runs(first: Numbers, times: Numbers, entries: Numbers, position: Numbers) -> None:
-    """Write the numbers of each run, from its first on, run after run; and beside each number that of its run."""
+    """Write the numbers of each run, run after run, and the run's own number beside each."""
     n = 0
     for run in range(len(first)):
         for entry in range(first[run], first[run] + times[run]):

@@ -1,4 +1,4 @@
-"""Pattern: where a sparse tensor has entries, apart from its values, and all that was found out about it or made of it.
+"""`Pattern`: the coordinates of a sparse tensor without its values, and everything derived from them.
 
 In: coordinates and sizes. Out: what tensors of one pattern share: counts, packed storages and kernels, in one bounded
 cache that goes with the last of them. Nothing in the cache may refer to its pattern: memory would return by the cyclic
@@ -113,7 +113,7 @@ class Pattern:
         blocks: Blocks | None = None,
         uses: Uses | None = None,
     ) -> None:
-        """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`.
+        """Take int64 contiguous coordinates (order, nnz); in range, and sorted and unique if `coalesced`.
 
         They are those of blocks where there are any, whose grid `shape` is.
         """
@@ -230,7 +230,7 @@ class Pattern:
         return made if key is None else self.cache.put(key, made)  # type: ignore[no-any-return]
 
     def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
-        """The pattern of modes in another order, made once, and which entry each is; None as they are."""
+        """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""
         if modes == tuple(range(self.order)):
             return self, None
         return self._once(("permuted", modes), lambda: self._permuted(modes))
@@ -250,7 +250,8 @@ class Pattern:
         return pattern, order
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
-        """The pattern with one mode for each letter of its modes, made once, and which entry each is; None as they are.
+        """Return the pattern with one mode for each letter, made once, and the old number of each entry (None if
+        unchanged).
 
         Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
         """
@@ -274,7 +275,7 @@ class Pattern:
         return Pattern(coords.contiguous(), shape, self._coalesced), entries
 
     def expanded(self, sizes: tuple[int, ...]) -> Pattern:
-        """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
+        """Return the pattern with dense modes of these sizes as coordinates, made once."""
         if not sizes:
             return self
 
@@ -294,7 +295,7 @@ class Pattern:
         return self._once(("cut", sides), made)
 
     def divided(self, sides: tuple[int, ...]) -> Pattern:
-        """The pattern with two modes for each that has a side: coordinates of blocks and those within; made once."""
+        """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""
         if not any(sides):
             return self
         return self._once(("divided", sides), lambda: self._divided(sides))
@@ -314,7 +315,7 @@ class Pattern:
         return pattern
 
     def values_shape(self, dense: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the values of a tensor with these dense modes."""
+        """Return the shape of the values of a tensor with these dense modes."""
         sides = () if self._blocks is None else self._blocks.sides
         return (self.nnz, *sides, *dense)
 
@@ -337,7 +338,7 @@ class Pattern:
 
     @property
     def of_ones(self) -> Pattern:
-        """The pattern for einsums in which every value is 1, made once; kernels read none."""
+        """Return the pattern for einsums whose values are all 1, made once; kernels read no values."""
 
         def made() -> Pattern:
             pattern = self.bare()

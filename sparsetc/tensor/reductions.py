@@ -289,7 +289,7 @@ class Reductions:
 
 
 def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, bool]:
-    """Modes and whether they stay, by numpy's names where these are given; `KeywordError` for others."""
+    """Return `dim` and `keepdim`, also from numpy's names. Raise `KeywordError` for others."""
     given = {name: value for name, value in numpys.items() if value is not None}
     if unknown := sorted(given.keys() - {"axis", "keepdims"}):
         raise KeywordError(f"a reduction takes dim=, keepdim= and output=, or axis= and keepdims=, not {unknown[0]}=")
@@ -301,7 +301,7 @@ def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, b
 def _reduced(
     x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False, dtype: torch.dtype | None = None
 ) -> Any:
-    """A reduction of one kind; see `Reductions`."""
+    """Reduce by one kind; see `Reductions`."""
     x = x if dtype is None else x.to(dtype)
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")

@@ -92,7 +92,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         self._unsorted = None
 
     def __getattr__(self, name: str) -> Any:
-        """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
+        """Return the pattern, or values on it, of coordinates that are sorted when first asked for."""
         if name == "matvec":  # by which scipy knows an operator; but it also reads numpy's dtype
             raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
         if name not in ("_pattern", "_values"):
@@ -205,7 +205,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def _given(self) -> torch.Tensor:
-        """The values, not yet sorted where nobody asked for these."""
+        """The values, unsorted until somebody asks for the pattern."""
         unsorted = self._unsorted
         return self._values if unsorted is None else unsorted.values
 

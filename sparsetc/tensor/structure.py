@@ -589,7 +589,7 @@ def _sorted(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | 
 
 
 def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
-    """The pattern in another shape of as many positions, in the same order.
+    """Return the pattern in another shape with as many positions, in the same order.
 
     Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.
     """
@@ -819,7 +819,7 @@ def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[tor
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Positions that several index tensors of one length name together, as one mode; see `Structure.__getitem__`."""
+    """Select the positions that several index tensors of one length name together, as one mode."""
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()

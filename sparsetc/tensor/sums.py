@@ -70,7 +70,7 @@ def result_bytes(dtype: torch.dtype) -> int:
 
 
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a plain sum: int64 of integers and bools, as torch's is; that of the terms otherwise."""
+    """Return the dtype of a plain sum: int64 for integers and bools, as in torch; else the dtype of the terms."""
     return torch.int64 if accumulator(dtype) == torch.int64 else dtype
 
 
@@ -89,7 +89,9 @@ def summed_rows(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.
 
 
 def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
-    """(pieces,) lengths of pieces of runs, of `most` rows at most; then of runs of such pieces, until one is a run."""
+    """Yield the lengths of pieces of at most `most` rows of each run; then of runs of pieces, until each run is one
+    piece.
+    """
     while lengths.numel() and int(lengths.max()) > most:
         pieces = (lengths + most - 1) // most
         ends = pieces.cumsum(0)
@@ -111,7 +113,7 @@ def unseen(found: torch.Tensor) -> bool:
 
 
 def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """int64 results as integers of `dtype`; other types are converted as they are.
+    """Return int64 results as integers of `dtype`; other types are cast.
 
     The check waits for the GPU. While a CUDA graph is captured nothing can be looked at, and integers wrap.
 
@@ -131,7 +133,7 @@ def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
 
 
 def wrapped(found: torch.Tensor, close: torch.Tensor) -> torch.Tensor:
-    """Return where integers, made modulo 2**64, are other than in float64, whose errors must be below 2**63."""
+    """Return True where integers, computed modulo 2**64, differ from float64, whose errors must be below 2**63."""
     return (close - found.double()).abs() > 2.0**63
 
 

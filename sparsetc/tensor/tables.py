@@ -147,7 +147,7 @@ def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
 
 
 def _column(table: Any, name: str) -> np.ndarray:
-    """A column as a contiguous ndarray; FormatError if it is not there, or not all of it is."""
+    """Return a column as a contiguous ndarray. Raise `FormatError` if it is missing or has missing entries."""
     every = names(table)
     if every.count(name) != 1:
         raise FormatError(f"{every.count(name) or 'no'} column {name!r} among {', '.join(map(repr, every))[:200]}")

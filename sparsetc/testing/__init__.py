@@ -16,7 +16,7 @@ __all__ = ["PATTERNS", "UNBOUNDED", "assert_close", "check_arrays", "check_forma
 
 
 def assert_close(actual: SparseTensor, expected: SparseTensor, **settings: Any) -> None:
-    """Raise AssertionError where two sparse tensors differ, as `torch.testing.assert_close`, whose settings these are.
+    """Raise AssertionError if two sparse tensors differ; settings as for `torch.testing.assert_close`.
 
     An entry of one alone is compared with 0. torch's own takes tensors of torch and what is made dense unasked.
 

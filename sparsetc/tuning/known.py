@@ -112,7 +112,7 @@ DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, Ar
 
 
 def candidate_of(line: Line) -> Candidate:
-    """The candidate of a line, with the sizes its parts were expected to have; one of `DAMAGED` where it has none."""
+    """Return the candidate of a line, with its expected sizes. Raise one of `DAMAGED` if there is none."""
     expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
@@ -153,7 +153,7 @@ class Known:
         self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The candidate to take, one of these but for its options; None where the first of them was not timed."""
+        """Return the fastest timed candidate that is one of these but for options; None if the first was not timed."""
         trials, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
         for line in self.timed.values():
             with suppress(*DAMAGED):

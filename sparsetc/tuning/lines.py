@@ -135,7 +135,7 @@ def plan_of(data: Any) -> Any:
 
 
 def read(text: bytes, *names: str) -> tuple[Line, ...]:
-    """The lines of a text, the oldest first, without those that are damaged.
+    """Return the valid lines of a text, oldest first.
 
     Args:
         text: of a file.
@@ -160,7 +160,7 @@ def _newest(text: bytes, name: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def lines(path: Path | None, *names: str) -> tuple[Line, ...]:
-    """The lines of a file, as of `read`; none where it is absent or, with a warning, where it cannot be trusted."""
+    """Return the lines of a file as `read` does; none if it is missing or, with a warning, cannot be trusted."""
     try:
         return () if path is None else read(files.read_record(path, 2 * MOST_BYTES), *names)
     except FileNotFoundError:

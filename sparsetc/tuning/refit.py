@@ -54,7 +54,7 @@ class Timings(NamedTuple):
         return self.seconds[prices.index(min(prices))] / min(self.seconds)
 
     def cost(self, profile: DeviceProfile) -> float:
-        """The logarithm of the regret where prices are told apart softly, and a share of that of prices' errors."""
+        """Return the logarithm of a smoothed regret, and a share of the errors of prices."""
         prices, took = ([*map(log, own)] for own in ([price(profile) for price in self.prices], self.seconds))
         shares = [exp((min(prices) - own) / SOFT) for own in prices]
         soft = sum(share * (own - min(took)) for share, own in zip(shares, took, strict=True)) / sum(shares)

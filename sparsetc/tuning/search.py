@@ -72,7 +72,7 @@ class HasTiming(Protocol):
 
     @property
     def timing(self) -> Timing:
-        """Its time."""
+        """The timing of the candidate."""
 
 
 One = TypeVar("One", bound=HasTiming)

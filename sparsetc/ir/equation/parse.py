@@ -1,4 +1,4 @@
-"""From what the user wrote to level 1.
+"""Parsing of equations: user's text -> `Bound`, level 1.
 
 In: an equation in the grammar of `torch.einsum`, with the shapes of its operands and which of them are sparse. Out: a
 `Bound`, where the output is explicit, every dimension of an ellipsis has a letter of its own, and every index has its
@@ -36,7 +36,7 @@ _SUBLIST_LETTERS = ascii_uppercase + ascii_uppercase.lower()  # torch: 0 is A, 2
 
 
 def parse(text: str, shapes: Sequence[Sequence[int]], sparse: Sequence[bool]) -> Bound:
-    """Read ``text`` for operands of these shapes.
+    """Parse ``text`` for operands of these shapes.
 
     Args:
         text: an equation; see the grammar above.
@@ -219,7 +219,7 @@ def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> tu
 
 @dataclass(frozen=True)
 class _Place:
-    """One dimension of one operand, and the label in the text that it goes by."""
+    """A dimension of an operand, with its label in the text."""
 
     operand: int
     size: int

@@ -83,7 +83,7 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
-    """The indices of a pair that are still needed, those of its rows first."""
+    """Return the indices of a contracted pair that are still needed, sparse ones first."""
     indices = _indices(e, pair)
     names = (*[i for i in e.sparse_indices if i in indices], *[i for i in indices if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
@@ -145,7 +145,7 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
 
 
 def _contracted(b: Bound, positions: tuple[int, ...], result: tuple[str, ...]) -> tuple[str, Bound]:
-    """Return the equation of one more step, and what is left to compute when it has run."""
+    """Return the equation of one step, and the einsum that is left after it."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
     order = [p for p in range(len(e.inputs)) if p not in gone]

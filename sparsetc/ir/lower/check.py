@@ -45,7 +45,7 @@ def turns_of_sums(
 
 
 def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
-    """Raise `PlanError` where the schedule's tree is none of this einsum over these loops, or cannot be lowered."""
+    """Raise `PlanError` if the schedule's tree does not fit this einsum and these loops, or cannot be lowered."""
     assert schedule.tree is not None
     _verify_factors(schedule.tree, inner)
     _verify_roles(inner, schedule)
@@ -124,7 +124,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
             raise fail(node, f"has a side of no axis but {', '.join(node.over)}")
 
     def check_sum(node: Tree, axes: frozenset[str]) -> None:
-        """Loops are summed from the innermost outwards, dense axes last; of one nonzero a step they are as sides."""
+        """Check that loops are summed from the innermost outwards, dense axes last."""
         dense = [axis for axis in node.over if axis in inner.dense]
         if dense and node is not tree and inner.view.loops[-1].lanes:
             raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")

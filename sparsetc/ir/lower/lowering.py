@@ -42,7 +42,7 @@ class Lowering:
     """
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
-        """Raises `PlanError` where the schedule's tree is none of the einsum's."""
+        """Check the schedule's tree. Raise `PlanError` if it does not fit the einsum."""
         assert schedule.tree is not None
         self.inner = inner
         self.schedule = schedule
@@ -226,7 +226,7 @@ class Lowering:
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
-        """The letters of positions that dots sum, those of the first dot last."""
+        """The letters of positions that dots sum; those of the first dot come last."""
         return tuple([c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over])
 
     @cached_property
@@ -287,7 +287,7 @@ class Lowering:
         return self.make(Product(out, tuple(left), tuple(right)))
 
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
-        """A tile summed over those of the axes that it has; itself where it has none of them."""
+        """Return a tile summed over these axes; the tile itself if it has none of them."""
         summed = set(over)
         axes = tuple([a for a in tile.axes if a not in summed])
         return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
@@ -359,7 +359,7 @@ class Lowering:
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
-        """The tile of a node, made once."""
+        """Return the tile of a node, made once."""
         if node not in self.made:
             self.made[node] = self._make(node)
         return self.made[node]

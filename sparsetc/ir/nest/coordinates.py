@@ -442,5 +442,5 @@ class Listed(ModeCoordinate):
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:
-    """Bits in use of the words called `name`; 31 of those that are read whole."""
+    """Return the bits in use of the words called `name`; 31 for words that are read whole."""
     return max([f.shift + f.width for c in coordinates for f in c.fields if f.word.array == name], default=31)

@@ -116,7 +116,7 @@ class Axis:
         return f"steps of {self.lanes} lanes, {unroll} at a time" if self.lanes else f"{self.name}s, one at a time"
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
-        """Return begin and end of the next axis' range for each position in `at`, of so many stored positions."""
+        """Return begin and end of the next axis' range for each position in `at`."""
         pointers = arrays[f"{self.name}_ptr"]
         return pointers[at].long(), pointers[at + 1].long()
 
@@ -131,7 +131,7 @@ class Axis:
         ]
 
     def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the positions `at` without those of lanes whose fiber has ended at their `step`."""
+        """Return the positions `at` without the lanes whose fiber has ended at their `step`."""
         return at
 
 
@@ -171,7 +171,7 @@ class Items(Axis):
         return ("0", "nonzeros") if n == UNLIMITED else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
 
     def number(self, positions: int, items: int) -> int:
-        """Return the number of items that follows from the `positions` of the next axis; `items` where none does."""
+        """Return the number of items for `positions` of the next axis, or `items` if it does not follow from them."""
         return -(-positions // self.size) if self.size else items
 
     def __str__(self) -> str:
@@ -326,13 +326,13 @@ class Nest:
 
     @cached_property
     def coordinates(self) -> dict[int, Expression]:
-        """Each mode's coordinate, in the order in which they are read."""
+        """The coordinate of each mode, in reading order."""
         levels = zip(self.positions, self.levels, strict=True)
         return {c.mode: c.expression(Position(axis)) for axis, coordinates in levels for c in coordinates}
 
     @cached_property
     def along(self) -> dict[int, Expression]:
-        """For tiles: each mode's coordinates at the positions of a tile, from the tile's coordinate or from lists."""
+        """The coordinates of each mode at the positions of a tile; empty without tiles."""
 
         def strided(mode: int) -> Expression:
             return Formula("+", Formula("*", Coordinate(mode), Constant(self.values.sides[mode])), Along(mode))
@@ -346,7 +346,7 @@ class Nest:
         return tuple(sorted({mode for expression in self.along.values() for mode in expression.sides}))
 
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
-        """Return letters with each one that rides along others replaced by those, once each.
+        """Return letters, once each, with each letter that rides along others replaced by these.
 
         Args:
             letters: of all modes.
@@ -377,7 +377,7 @@ class Nest:
 
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:
-        """For each level, ``("lane",)`` where values of a step lie side by side, else ``()``."""
+        """The axes of values of a step that lie side by side, for each level: ``("lane",)`` or ``()``."""
         first = min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
         return [(LANES,) * (first <= level) for level in range(len(LEVELS))]
 
@@ -499,7 +499,7 @@ class Nest:
 def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
-    """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
+    """Return a nest of runs of consecutive nonzeros, `lanes` at a step; with `chunk`, runs of equal length."""
     items, run = Items(size=chunk, counts=("nonzeros",) if chunk else ()), Run("nonzero", lanes)
     return Nest(items, (run,), (item, (), leaf), values, narrow=narrow)
 

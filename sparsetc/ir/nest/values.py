@@ -85,7 +85,7 @@ class Values:
 
     @property
     def words(self) -> int:
-        """Words of bits a tile; the last bits of the last may stand for no position."""
+        """The number of bitmap words a tile; the last bits of the last word may be unused."""
         return -(-self.volume // self.word)
 
     @cached_property
@@ -95,7 +95,7 @@ class Values:
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
-        """Return where the values of tiles, or nonzeros, with these ids begin."""
+        """Return the begin of the values of tiles, or nonzeros, by id."""
         return tiles * self.volume
 
     def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
@@ -111,7 +111,7 @@ class Values:
         return f"{' and '.join(map(array, self.held))} at [tile * {self.volume} + position], {order}"
 
     def scaling(self, operand: Any) -> list[str]:
-        """Return lines for a reader: the formula of an operand's values, where they are not stored as they are."""
+        """Return lines for a reader: the formula of an operand's values, if they are not stored directly."""
         return []
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class Whole(Values):
 
 @dataclass(frozen=True)
 class Ones(Values):
-    """Every value is 1, and none is stored: an adjacency matrix without weights, a list of what meets.
+    """Values that are all 1 and not stored, such as those of an adjacency matrix without weights.
 
     Its runs hold no padding, which nothing would tell from a nonzero.
     """

@@ -83,7 +83,7 @@ def check_sizes(p: ir.TileProgram) -> None:
 
 
 def _verify_stored(p: ir.TileProgram) -> None:
-    """Raise `PlanError` unless the axes are those of what is stored, and values and scales are read where they are."""
+    """Raise `PlanError` unless the program's axes are those of the storage."""
     if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
     for operand in p.sparse:

@@ -63,7 +63,7 @@ class Count:
         return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
 
     def of(self, symbol: Count) -> int:
-        """The factor of one symbol."""
+        """Return the factor of one symbol."""
         return self.factors[symbol.factors.index(1)]
 
     def at(self, symbols: tuple[int, ...]) -> int:
@@ -141,7 +141,7 @@ VECTOR = 4
 
 @dataclass(frozen=True)
 class GatherTerm:
-    """Rows of one operand that a program gathers.
+    """The rows of one operand that a program gathers.
 
     Attributes:
         width: elements of a row.
@@ -172,7 +172,7 @@ class GatherTerm:
         return held > 2 * profile.l2_bytes
 
     def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
-        """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
+        """Return (bytes from the L2 cache, bytes from device memory) with `programs` programs an item."""
         size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
         rows = self.rows.at(statistics.symbols)
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
@@ -272,7 +272,7 @@ class Cost:
 
     @cached_property
     def listed(self) -> Count:
-        """Bytes of the lists of coordinates along sides, as those of windows."""
+        """The bytes of coordinate lists along sides, such as those of windows."""
         read = zip(self._levels(), self.p.view.lookups, strict=True)
         return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
 
@@ -288,7 +288,7 @@ class Cost:
 
     # -- statements -------------------------------------------------------------------------------------------------
     def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
-        """Count statements that are executed so often, and those in their loops."""
+        """Count statements that run `visits` times, and the statements in their loops."""
         for s in body:
             match s:
                 case ir.Loop():

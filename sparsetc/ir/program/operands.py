@@ -32,7 +32,7 @@ that it is given at least."""
 
 @dataclass(frozen=True)
 class DenseAxis:
-    """An axis only dense operands have (a rank): its size, and the block one program takes of it.
+    """An axis of dense operands only (a rank): its size, and the block of one program.
 
     Attributes:
         fold: the letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major.

@@ -121,7 +121,7 @@ def header(programs: tuple[ir.TileProgram, ...], backend: str, about: tuple[str,
 
 
 def docstring(text: str) -> str:
-    """Text that, between three double quotes, is a string of exactly these lines, whatever it holds."""
+    """Escape text so that between three double quotes it is a string of exactly these lines."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"') if "\\" in text or '"""' in text else text
     odd = {c for c in {*escaped} - {"\n"} if not c.isprintable()}
     return escaped.translate({ord(c): c.encode("unicode_escape").decode() for c in odd})
@@ -161,7 +161,7 @@ def stored_tiles(operand: Stored) -> str:
 
 
 def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
-    """Each array with the bits of its words, most significant first."""
+    """Return a line for each array, with the bits of its words, most significant first."""
     lines = []
     for level, axis, coordinates in zip(LEVELS, view.positions, view.levels, strict=True):
         arrays: dict[str, list[str]] = {}

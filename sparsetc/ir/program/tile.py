@@ -49,7 +49,7 @@ class Tile:
 
     @cached_property
     def within(self) -> tuple[str, ...]:
-        """Its axes but the lanes."""
+        """The axes without the lanes."""
         return tuple([a for a in self.axes if a != LANES])
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class Product:
 
     @cached_property
     def inputs(self) -> tuple[Tile, ...]:
-        """All factors."""
+        """The factors of both sides."""
         return (*self.left, *self.right)
 
     @cached_property
@@ -298,7 +298,7 @@ class TileProgram:
         return self.view.read_along(self.letters, letters)
 
     def stored(self, operand: str) -> Stored:
-        """A sparse operand by its name; PlanError where the task list has none of that name."""
+        """Return a sparse operand by name. Raise `PlanError` if a task list has no operand of this name."""
         if not self.terms:
             return stored_of(self.view, self.letters)
         if operand not in PAIRED:
@@ -308,7 +308,7 @@ class TileProgram:
 
     @property
     def sparse(self) -> tuple[Stored, ...]:
-        """Its sparse operands."""
+        """The sparse operands."""
         return tuple(map(self.stored, PAIRED if self.terms else ("",)))
 
     def largest(self, s: Scale) -> str:
@@ -328,13 +328,13 @@ class TileProgram:
 
     @cached_property
     def dots(self) -> tuple[Product, ...]:
-        """Its matrix products."""
+        """The matrix products."""
         products = (s for s, _ in self.statements if isinstance(s, Product))
         return tuple(s for s in products if (s.out.folded if self.whole else s.dot))
 
     @cached_property
     def narrow(self) -> frozenset[str]:
-        """Tiles that are loaded and are whole sides of dots, beside another such one, and nothing else.
+        """The loaded tiles that are used only as whole sides of dots with another such tile.
 
         Where operands are narrower than sums, these stay as narrow as they are.
         """
