@@ -85,7 +85,7 @@ class Arrays:
 
 
 class Inspectable:
-    """Plan, programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
+    """Programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
 
     inner: Sequence[Any]
 
@@ -93,11 +93,6 @@ class Inspectable:
     def backend(self) -> str:
         """The backend that programs are generated for: ``triton``, ``torch`` or ``numba``."""
         return self.inner[0].backend  # type: ignore[no-any-return]
-
-    @cached_property
-    def plan(self) -> Any:
-        """The plan that it runs by; given as ``plan=``, it makes the same of the same operands."""
-        return self.inner[0].plan
 
     @property
     def programs(self) -> tuple[TileProgram, ...]:
