@@ -58,7 +58,8 @@ def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.d
         given = tuple([mask & masks.causal() for mask in given])
     if isinstance(given, tuple) and len(given) == 1:
         given = given[0]
-    return Pairs(given, shape, device, *_stack(lead, heads))
+    patterns, fastest = _stack(lead, heads)
+    return Pairs(given, shape, device, patterns, fastest)
 
 
 def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:

@@ -547,6 +547,26 @@ def test_the_cheapest_path_is_taken() -> None:
     assert stc.compile("ij,jk->ik", *far).plan.name == "scalar"
 
 
+def test_ways_that_cannot_win_are_not_counted() -> None:
+    """Of few tasks none but the tasks; of few milliseconds no blocks, whose launches alone take longer."""
+    g = torch.Generator().manual_seed(0)
+    for nnz, size, priced in [(300, 300, {"scalar"}), (900, 60, {"scalar", "dense"}), (4000, 200, {*PLANS[1:]})]:
+        x = stc.SparseTensor(torch.randint(0, size, (2, nnz), generator=g), torch.rand(nnz, generator=g), (size, size))
+        (step,) = stc.compile("ij,jk->ik", x, x).contraction.steps
+        assert dict(step.choice.considered).keys() == priced
+        assert dict(step.choice.dismissed).keys() == {*PLANS[1:]} - priced
+        assert ("blocking" in vars(step.problem)) == ("bcb" in priced)
+
+
+@pytest.mark.parametrize("plan", PLANS[1:])
+def test_the_price_of_a_plan_is_the_sum_of_its_terms(plan: str) -> None:
+    report = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan=plan).explain()
+    step = report.to_dict()["steps"][0]
+    if step["plan"] == plan:  # no threshold may part the blocks
+        assert sum(us for _, us in step["expected"]) == pytest.approx(dict(step["considered"])[plan])
+        assert f"expected {step['expected'][0][0]} " in str(report)
+
+
 def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
     (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.steps

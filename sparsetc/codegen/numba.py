@@ -32,8 +32,12 @@ from sparsetc.tensor.sums import LONG
 
 FAR = 1 << 18
 """Elements of a table from which on its rows are prefetched: 1 MB in float32, that of an L2 cache."""
-AHEAD, LINES, LINE = 8, 8, 16
-"""Nonzeros that rows are prefetched ahead, cache lines of a row at most, and elements of a line in float32."""
+AHEAD = 8
+"""Nonzeros that rows are prefetched ahead."""
+LINES = 8
+"""Most cache lines of a row that are prefetched."""
+LINE = 16
+"""Elements of a cache line in float32."""
 
 
 def unprinted(program: TileProgram) -> str:

@@ -24,7 +24,9 @@ BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
 SPREAD_BITS = tl.constexpr(rules.SPREAD << 23)
-HEAD, BIAS, LOW = tl.constexpr(halves.HEAD), tl.constexpr(halves.BIAS), tl.constexpr(halves.LOW)
+HEAD = tl.constexpr(halves.HEAD)
+BIAS = tl.constexpr(halves.BIAS)
+LOW = tl.constexpr(halves.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
 

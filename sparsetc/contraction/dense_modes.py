@@ -29,6 +29,7 @@ from sparsetc.contraction.output import SPARE, Letters, is_sparse
 from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.plan import requested
 from sparsetc.join.join import Join, JoinOperand, Roles, prepared
 from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
@@ -78,7 +79,7 @@ def blocks(r: Request) -> Rewrite | None:
     if not any(x.blocksize for x in sparse):
         return None
     e, like = bound.einsum, r.like
-    expands = by_nonzeros(r.settings.plan)
+    expands = by_nonzeros(requested(r.settings.plan))
     cut = Letterings({}, {}) if expands else _letterings(e, sparse)
     grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
     sizes = bound.by_index | cut.sides | grid
@@ -243,7 +244,7 @@ def entries(r: Request) -> Rewrite | None:
     Raises:
         OutOfMemoryError: dense modes are positions in blocks, and the pairs of these take too much memory.
     """
-    if by_nonzeros(r.settings.plan) or not any(x.dense_order for x in r.sparse):
+    if by_nonzeros(requested(r.settings.plan)) or not any(x.dense_order for x in r.sparse):
         return None
     rewrite = _entries(r)
     if rewrite is None and r.in_blocks:

@@ -21,6 +21,7 @@ from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
+from sparsetc.ir.plan import Plan
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import pickles
@@ -219,6 +220,11 @@ class Kernel(Inspectable):
     def equation(self) -> str:
         """The einsum as written."""
         return self.contraction.bound.einsum.text
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that it runs by; given as ``plan=``, it makes the same of the same operands."""
+        return self.contraction.leaf.plan  # type: ignore[no-any-return]
 
     @property
     def operand(self) -> SparseTensor:

@@ -379,12 +379,21 @@ class Step(Preparation, Inspectable):
         """Return the cost of a call, as expressions."""
         with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
-            about = self.plan, self.programs, stored, self.problem.backend, self.problem.profile
-            return symbolic_cost(self.bound, *about)
+            problem = self.problem
+            return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.backend, problem.profile)
 
     def reports(self) -> list[StepReport]:
         """Return the report of the step, for an explanation."""
         with in_place(self.settings, self.device):
-            programs, stored = list(self.programs), [p.packed for p in self.parts]
-            about = self.filled, self.problem, str(self.path)
-            return [report(self.equation, self.plan, self.choice, programs, stored, *about)]
+            return [
+                report(
+                    self.equation,
+                    self.plan,
+                    self.choice,
+                    self.programs,
+                    [p.packed for p in self.parts],
+                    self.filled,
+                    self.problem,
+                    str(self.path),
+                )
+            ]

@@ -88,8 +88,18 @@ def cp_als(
         ((3, 4, 5), 1.0)
     """
     wanted = Wanted(
-        *(rank, n_iter_max, tol, init, normalize_factors, nonnegative, fixed_modes, mask, l2_reg),
-        *(callback, progress, random_state),
+        rank,
+        n_iter_max,
+        tol,
+        init,
+        normalize_factors,
+        nonnegative,
+        fixed_modes,
+        mask,
+        l2_reg,
+        callback,
+        progress,
+        random_state,
     )
     if hasattr(x, "_cp_als"):  # a tensor of several processes
         return x._cp_als(wanted, settings)
@@ -173,8 +183,11 @@ def run(
 
     def model(rows: Rows, stopped: str = "") -> CP:
         now = gather()
-        parts = normalized(now, free) if wanted.normalize_factors else (torch.ones_like(now[0][0]), _copied(now))
-        return CP(*parts, column(rows, 0), stopped)
+        if wanted.normalize_factors:
+            weights, matrices = normalized(now, free)
+        else:
+            weights, matrices = torch.ones_like(now[0][0]), _copied(now)
+        return CP(weights, matrices, column(rows, 0), stopped)
 
     if not bool(equations.norm > 0):
         factors[free[0]].zero_()

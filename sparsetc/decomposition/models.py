@@ -42,7 +42,9 @@ class CP(Factored):
         (1, (2, 3), tensor(6.))
     """
 
-    KIND, HEAD, NUMBERS = "CP", "weights", ("fits", "log_likelihoods")
+    KIND = "CP"
+    HEAD = "weights"
+    NUMBERS = ("fits", "log_likelihoods")
     weights: torch.Tensor
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...] = ()
@@ -134,7 +136,9 @@ class Tucker(Factored):
         ((1, 1), (2, 3), tensor(6.))
     """
 
-    KIND, HEAD, NUMBERS = "Tucker", "core", ("fits",)
+    KIND = "Tucker"
+    HEAD = "core"
+    NUMBERS = ("fits",)
     core: torch.Tensor
     factors: tuple[torch.Tensor, ...]
     fits: tuple[float, ...] = ()

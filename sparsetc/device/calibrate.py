@@ -236,7 +236,9 @@ L2_SHARE = 5 / 6
 """Share of the L2 cache that rows of a table can count on: the default is 50 MB of an H200's 60."""
 TIMED_MS = 40
 """Milliseconds for which a launch is repeated."""
-_BYTES, _OPERATIONS, _MICROSECONDS = (1e12, "TB/s"), (1e12, "T operations a second"), (1e-6, "us")
+_BYTES = (1e12, "TB/s")
+_OPERATIONS = (1e12, "T operations a second")
+_MICROSECONDS = (1e-6, "us")
 UNITS = {
     **dict.fromkeys(("memory", "l2", "l1", "add", "task_bytes", "near_blocks", "moved"), _BYTES),
     **dict.fromkeys(("multiply", "dot", "product", "block_dot"), _OPERATIONS),
@@ -296,7 +298,8 @@ def table(found: DeviceProfile) -> str:
         numbers = getattr(found, name)
         usual = getattr(default_gpu(), name)
         if name not in profile.TABLES:
-            name, numbers, usual = "", {name: numbers}, {name: usual}
+            numbers, usual = {name: numbers}, {name: usual}
+            name = ""
         each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)
         rows += [(field, f"{measured:.4g}", f"{default:.4g}", unit) for field, measured, default in each]
     return tabulated(rows)

@@ -162,7 +162,9 @@ def prepared(
         order: the letters to keep, each one of `letters`.
         coalesced: whether the coordinates are known to be distinct, and in lexicographic order.
     """
-    letters, order, extents = tuple(letters), tuple(order), tuple(sizes[c] for c in order)
+    letters = tuple(letters)
+    order = tuple(order)
+    extents = tuple(sizes[c] for c in order)
     source = crd.on_diagonal(letters, coords)
     rows = tuple(coords[letters.index(c)] for c in order)
     rows = rows if source is None else tuple(row[source] for row in rows)

@@ -265,11 +265,22 @@ class Problem:
             dots = list(DOTS.values())[list(DOTS).index(settings.effective_precision()) :: -1]
         precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
-        limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
-        ones = x.pattern.ones and backend == "triton"
         native = "none" if x.dtype.is_complex or backend != "torch" else settings.effective_native(x.device)
-        about = precisions, counts, *limits, max(1, rows), sparse_output
-        return cls(bound, backend, x.dtype, *about, ones=ones, native=native)
+        return cls(
+            bound,
+            backend,
+            x.dtype,
+            precisions,
+            counts,
+            deterministic=settings.deterministic,
+            memory_limit=settings.memory_limit,
+            halves=halves,
+            coalesced=x.is_coalesced,
+            rows=max(1, rows),
+            sparse_output=sparse_output,
+            ones=x.pattern.ones and backend == "triton",
+            native=native,
+        )
 
     @cached_property
     def of_any_pattern(self) -> Problem:

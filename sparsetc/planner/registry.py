@@ -281,8 +281,8 @@ def _counted(problem: Any, methods: Mapping[str, Method]) -> Choice:
     """Choose among all plans that ``"auto"`` considers, by counts of the pattern."""
     best = Best()
     candidates = considered(problem, best, methods)
-    alone = "no other can be as fast" if len(candidates) == 1 and best.dismissed else ""
-    return changed(choice_of(candidates, alone), dismissed=tuple(best.dismissed.items()))
+    reason = "no other can be as fast" if len(candidates) == 1 and best.dismissed else ""
+    return changed(choice_of(candidates, reason), dismissed=tuple(best.dismissed.items()))
 
 
 def check_request(wanted: str | Plan) -> None:
@@ -305,9 +305,8 @@ def considered(problem: Any, best: Best, methods: Mapping[str, Method] = PLANS) 
     return [candidate for method in methods.values() if method.alone for candidate in method.estimates(problem, best)]
 
 
-def by_nonzeros(wanted: str | Plan) -> bool:
+def by_nonzeros(plan: Plan) -> bool:
     """Return True if dense modes are expanded for a plan: it is of a join, or of one operand as a dense tensor."""
-    plan = requested(wanted)
     return plan.name in JOINS or any(part.operand is not None for part in plan.parts)
 
 

@@ -96,11 +96,6 @@ class Inspectable:
         """The backend that programs are generated for: ``triton``, ``torch`` or ``numba``."""
         return self.inner[0].backend  # type: ignore[no-any-return]
 
-    @cached_property
-    def plan(self) -> Any:
-        """The plan that it runs by; given as ``plan=``, it makes the same of the same operands."""
-        return self.inner[0].plan
-
     @property
     def programs(self) -> tuple[TileProgram, ...]:
         """The tile programs of all parts; torch's own products have none."""

@@ -227,48 +227,17 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
     return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
 
 
-METHODS = (
-    *("sum", "mean", "amax", "amin", "prod", "norm", "count_nonzero", "abs", "sign", "sqrt", "clone", "detach"),
-    *("permute", "transpose", "t", "reshape", "flatten", "squeeze", "unsqueeze", "index_select", "narrow"),
-    *(
-        "diagonal",
-        "tril",
-        "triu",
-        "numel",
-        "clip",
-        "clamp",
-        "any",
-        "all",
-        "var",
-        "std",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-    ),
-    *(
-        "topk",
-        "movedim",
-        "select",
-        "unbind",
-        "split",
-        "chunk",
-        "flip",
-        "roll",
-        "trace",
-        "diag",
-        "nonzero",
-        "is_floating_point",
-        "is_complex",
-    ),
-)
+METHODS = """
+    sum mean amax amin prod norm count_nonzero abs sign sqrt clone detach permute transpose t reshape flatten
+    squeeze unsqueeze index_select narrow diagonal tril triu numel clip clamp any all var std max min argmax argmin
+    topk movedim select unbind split chunk flip roll trace diag nonzero is_floating_point is_complex
+""".split()  # noqa: SIM905 (a list of 50 quoted words is no easier to read)
 """Functions of torch that are methods of a SparseTensor too."""
-MAPS = (
-    *("asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "expm1", "floor", "log1p", "nan_to_num", "positive"),
-    *("rad2deg", "relu", "round", "sgn", "sin", "sinh", "square", "tan", "tanh", "trunc", "atanh", "frac", "erfinv"),
-    *("isnan", "isinf", "isposinf", "isneginf", "conj", "real", "imag", "angle", "resolve_conj"),
-    *("leaky_relu", "relu6", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish", "tanhshrink", "softsign"),
-)
+MAPS = """
+    asin asinh atan atanh ceil deg2rad erf expm1 floor log1p nan_to_num positive rad2deg relu round sgn sin sinh
+    square tan tanh trunc frac erfinv isnan isinf isposinf isneginf conj real imag angle resolve_conj leaky_relu
+    relu6 elu celu selu gelu silu mish hardswish tanhshrink softsign
+""".split()  # noqa: SIM905
 """Functions of torch that are 0 of 0, and so are maps of entries; most of numpy's have these names too."""
 ELEMENTWISE = "maximum", "minimum", "fmax", "fmin", "logical_or", "logical_xor", "atan2", "arctan2"
 """Functions of torch and numpy, of two operands, that are 0 of two zeros."""
@@ -331,29 +300,14 @@ NUMPYS_NAMES = {
     **{"a_min": "min", "a_max": "max"},
 }
 """Arguments, by numpy's names, and what torch calls them."""
+RENAMED = """
+    sum mean prod any all count_nonzero argmax argmin diag diagonal tril triu clip reshape squeeze kron where stack
+    concatenate einsum tensordot allclose real imag angle nan_to_num isposinf isneginf
+""".split()  # noqa: SIM905
+"""Functions of numpy that are torch's, but for the names of arguments."""
 ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(("flip", "shape", "ndim", "fix")),
-    **{
-        name: _by_numpys_names(name)
-        for name in (
-            *(
-                "sum",
-                "mean",
-                "prod",
-                "any",
-                "all",
-                "count_nonzero",
-                "argmax",
-                "argmin",
-                "diag",
-                "diagonal",
-                "tril",
-                "triu",
-            ),
-            *("clip", "reshape", "squeeze", "kron", "where", "stack", "concatenate", "einsum", "tensordot"),
-            *("allclose", "real", "imag", "angle", "nan_to_num", "isposinf", "isneginf"),
-        )
-    },
+    **{name: _by_numpys_names(name) for name in RENAMED},
     "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
     "max": lambda a, axis=None, keepdims=False: a.amax(axis, keepdims),
     "min": lambda a, axis=None, keepdims=False: a.amin(axis, keepdims),

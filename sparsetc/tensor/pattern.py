@@ -23,6 +23,7 @@ from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks
+from sparsetc.tensor.picture import SIDE, as_html, binned
 
 Made = TypeVar("Made")
 Labels: TypeAlias = dict[str, np.ndarray | None]
@@ -182,8 +183,6 @@ class Pattern:
         return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
 
     def _repr_html_(self) -> str:
-        from sparsetc.tensor.picture import SIDE, as_html, binned  # in notebooks alone
-
         rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", "device": self.device}
         return as_html("Pattern", rows, binned(self.coords, self.shape, (0, 1), SIDE))
 

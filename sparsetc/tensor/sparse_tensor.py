@@ -21,6 +21,7 @@ from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
 from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.picture import SIDE, as_html, binned, first_entries
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
 from sparsetc.tensor.sums import INTEGERS
@@ -230,14 +231,10 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         )
 
     def __str__(self) -> str:
-        from sparsetc.tensor.picture import first_entries  # where one is printed
-
         lines = [] if self.device.type == "meta" else first_entries(self.coords, self._values)
         return "\n  ".join([repr(self), *lines])
 
     def _repr_html_(self) -> str:
-        from sparsetc.tensor.picture import SIDE, as_html, binned, first_entries  # in notebooks alone
-
         nbytes = self._pattern.coords.nbytes + self._values.nbytes
         blocks = {"blocks of": " × ".join(map(str, self.blocksize))} if self.blocksize else {}
         rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", **blocks}

@@ -166,13 +166,30 @@ class Known:
     def add(self, trials: Iterable[Trial[Any]]) -> None:
         """A line for each trial; a warning where they cannot be written."""
         facts = self._facts
-        about = self._key, self._like, facts.tensor, self._device, versions(), today(), facts.equation
         profile, new = of_backend(facts.problem["backend"]), []
         for trial in trials:
             c, t = trial.candidate, trial.timing
             terms = [cost.seconds(sizes, profile) for cost, sizes in zip(c.costs, c.expected, strict=False)]
-            told = c.seconds or (), tuple(terms), tuple(map(asdict, c.expected)), facts.problem, facts.pattern
-            new.append(Line(*about, c.name, as_data(c.plan), (t.low, t.median, t.high), t.calls, *told))
+            new.append(
+                Line(
+                    key=self._key,
+                    like=self._like,
+                    tensor=facts.tensor,
+                    device=self._device,
+                    versions=versions(),
+                    day=today(),
+                    equation=facts.equation,
+                    name=c.name,
+                    plan=as_data(c.plan),
+                    seconds=(t.low, t.median, t.high),
+                    calls=t.calls,
+                    predicted=c.seconds or (),
+                    terms=tuple(terms),
+                    expected=tuple(map(asdict, c.expected)),
+                    problem=facts.problem,
+                    pattern=facts.pattern,
+                )
+            )
         try:
             append(self._path, new)
         except OSError as error:

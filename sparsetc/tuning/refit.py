@@ -149,10 +149,12 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
         if considered and line.calls >= CALLS and "=" not in line.name.rpartition("]")[2]:
             with suppress(*DAMAGED):
                 by_problem.setdefault((line.tensor, line.key), {})[line.name] = line.timing.median, price_of(line)
-    several = (
-        (tensor, tuple(zip(*own.values(), strict=True))) for (tensor, _), own in by_problem.items() if len(own) > 1
-    )
-    return [Timings(tensor, *both) for tensor, both in several]
+    several = []
+    for (tensor, _), by_plan in by_problem.items():
+        if len(by_plan) > 1:
+            seconds, prices = zip(*by_plan.values(), strict=True)
+            several.append(Timings(tensor, seconds, prices))
+    return several
 
 
 def price_of(line: Line) -> Price:

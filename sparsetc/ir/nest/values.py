@@ -145,14 +145,19 @@ class Ones(Values):
     Its runs hold no padding, which nothing would tell from a nonzero.
     """
 
-    held, packed, loads = (), (), "1"
+    held = ()
+    packed = ()
+    loads = "1"
 
 
 @dataclass(frozen=True)
 class Bitmap(Values):
     """The nonzero values of each tile in the order of their positions, with a bitmap of these positions."""
 
-    structure, tiled, bitmap, loads = ("value_ptr", "bits"), True, True, "{how} {where}"
+    structure = ("value_ptr", "bits")
+    tiled = True
+    bitmap = True
+    loads = "{how} {where}"
 
     def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
         return arrays["value_ptr"][tiles].long()
@@ -180,8 +185,11 @@ class Halves(Values):
     Paired tiles have a group for each row, a position of the first mode; values of one operand are one group.
     """
 
-    held, packed = ("high_values", "low_values"), ("high_values", "low_values", "most")
-    halves, tiled, loads = True, True, "load {where}  # high and low parts"
+    held = ("high_values", "low_values")
+    packed = (*held, "most")
+    halves = True
+    tiled = True
+    loads = "load {where}  # high and low parts"
 
     def scaling(self, operand: Any) -> list[str]:
         high, low = operand.held
