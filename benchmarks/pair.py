@@ -33,7 +33,7 @@ from sparsetc.contraction.pair import Pair
 from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
 from sparsetc.join.order import pattern_of
-from sparsetc.products.hybrid import PATHS
+from sparsetc.planner.registry import JOINS
 
 CASES = (
     ("guanine_TEoo_3d", "guanine_TEoo_3d", "ijk,abk->ijab"),
@@ -160,7 +160,7 @@ def pairing(step: Pair) -> None:
 
 def symbolic(step: Pair) -> None:
     """The pattern of the result."""
-    pattern_of(step.join, PATHS[step.choice.plan.name](step.problem, step.choice.plan).places())
+    pattern_of(step.join, JOINS[step.choice.plan.name].run(step.problem, step.choice.plan).places())
 
 
 def pair_of(kernel: Kernel) -> Pair:

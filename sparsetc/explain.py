@@ -120,6 +120,7 @@ class PairReport(StepReport):
         pairs: pairs of blocks that meet.
         block: rows, columns and contracted positions of a block.
         unfolded: batch, free of x, contracted and free of y coordinates that meet anything.
+        expected: (what takes it, expected microseconds) of the plan.
         threshold: nonzeros from which a block of x is multiplied as a block, in a hybrid.
         shares: (nonzeros of x, pairs) of blocks and of what is not in blocks, in a hybrid.
     """
@@ -131,16 +132,17 @@ class PairReport(StepReport):
     unfolded: tuple[int, int, int, int] = (0, 0, 0, 0)
     nnz: int = 0
     nbytes: int = 0
+    expected: tuple[tuple[str, float], ...] = ()
     threshold: int = 0
     shares: tuple[tuple[int, int], ...] = ()
 
     def details(self) -> list[str]:
-        """What meets, and what comes of it."""
+        """Return lines on the operands' roles, the pairs that meet, and the result."""
         r, c, k = self.block
         lines = [
-            f"roles    {self.roles or 'none'}",
-            f"meet     {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
-            f"unfolded {' x '.join(f'{n:,}' for n in self.unfolded)}",
+            f"indices  {self.roles or 'none'}",
+            f"products {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
+            f"as matrices {' x '.join(f'{n:,}' for n in self.unfolded)}",
         ]
         if self.shares:
             (filled, pairs), (rest, tasks) = self.shares
@@ -148,6 +150,8 @@ class PairReport(StepReport):
                 f"split    {filled:,} nonzeros of x in blocks of {self.threshold:,} or more, {pairs:,} pairs of "
                 f"blocks; {rest:,} others, {tasks:,} pairs of nonzeros"
             ]
+        if self.expected:
+            lines.append(f"expected {', '.join(f'{name} {us:.1f} us' for name, us in self.expected)}")
         return [*lines, f"result   {self.nnz:,} nonzeros; {self.nbytes:,} bytes kept for calls"]
 
 
@@ -176,7 +180,7 @@ class Explanation:
 
     @property
     def step(self) -> OperandReport | None:
-        """The one step, where there is one, of one sparse operand."""
+        """The report of the only step, if it has one sparse operand; else None."""
         return self.steps[0] if len(self.steps) == 1 and isinstance(self.steps[0], OperandReport) else None
 
     def __getattr__(self, name: str) -> Any:
@@ -248,11 +252,7 @@ def _step_lines(step: StepReport) -> list[str]:
         for name, predicted in step.considered:
             lines.append(f"  {'does not fit' if predicted is None else f'{predicted:12.1f}'}  {name}")
     if step.dismissed:
-        lines += [
-            "",
-            "not counted, us at least by a sample:",
-            *(f"  {us:12.1f}  {name}" for name, us in step.dismissed),
-        ]
+        lines += ["", "not counted, least us by a sample:", *(f"  {us:12.1f}  {name}" for name, us in step.dismissed)]
     return lines
 
 

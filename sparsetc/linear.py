@@ -20,7 +20,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 class Steps(NamedTuple):
-    """When conjugate gradients end, and the settings of their products."""
+    """The stopping rule of conjugate gradients, and the settings of their products."""
 
     tol: float
     n_iter_max: int
@@ -32,22 +32,22 @@ def solve(
 ) -> torch.Tensor:
     """Solve ``a @ x = b`` by conjugate gradients, preconditioned by the diagonal (Jacobi).
 
-    Gradients of b, and of the entries of a, come from one more solution, with the gradient of x on the right.
+    Differentiable in b and in the entries of a: the backward solves once more, with the gradient of x on the right.
 
     Args:
         a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked.
         b: (n,), or (n, k) for k right sides, which are solved together.
-        tol: how long the residual may be, times the length of b, in each column.
-        n_iter_max: steps at most, 10 n by default. A warning says that they were not enough.
+        tol: stop when the residual's norm is below ``tol`` times the norm of b, in each column.
+        n_iter_max: the most steps, 10 n by default. A warning says if they were not enough.
         settings: of `einsum`, for the products.
 
     Returns:
         x, of the shape of b.
 
     Raises:
-        ShapeError: a matrix that is not square, or a b that does not fit.
-        FormatError: a matrix that is found not to be positive definite.
-        DtypeError: integers or values of 16 bits.
+        ShapeError: the matrix is not square, or b does not fit.
+        FormatError: the matrix turns out not to be positive definite.
+        DtypeError: integers, or values of 16 bits.
 
     Examples:
         >>> stc.solve(2 * stc.eye(3), torch.tensor([2.0, 4.0, 6.0]))
@@ -60,8 +60,8 @@ def solve(
         raise DtypeError(f"solve takes float32, float64 and complex values, found {sparse.dtype}")
     right = as_operand(b, "solve: b")
     if not isinstance(right, torch.Tensor) or right.ndim not in (1, 2) or right.shape[0] != sparse.shape[0]:
-        found = tuple(right.shape) if isinstance(right, torch.Tensor) else type(right).__name__
-        raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {found}")
+        what_it_is = tuple(right.shape) if isinstance(right, torch.Tensor) else type(right).__name__
+        raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {what_it_is}")
     check_operand(right, "solve: b", sparse.dtype, sparse.device)
     sparse = sparse.expand_dense().coalesce()
     steps = Steps(tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings)

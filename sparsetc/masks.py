@@ -1,4 +1,4 @@
-"""Masks of attention, combined by ``&``, ``|`` and ``~``: which queries meet which keys, without a tensor of all pairs.
+"""Masks of attention: rules for the keys of each query, combined by ``&``, ``|`` and ``~``, without n x n memory.
 
 In: positions. Out: a `Mask`, which `attention` takes for any number of queries and keys. A mask knows of a rectangle of
 pairs whether some or all of them meet, so a kernel's tiles are found by halving squares that are mixed. The time that
@@ -69,7 +69,7 @@ def numbered(number: int) -> Mask | None:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which queries i meet which keys j. Masks that are made alike are equal.
+    """A rule for the keys j that each query i attends to. Equal masks made twice compare equal.
 
     Attributes:
         made: what tells the mask from others.
@@ -331,7 +331,9 @@ def block_mask(mask: Any, batch: int = 0, head: int = 0) -> Mask:
         >>> int(stc.masks.block_mask(flex).dense(128).sum())
         8256
     """
-    (rows, columns), sides, device = mask.seq_lengths, mask.BLOCK_SIZE, mask.kv_num_blocks.device
+    rows, columns = mask.seq_lengths
+    sides = mask.BLOCK_SIZE
+    device = mask.kv_num_blocks.device
     grid = -(-rows // sides[0]), -(-columns // sides[1])
     one = batch, head
     whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, one, grid, device)
@@ -489,7 +491,7 @@ def turned_tiles(tiles: Tiles) -> Tiles:
 
 @entry_point
 def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """Return the entries of a mask, made once for a shape; they take 16 bytes each."""
+    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
 
     def made() -> Pattern:
         with lasting():

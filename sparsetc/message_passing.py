@@ -58,9 +58,9 @@ def _is_linear(layer: Any, base: Any) -> bool:
     """Return True if the layer reduces neighbours' features times a weight of the edge, as far as names tell."""
     kind = type(layer)
     inherited = all(getattr(kind, name) is getattr(base, name) for name in ("aggregate", "update"))
-    known = kind.message.__module__.startswith("torch_geometric.") and layer.aggr in REDUCES
+    supported = kind.message.__module__.startswith("torch_geometric.") and layer.aggr in REDUCES
     factors = _arguments(layer) - {"x_j", "edge_type_ptr"}
-    return inherited and known and "x_j" in _arguments(layer) and factors <= WEIGHTS and len(factors) <= 1
+    return inherited and supported and "x_j" in _arguments(layer) and factors <= WEIGHTS and len(factors) <= 1
 
 
 def _arguments(layer: Any) -> set[str]:
@@ -83,7 +83,7 @@ class Edges:
 
     @cached_property
     def sorted(self) -> tuple[Pattern, Merge | None]:
-        """The pattern (targets, sources), and how weights of edges become values; None where they are these."""
+        """The pattern (targets, sources), and the map from weights of edges to its values; None if they are equal."""
         with lasting():
             coords = torch.stack((self.index[self.into], self.index[1 - self.into])).long()
             crd.check_range(coords, self.sizes, "edge")
@@ -92,7 +92,7 @@ class Edges:
 
     @cached_property
     def degree(self) -> torch.Tensor:
-        """(targets,) how many edges come into each, 1 where none does."""
+        """The number of edges into each target, (targets,), at least 1."""
         with lasting():
             return torch.bincount(self.index[self.into], minlength=self.sizes[0]).clamp(min=1)
 

@@ -87,6 +87,7 @@ TESTS = {
     ],
     "sparsetc/support/files.py": ["cache", "tuning calibrate"],
     "sparsetc/support/compiled.py": ["native", "arithmetic tasks io"],
+    "sparsetc/tensor/indexing.py": ["structure"],
     "sparsetc/tensor/loops.py": ["arithmetic structure"],
     "sparsetc/join/loops.py": ["tasks"],
     "sparsetc/support/lru.py": ["lru", "cache kept"],

@@ -36,7 +36,7 @@ from sparsetc.join import join, order
 from sparsetc.join import tasks as task_lists
 from sparsetc.join.blocking import FEWEST_PAIRS, Blocking, BlockWork, sides_for
 from sparsetc.join.join import Join
-from sparsetc.products.blocks import block_seconds
+from sparsetc.products.blocks import block_terms
 from sparsetc.products.scalar import FEW, MANY, TaskSums, waits
 
 DTYPES = (
@@ -547,6 +547,26 @@ def test_the_cheapest_path_is_taken() -> None:
     assert stc.compile("ij,jk->ik", *far).plan.name == "scalar"
 
 
+def test_ways_that_cannot_win_are_not_counted() -> None:
+    """Of few tasks none but the tasks; of few milliseconds no blocks, whose launches alone take longer."""
+    g = torch.Generator().manual_seed(0)
+    for nnz, size, priced in [(300, 300, {"scalar"}), (900, 60, {"scalar", "dense"}), (4000, 200, {*PLANS[1:]})]:
+        x = stc.SparseTensor(torch.randint(0, size, (2, nnz), generator=g), torch.rand(nnz, generator=g), (size, size))
+        (step,) = stc.compile("ij,jk->ik", x, x).contraction.steps
+        assert dict(step.choice.considered).keys() == priced
+        assert dict(step.choice.dismissed).keys() == {*PLANS[1:]} - priced
+        assert ("blocking" in vars(step.problem)) == ("bcb" in priced)
+
+
+@pytest.mark.parametrize("plan", PLANS[1:])
+def test_the_price_of_a_plan_is_the_sum_of_its_terms(plan: str) -> None:
+    report = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan=plan).explain()
+    step = report.to_dict()["steps"][0]
+    if step["plan"] == plan:  # no threshold may part the blocks
+        assert sum(us for _, us in step["expected"]) == pytest.approx(dict(step["considered"])[plan])
+        assert f"expected {step['expected'][0][0]} " in str(report)
+
+
 def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
     (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.steps
@@ -556,7 +576,7 @@ def test_few_sums_cost_as_much_as_ordered_ones() -> None:
         join = SimpleNamespace(tasks=tasks, rows=places, columns=1)
         budgets = replace(step.problem.budget, limit=10**12), exact
         problems = [SimpleNamespace(join=join, width=4, budget=b, profile=gpu) for b in budgets]
-        seconds, always = map(TaskSums.seconds, problems)
+        seconds, always = (sum(TaskSums.terms(p).values()) for p in problems)
         assert (seconds == always) == crowded
     assert waits(8281, MANY * 8281 + 1)
     assert not waits(8281, MANY * 8281)
@@ -567,7 +587,7 @@ def test_pairs_of_one_block_of_the_result_wait_for_one_another() -> None:
     kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan="bcb")
     ((program,), gpu) = kernel.programs, replace(default_gpu(), pair_turn=1.0)
     work = BlockWork(FEWEST_PAIRS, 1, (64, 64), 64)
-    one, two = (block_seconds(replace(work, made=n), program, 8, "float64", gpu) for n in (1, 2))
+    one, two = (sum(block_terms(replace(work, made=n), program, 8, "float64", gpu).values()) for n in (1, 2))
     assert one == pytest.approx(FEWEST_PAIRS, rel=0.01)
     assert two == pytest.approx(FEWEST_PAIRS / 2, rel=0.01)
 
@@ -658,7 +678,7 @@ def test_paths_of_torch_have_no_ptx() -> None:
 def test_errors_before_anything_runs() -> None:
     x, y = operands("ij,jk->ik")
     with pytest.raises(
-        stc.PlanError, match=r"plan must be auto, bcb, scalar, dense, bcb\+scalar or plan_bcb\(\.\.\.\)"
+        stc.PlanError, match=r"plan must be auto, scalar, dense, bcb, bcb\+scalar or plan_bcb\(\.\.\.\)"
     ):
         stc.einsum("ij,jk->ik", x, y, plan="coo")
     with pytest.raises(stc.PlanError, match="power of two"):

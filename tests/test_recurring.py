@@ -27,7 +27,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The problems that are planned by all that can be counted."""
     problems: list[Any] = []
     in_full = registry._counted
-    monkeypatch.setattr(registry, "_counted", lambda problem: (problems.append(problem), in_full(problem))[1])
+    monkeypatch.setattr(
+        registry, "_counted", lambda problem, *given: (problems.append(problem), in_full(problem, *given))[1]
+    )
     return problems
 
 
@@ -88,7 +90,7 @@ def test_kinds_differ_by_sizes_counts_and_neighbours(counted: list[Any]) -> None
 def test_plans_that_differ_in_turn_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["coo", "rows"] * AGREED * 2)
     in_full = registry.choose
-    monkeypatch.setattr(registry, "_counted", lambda problem: in_full(next(names), problem))
+    monkeypatch.setattr(registry, "_counted", lambda problem, methods: in_full(next(names), problem))
     assert [planned(random(seed)).plan.name for seed in range(AGREED * 3)] == ["coo", "rows"] * 4 + ["coo"]
 
 

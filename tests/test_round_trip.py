@@ -165,7 +165,7 @@ def test_parts_of_two_operands_say_how_blocks_are_stored() -> None:
 def test_a_plan_of_one_operand_is_not_for_two() -> None:
     x, *dense = Problem("ij,jr->ir", SIZES, "random", torch.float32).operands()
     plan = stc.compile("ij,jr->ir", x, *dense, plan="coo", backend="torch").plan
-    with pytest.raises(stc.PlanError, match="plan must be auto, bcb, scalar"):
+    with pytest.raises(stc.PlanError, match="plan must be auto, scalar, dense"):
         stc.compile("ij,kj->ik", x, x, plan=plan)
 
 

@@ -40,13 +40,15 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where an axis is in slabs, then what its kernel is given too."""
+    """Return the count arguments of a part's function: `programs` if an axis is in slabs, then the kernel's numbers."""
     slabs = any(axis.slab for axis in program.axes)
     return [*(["programs"] if slabs else []), *numbers_of(program)]
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:
-    """Numbers that a kernel takes for a part: `nonzeros` where chunks are equal, sizes that coordinates may reach."""
+    """Return the number arguments of a part's kernel: `nonzeros` if chunks are equal, and sizes that coordinates may
+    reach.
+    """
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
@@ -74,7 +76,7 @@ def nested(printer: TritonPrinter, body: Sequence[ir.Statement]) -> None:
 
 
 def decode(printer: TritonPrinter, s: ir.Decode) -> None:
-    """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
+    """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
     printer.level = s.level
     for _ in printer.each(s.level):
         printer.put(f"{s.name}{printer.copy} = {s.coordinate.text(printer)}")
@@ -97,7 +99,9 @@ def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
 
 def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
-    o, level, axes = s.operand, s.out.level, s.out.axes
+    o = s.operand
+    level = s.out.level
+    axes = s.out.axes
     strides = o.strides[: len(o.rows)] or [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
     columns = o.strides[len(o.rows) :] or [
         prod([printer.p.axis(d).size for d in o.axes[n:]]) for n in range(1, len(o.axes) + 1)
@@ -181,7 +185,9 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
         printer.put(f"{tile}_high = {tile}.to(tl.float16)")
         printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
     (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
-    high, low, how = f"{name}_high", f"{name}_low", f"out_dtype={printer.acc}"
+    high = f"{name}_high"
+    low = f"{name}_low"
+    how = f"out_dtype={printer.acc}"
     printer.put(f"{high} = tl.dot({left}, {right}, {how})")
     printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
     printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
@@ -192,7 +198,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
 
 
 def half_of(s: ir.Product, half: str) -> ir.Product:
-    """The product of one half of each side."""
+    """Return the product of the `half` (high or low) of each side."""
     left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
     return replace(s, left=left, right=right)
 
@@ -206,7 +212,9 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
     A row is known by coordinates, or by a number stored for each item, fiber, nonzero or kept position, or has the
     number of the item, fiber or nonzero itself.
     """
-    p, key, elements = printer.p, s.key, s.copies * printer.p.rows * printer.p.width  # of all copies of the output
+    p = printer.p
+    key = s.key
+    elements = s.copies * printer.p.rows * printer.p.width  # of all copies of the output
     cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""
     keyed = printer.own(key.letters, s.source.axes, key.level)
     row_stride, *columns = p.strides or (p.width,)
@@ -233,7 +241,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
 
 
 def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
-    """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
+    """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
     p, places = printer.p, tuple(c for c in axes if c in key.letters)
     sizes = [p.axis(c).size for c in key.letters]
     # A loop's number may be a plain one, so that a sum widens it.
@@ -306,7 +314,9 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     lines.append("    pid = tl.program_id(0)")
     for n, p in enumerate(group):
         pid = " - ".join(["pid", *(f"programs_{before.number}" for before in group[:n])])
-        test = "else:" if p is group[-1] else f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
+        test = f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
+        if p is group[-1]:
+            test = "else:"
         lines += [f"    {test}", *_call(p, pid, "        ")]
     return lines
 

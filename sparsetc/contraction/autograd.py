@@ -80,7 +80,7 @@ FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "A
 
 @contextmanager
 def following() -> Iterator[None]:
-    """A block that autograd follows, inside of operators of a library too, which run where it is off."""
+    """Enable autograd in this block, also inside operators of a library, where it is off."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in FOLLOWED:
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
@@ -117,8 +117,8 @@ class _Rows(torch.autograd.Function):
         tensors = [forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors]
 
         def tangent(*given: torch.Tensor) -> list[torch.Tensor]:
-            own = zip((n for n, t in enumerate(tangents) if t is not None), given, strict=True)
-            return [reduce(add, (apply(ctx.function, [*tensors[:n], t, *tensors[n + 1 :]]) for n, t in own))]
+            by_number = zip((n for n, t in enumerate(tangents) if t is not None), given, strict=True)
+            return [reduce(add, (apply(ctx.function, [*tensors[:n], t, *tensors[n + 1 :]]) for n, t in by_number))]
 
         # Torch turns forward mode off here, and with it the tangents of levels further out.
         with forward_ad._set_fwd_grad_enabled(True):
@@ -127,7 +127,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Transformed(_Rows):
-    """The form that `torch.func` takes, of which a call takes three times as long outside of it."""
+    """The autograd function for `torch.func`; outside of transforms a call of it takes three times as long."""
 
     @staticmethod
     def forward(function: Multilinear, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -246,8 +246,9 @@ class StepFunction(Multilinear):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
-        made, (rows, *width) = self.step.batched(size, [d is not None for d in dense_dims]), self.step.executable.shape
-        return made.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
+        batched = self.step.batched(size, [d is not None for d in dense_dims])
+        rows, *width = self.step.executable.shape
+        return batched.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
@@ -286,8 +287,8 @@ class StepFunction(Multilinear):
     def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Contraction:
         """The gradient's contraction, kept with the pattern that it is of."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
-        made: Contraction | None = pattern.cache.get(key)
-        if made is None:
+        of_operand: Contraction | None = pattern.cache.get(key)
+        if of_operand is None:
             from sparsetc.contraction.contraction import compiled
 
             x = SparseTensor._make(
@@ -297,8 +298,8 @@ class StepFunction(Multilinear):
             operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
             form = "sparse" if operand in self.step.raw.sparse else "dense"
             # Or that of a thread that was first.
-            made = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
-        return made
+            of_operand = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
+        return of_operand
 
 
 # -- several at once --------------------------------------------------------------------------------------------------
@@ -318,21 +319,21 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
     call of torch for each kernel would take more time than the kernels do.
     """
-    together = [made.leaf.alone and not followed([values, *dense]) for made, _, values, dense in jobs]
+    together = [contraction.leaf.alone and not followed([values, *dense]) for contraction, _, values, dense in jobs]
     if sum(together) < 2:
         return [_alone(*job) for job in jobs]
     joint = [job for job, t in zip(jobs, together, strict=True) if t]
     packed = iter(_packed(joint))
     outputs = iter(_zeros(joint))
     results = []
-    for (made, pattern, values, dense), t in zip(jobs, together, strict=True):
+    for (contraction, pattern, values, dense), t in zip(jobs, together, strict=True):
         if t:
-            step, out = made.leaf, next(outputs)
-            tables = step.tables(made.pull([values], dense)[1])
+            step, out = contraction.leaf, next(outputs)
+            tables = step.tables(contraction.pull([values], dense)[1])
             rows = step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None)
             results.append(step.of_rows(rows))
         else:
-            results.append(_alone(made, pattern, values, dense))
+            results.append(_alone(contraction, pattern, values, dense))
     return results
 
 
@@ -345,7 +346,7 @@ def _alone(made: Contraction, pattern: Pattern, values: torch.Tensor | None, den
 
 def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
-    runs = [(made.leaf.executable, made.device) for made, *_ in jobs]
+    runs = [(contraction.leaf.executable, contraction.device) for contraction, *_ in jobs]
     outputs = [run.empty(device) if run.zeroes and not run.stores else None for run, device in runs]
     if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
         torch._foreach_zero_(added)
@@ -354,16 +355,18 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
-    with_values = [(made.leaf, pattern, values) for made, pattern, values, _ in jobs if values is not None]
+    with_values = [
+        (contraction.leaf, pattern, values) for contraction, pattern, values, _ in jobs if values is not None
+    ]
     gathered = [part.packed for step, *_ in with_values for part in step.parts if not part.packed.in_order]
     _, pattern, values = with_values[0] if with_values else (None, None, None)
     together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
     if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
         return [
-            made.leaf.packed_values(job_values)
+            contraction.leaf.packed_values(job_values)
             if job_values is None or captured(job_values)
-            else made.leaf.kept_values(job_values)
-            for made, _, job_values, _ in jobs
+            else contraction.leaf.kept_values(job_values)
+            for contraction, _, job_values, _ in jobs
         ]
     key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
@@ -373,13 +376,14 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
-    steps = [(made.leaf, job_values) for made, _, job_values, _ in jobs]
+    steps = [(contraction.leaf, job_values) for contraction, _, job_values, _ in jobs]
     return [step.packed_values(None) if job_values is None else packed(step) for step, job_values in steps]
 
 
 @lasting()
 def _places(storages: Sequence[Packed]) -> tuple[torch.Tensor, list[int], bool]:
-    """Where the values of several storages stand among an operand's, one storage after the other, and their sizes.
+    """Return the positions of the values of several storages among an operand's values, and their number in each
+    storage.
 
     Places count from a zero that is put before the values, where some storage is padded with it.
     """

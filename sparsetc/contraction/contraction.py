@@ -34,6 +34,7 @@ from sparsetc.contraction.operands import (
     stand_ins,
 )
 from sparsetc.contraction.output import Result, check_form, sparse_result, without_zeros
+from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
@@ -45,7 +46,9 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
+from sparsetc.planner.registry import by_nonzeros
 from sparsetc.planner.workload import choose_together
+from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
@@ -56,7 +59,7 @@ _numbers = itertools.count()
 
 
 class Contraction:
-    """An einsum compiled for the patterns of its operands: rewrites round a leaf, which is what runs.
+    """An einsum compiled for the patterns of its operands: rewrites around the leaf that runs.
 
     Attributes:
         key: the name by which operators of `torch.library` know the contraction.
@@ -119,8 +122,8 @@ class Contraction:
         self._inner = [_place(pattern, patterns) for pattern in leaf_patterns]
         self._as_given = self._inner == [*range(len(patterns))]
         self.empty, self.result_dtype = self.leaf.empty, self.leaf.result_dtype
-        found = self.leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
-        pattern, self._pushes = put_back(patterns, rewrites, found, self.empty)
+        leaf_pattern = self.leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
+        pattern, self._pushes = put_back(patterns, rewrites, leaf_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
@@ -144,12 +147,21 @@ class Contraction:
     def explain(self) -> Explanation:
         """Steps and their parts, costs, and why this plan."""
         with in_place(self.settings, self.device):
-            plan, backend = self.leaf.plan, self.leaf.backend
+            plan = self.leaf.plan
             reports = tuple(self.leaf.reports())
-            profile = of_backend(backend)
-            about = self.equation, plan.name, plan.reason, backend, device_name(self.device)
-            nnz = self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None
-            return Explanation(*about, profile.describe(), profile.measured, reports, nnz, self.rewrites)
+            profile = of_backend(self.leaf.backend)
+            return Explanation(
+                self.equation,
+                plan.name,
+                plan.reason,
+                self.leaf.backend,
+                device_name(self.device),
+                profile.describe(),
+                profile.measured,
+                reports,
+                nnz=self.result_size if len(reports) > 1 or len(self.bound.einsum.sparse) > 1 else None,
+                rewrites=self.rewrites,
+            )
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
@@ -178,6 +190,17 @@ class Contraction:
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
+        return self.run(patterns, values, dense, packed, given)
+
+    def run(
+        self,
+        patterns: Patterns,
+        values: Sequence[Any],
+        dense: Tensors,
+        packed: Values | None = None,
+        given: Tensors | None = None,
+    ) -> torch.Tensor:
+        """`result` of dense operands as it was compiled for, which need no look."""
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
@@ -235,7 +258,7 @@ class Contraction:
 
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
     """Return the number of a pattern among some, else the pattern: what is kept for a pattern does not refer to it."""
-    return next((n for n, own in enumerate(patterns) if own is pattern), pattern)
+    return next((n for n, other in enumerate(patterns) if other is pattern), pattern)
 
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
@@ -259,23 +282,23 @@ def contraction(
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        made = Contraction(Request(bound, [*map(stand_in, operands)], settings, form, repeated), choice)
+        new = Contraction(Request(bound, [*map(stand_in, operands)], settings, form, repeated), choice)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
-    made.key = f"{made.bound} {made.dtype} {made.sparse} {tuple(made.shape)} #{next(_numbers)}"
-    known[made.key] = made
-    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, made.leaf.plan.name, made.device)
-    return made
+    new.key = f"{new.bound} {new.dtype} {new.sparse} {tuple(new.shape)} #{next(_numbers)}"
+    known[new.key] = new
+    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, new.leaf.plan.name, new.device)
+    return new
 
 
 def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
-    """Compile what runs an einsum; return it, the rewrites round it, and the einsum that these lead to."""
+    """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
     wanted = requested(request.settings.plan)
     if choice is None and (len(request.operands) > 2 or request.settings.path or wanted.path or wanted == STEPS):
         from sparsetc.contraction.path import Path, in_steps  # which few einsums need
 
         path = in_steps(request)
-        if path is None and len(request.sparse) > 2 and request.dense_modes and not wanted.by_nonzeros:
+        if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
             path = Path(request, expanded=False)
         if isinstance(path, Path):
             return path, [], request
@@ -285,17 +308,16 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         step = Step(inner, choice)
         _tune(step)
         return step, rewrites, inner
-    from sparsetc.products.problem import paired  # imported where an einsum has two sparse operands, which few have
-
     paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
     if len(inner.operands) == 2:
-        from sparsetc.contraction.pair import Pair
-
-        return Pair(inner), rewrites, inner
+        pair = Pair(inner)
+        _tune(pair)
+        pair.find_pattern([x.pattern for x in inner.sparse])
+        return pair, rewrites, inner
     return Path(inner, expanded=True), rewrites, inner
 
 
-def _tune(step: Step) -> None:
+def _tune(step: Step | Pair) -> None:
     """Choose the plan of a step by time, where options ask for that."""
     if step.settings.effective_tune()[0] != "model":
         from sparsetc.contraction.tuned import tune

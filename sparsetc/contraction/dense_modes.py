@@ -30,7 +30,10 @@ from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import requested
+from sparsetc.join.join import Join, JoinOperand, Roles, prepared
+from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
+from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -45,7 +48,7 @@ instruction reads both sides along what it sums, and other orders reach its shar
 
 @dataclass(frozen=True)
 class Letterings:
-    """The letters that are cut, which are then those of positions in blocks.
+    """The letters of modes in blocks; after the cut they number positions within a block.
 
     Attributes:
         sides: the side of blocks along each of them.
@@ -56,7 +59,7 @@ class Letterings:
     blocks: dict[str, str]
 
     def term(self, letters: Iterable[str]) -> Letters:
-        """Letters, each that is cut behind that of its blocks."""
+        """Return the letters with a letter for blocks before each one that is cut."""
         return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
 
     def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
@@ -76,8 +79,8 @@ def blocks(r: Request) -> Rewrite | None:
     if not any(x.blocksize for x in sparse):
         return None
     e, like = bound.einsum, r.like
-    by_nonzeros = requested(r.settings.plan).by_nonzeros
-    cut = Letterings({}, {}) if by_nonzeros else _letterings(e, sparse)
+    expands = by_nonzeros(requested(r.settings.plan))
+    cut = Letterings({}, {}) if expands else _letterings(e, sparse)
     grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
     sizes = bound.by_index | cut.sides | grid
     tf32 = r.settings.effective_precision() == "high"
@@ -105,7 +108,7 @@ def blocks(r: Request) -> Rewrite | None:
         take.append(((p,), change))
     sparse_result = is_sparse(form, e, [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, sparse, strict=True)])
     # What is contracted by nonzeros has coordinates of all letters.
-    whole = by_nonzeros or (len(sparse) > 1 and not tables)
+    whole = expands or (len(sparse) > 1 and not tables)
     output, form = cut.term(e.output), "dense"
     push = partial(joined, sides=cut.sides_of(e.output), sizes=bound.output_shape)
 
@@ -116,7 +119,7 @@ def blocks(r: Request) -> Rewrite | None:
         form = "sparse" if rows_of_result else "dense"
     inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
     name = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
-    request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not by_nonzeros)
+    request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not expands)
     return Rewrite(f"blocks of {name}", request, take, put)
 
 
@@ -241,7 +244,7 @@ def entries(r: Request) -> Rewrite | None:
     Raises:
         OutOfMemoryError: dense modes are positions in blocks, and the pairs of these take too much memory.
     """
-    if requested(r.settings.plan).by_nonzeros or not any(x.dense_order for x in r.sparse):
+    if by_nonzeros(requested(r.settings.plan)) or not any(x.dense_order for x in r.sparse):
         return None
     rewrite = _entries(r)
     if rewrite is None and r.in_blocks:
@@ -269,8 +272,8 @@ def _entries(r: Request) -> Rewrite | None:
     numbers = tuple(spare[: len(sparse)])
     on_pattern = is_sparse(form, e, coordinates)
     kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
-    own = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
-    output = e.output[len(coordinates[0]) :] if own else e.output
+    on_own_rows = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
+    output = e.output[len(coordinates[0]) :] if on_own_rows else e.output
     dense = [e.inputs[p] for p in e.dense]
     used = {c for t in (output, *dense, *tables) for c in t}
     letters = distinct(c for t in coordinates for c in t if c in used)
@@ -281,7 +284,7 @@ def _entries(r: Request) -> Rewrite | None:
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
     values = [like.expand(x._values.shape) for x in sparse]
     inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
-    einsum = Einsum(inputs, (*numbers, *letters, *output) if own else output, (0,), e.text)
+    einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
     operands: list[SparseTensor | torch.Tensor] = [
         ones,
@@ -291,7 +294,7 @@ def _entries(r: Request) -> Rewrite | None:
     inner = Bound.of(einsum, sizes)
     request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
     take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *e.sparse))]
-    put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if own else None
+    put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if on_own_rows else None
     return Rewrite(f"entries numbered {', '.join(numbers)}", request, take, put)
 
 
@@ -344,9 +347,6 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int
 
     None where there are more than `most`.
     """
-    from sparsetc.join.join import Join, JoinOperand, Roles, prepared  # which few einsums need
-    from sparsetc.join.order import JoinOrder, composed
-
     shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
 
     def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:

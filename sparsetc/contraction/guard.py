@@ -21,6 +21,7 @@ from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
 from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
+from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 
@@ -51,10 +52,10 @@ class Guard:
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
         it is not known.
         """
-        known, origins = self._known, [operand if operand._base is None else operand._base for operand in operands]
-        if len(known) == len(operands) and all(
+        looked_at, origins = self._known, [operand if operand._base is None else operand._base for operand in operands]
+        if len(looked_at) == len(operands) and all(
             ref() is origin and seen == _view(operand)
-            for operand, origin, (ref, seen) in zip(operands, origins, known, strict=True)
+            for operand, origin, (ref, seen) in zip(operands, origins, looked_at, strict=True)
         ):
             return self._held
         if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
@@ -134,7 +135,7 @@ class IntegerSums:
         floats = [t.double() for t in values], [t.double() for t in dense]
         # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
         wanted = requested(made.settings.plan)
-        plan = wanted.name if wanted.by_nonzeros else "auto"
+        plan = wanted.name if by_nonzeros(wanted) else "auto"
         in_floats = made.instead("in floats", torch.float64, plan=plan)
         close = in_floats.result(patterns, *floats)
         magnitude = in_floats.result(patterns, *([t.abs() for t in given] for given in floats))

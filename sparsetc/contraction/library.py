@@ -51,10 +51,10 @@ def _of(key: str) -> Contraction:
 
 def _named(key: str) -> str:
     """The name of a contraction in graphs, with a checksum of its patterns: another process may load the graph."""
-    made = _of(key)
+    contraction = _of(key)
     with lasting(), torch._C.DisableTorchFunction(), _disable_current_modes():
-        name = " ".join([key, *(f"{bits(pattern.coords):x}" for pattern in _patterns_of(made))])
-    known[name] = made
+        name = " ".join([key, *(f"{bits(pattern.coords):x}" for pattern in _patterns_of(contraction))])
+    known[name] = contraction
     return name
 
 
@@ -147,7 +147,7 @@ def _backward_of_gradient(
 
 
 def _gradients(ctx: Any, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> tuple[Gradients, Gradients]:
-    """The gradients that are wanted for values and for dense operands, but for the operand that `upstream` is of."""
+    """Return the gradients wanted of values and of dense operands, without the operand in place of `upstream`."""
     values, dense = list(tensors[: ctx.count]), list(tensors[ctx.count :])
     wanted = [w for kind in ctx.needs_input_grad[1:3] for w in kind]
     gradients = [
@@ -200,11 +200,12 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
     """
     if kernel.drop_zeros or _transforms(is_dynamo_compiling()):
         return kernel._called(tuple(dense), values)
-    made, held = kernel.contraction, kernel._values if values is None else kernel._given(values)
-    name = _named(made.key)
+    contraction, held = kernel.contraction, kernel._values if values is None else kernel._given(values)
+    name = _named(contraction.key)
     if _is_plain(name):
         return contract(name, [*held], [*dense])  # type: ignore[no-any-return]
-    return wrap(made, contract(name, [*held], [*converted(dense, made.dtype, made.device)]), kernel._patterns)
+    tensors = converted(dense, contraction.dtype, contraction.device)
+    return wrap(contraction, contract(name, [*held], [*tensors]), kernel._patterns)
 
 
 def _is_plain(key: str) -> bool:
@@ -284,7 +285,7 @@ def _constant(setting: Any) -> Any:
 
 
 def _setting(constant: Any) -> Any:
-    """The setting that `_constant` was given."""
+    """Return the setting that `_constant` encoded."""
     if not isinstance(constant, tuple):
         return constant
     first, *others = constant or ((),)
@@ -323,7 +324,7 @@ def _compiled(
             return ""
         options = of_call({name: _setting(value) for name, value in settings})
         contraction = compiled(text, [o for o in operands if o is not None], options, output)
-        root = next(p for *_, known in kinds if isinstance(known, int) and (p := Pattern.numbered(known)) is not None)
+        root = next(p for *_, last in kinds if isinstance(last, int) and (p := Pattern.numbered(last)) is not None)
         name = _named(contraction.key)
         _traced.setdefault(root, {})[name] = contraction
         pattern = contraction.pattern_on(patterns)

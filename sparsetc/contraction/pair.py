@@ -27,8 +27,9 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import JoinBudget, pattern_of
 from sparsetc.planner.candidate import Choice, ranked
-from sparsetc.products.hybrid import PATHS, HybridPath, Path, choose, estimates
-from sparsetc.products.problem import PairProblem, paired
+from sparsetc.planner.registry import JOINS, chosen
+from sparsetc.products.hybrid import HybridPath
+from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
@@ -42,7 +43,7 @@ class Pair(Inspectable):
     """A contraction of two sparse operands and nothing else."""
 
     def __init__(self, request: Request) -> None:
-        """Join the operands, choose a path and find the pattern.
+        """Join the operands and choose a path; `find_pattern` is to follow, once the choice is final.
 
         Args:
             request: ``x,y->output`` without dense modes; letters may repeat, and may be absent from all else.
@@ -78,25 +79,28 @@ class Pair(Inspectable):
         budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        self.problem = PairProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
+        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
         self.empty = not self.join.tasks
-        self.take(choose(self.problem))
-        if settings.effective_tune()[0] != "model":
-            from sparsetc.contraction.tuned import tune
+        self.take(chosen(wanted, self.problem, JOINS))
 
-            tune(self)
+    def find_pattern(self, patterns: Patterns) -> None:
+        """Find the pattern of the result, given those of the operands.
+
+        Raises:
+            OutOfMemoryError: the result would pass the memory limit.
+        """
         with without_autocast(self.device):
             places = self.numeric.places()
-        budget.check(places.numel())
+        self.problem.budget.check(places.numel())
         self.coords, self._order = pattern_of(self.join, places)
-        if e.output:
-            self._pattern = known_result(bound, patterns, Pattern(self.coords, bound.output_shape, True))
+        if self.bound.einsum.output:
+            self._pattern = known_result(self.bound, patterns, Pattern(self.coords, self.bound.output_shape, True))
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
-        path = PATHS[choice.plan.name]
+        make = JOINS[choice.plan.name].run
         self.choice: Choice = choice
-        self.numeric: Path = self.task_sums if path is TaskSums else path(self.problem, choice.plan)
+        self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
         self.inner = (self.numeric,)
 
     def under(self, plan: Plan, cache: object) -> Pair:
@@ -194,6 +198,8 @@ class Pair(Inspectable):
     def reports(self) -> list[StepReport]:
         """Return the report of the contraction, for an explanation."""
         m, plan = self.join, self.plan
+        candidates = ranked([c for method in JOINS.values() for c in method.estimates(self.problem)])
+        terms = next((zip(c.terms, c.seconds or (), strict=False) for c in candidates if c.name == plan.name), ())
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         report = PairReport(
@@ -201,7 +207,8 @@ class Pair(Inspectable):
             plan=plan.name,
             reason=plan.reason,
             path=str(self.path),
-            considered=in_microseconds((e.name, e.total) for e in ranked(estimates(self.problem, every=True))),
+            considered=in_microseconds((c.name, c.total) for c in candidates),
+            expected=tuple((name, 1e6 * seconds) for name, seconds in terms if seconds),
             roles=str(m.roles),
             tasks=m.tasks,
             pairs=self.problem.blocking.pairs.tasks,

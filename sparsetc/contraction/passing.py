@@ -1,4 +1,4 @@
-"""Einsums of patterns that come and go, as a graph that each step makes anew, by torch's operations on their entries.
+"""Einsums of patterns that come and go, such as a new graph at each step, by torch's operations on their entries.
 
 In: an einsum of one sparse operand, and how often einsums used its pattern. Out: its dense result, differentiable, or
 None where a kernel is to be compiled. To sort, plan and pack takes longer than ten calls, so it is for a pattern that
@@ -103,7 +103,7 @@ def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses
 
 @dataclass(frozen=True)
 class Table:
-    """A dense operand as rows that are gathered: which letters number them, and how its dimensions are ordered for it.
+    """A dense operand as rows to gather: the letters that number the rows, and the order of its dimensions.
 
     Attributes:
         letters: those that the sparse operand has too.
@@ -178,18 +178,18 @@ class Recipe:
         weights, row = values.to(wide), _numbers(self.kept, sizes, at)
         shape, width = [sizes[c] for c in (*self.kept, *self.free)], self.extent(self.free, sizes)
         if row is None:
-            found = self._product(weights, tables, numbers).sum(0)
+            sums = self._product(weights, tables, numbers).sum(0)
         elif weights.is_cuda or weights.is_complex():
             terms = self._product(weights, tables, numbers)
-            found = add_rows(terms.new_zeros((self.extent(self.kept, sizes), *terms.shape[1:])), row, terms)
+            sums = add_rows(terms.new_zeros((self.extent(self.kept, sizes), *terms.shape[1:])), row, terms)
         else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix well
             column, terms = numbers[0], tables[0]
             if len(tables) > 1 or column is None or weights.requires_grad:
                 terms = self._product(weights, tables, numbers)
                 weights, column = torch.ones_like(weights), torch.arange(len(weights), device=weights.device)
             size = self.extent(self.kept, sizes), len(terms)
-            found = _Multiplied.apply(torch.stack([row, column]), weights, size, terms.reshape(len(terms), width))
-        return found.view(shape).permute(self.order).to(values.dtype).contiguous()
+            sums = _Multiplied.apply(torch.stack([row, column]), weights, size, terms.reshape(len(terms), width))
+        return sums.view(shape).permute(self.order).to(values.dtype).contiguous()
 
     def _rows(self, table: Table, sizes: dict[str, int], operand: torch.Tensor) -> torch.Tensor:
         """(positions of its letters, *a size for each dense letter of the result, 1 where it has it not)."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -37,10 +37,11 @@ from sparsetc.errors import PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
+from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
-from sparsetc.planner.registry import choose
+from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import memory
 from sparsetc.support.lru import cached_property
@@ -49,9 +50,6 @@ from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
-
-if TYPE_CHECKING:
-    from sparsetc.join.join import JoinOperand
 
 
 def in_steps(request: Request) -> Path | Choice | None:
@@ -65,10 +63,10 @@ def in_steps(request: Request) -> Path | Choice | None:
     """
     bound, settings = request.bound, request.settings
     wanted, several = requested(settings.plan), len(bound.einsum.sparse) > 1
-    given, asked = settings.path or wanted.path, wanted == STEPS
-    if given:
-        expanded = several and (wanted.by_nonzeros or not request.dense_modes)
-        return Path(request, expanded, checked_order(given, len(request.operands)))
+    given_path, asked = settings.path or wanted.path, wanted == STEPS
+    if given_path:
+        expanded = several and (by_nonzeros(wanted) or not request.dense_modes)
+        return Path(request, expanded, checked_order(given_path, len(request.operands)))
     fault = _fault(request, asked) if asked or wanted == AUTO else "another plan is asked for"
     if fault and not asked:
         return None
@@ -175,9 +173,11 @@ class Link:
             return dense if kept is None else kept.put(key, dense)  # type: ignore[no-any-return]
         if self.contraction is None:
             return einsum(self.equation, *operands, precision=precision)
-        e, patterns = self.contraction.bound.einsum, patterns if self.patterns is None else self.patterns
-        values, tables = (list(map(operands.__getitem__, of)) for of in (e.sparse, e.dense))
-        return self.contraction.result(patterns, values, tables, packed, given)
+        e = self.contraction.bound.einsum
+        patterns = patterns if self.patterns is None else self.patterns
+        values = [operands[n] for n in e.sparse]
+        tables = [operands[n] for n in e.dense]
+        return self.contraction.run(patterns, values, tables, packed, given)
 
     def reports(self) -> list[StepReport]:
         """Return the reports of the contraction, for an explanation."""
@@ -266,7 +266,7 @@ class Path(Inspectable):
             if number == len(path) - 1:
                 chosen += others
             order.append(tuple(sorted(map(every.index, chosen))))
-            left, every = ([*(n for n in own if n not in chosen), len(terms) + number] for own in (left, every))
+            left, every = ([*(n for n in numbers if n not in chosen), len(terms) + number] for numbers in (left, every))
         return tuple(order)
 
     def _linked(
@@ -321,7 +321,7 @@ class Path(Inspectable):
             "it is in blocks": bool(x.blocksize),
             "there are several sparse operands": not self._single,
         }
-        if fault := next((fault for fault, found in faults.items() if found), ""):
+        if fault := next((fault for fault, applies in faults.items() if applies), ""):
             raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {fault}')
         sizes = x.pattern.shape
         nbytes = prod(x.shape) * self._like.dtype.itemsize
@@ -334,8 +334,6 @@ class Path(Inspectable):
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
         """Find the pattern of the result, of that of the last link."""
-        from sparsetc.join.join import prepared  # which a path of one sparse operand does not need
-
         pattern = last.pattern
         if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
             letters = self.bound.einsum.output
@@ -357,8 +355,8 @@ class Path(Inspectable):
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of the result; the one sparse operand's own where its last link keeps that."""
         last = self.links[-1]
-        own = self.sparse and self._reader is last and last.contraction is not None
-        return last.contraction.pattern_on(patterns) if own else self._pattern  # type: ignore[union-attr]
+        reads_operand = self.sparse and self._reader is last and last.contraction is not None
+        return last.contraction.pattern_on(patterns) if reads_operand else self._pattern  # type: ignore[union-attr]
 
     def packed(self, values: torch.Tensor, flat: Any) -> Values | None:
         """Return the values of the one sparse operand as the link stores them that reads it."""
@@ -374,16 +372,19 @@ class Path(Inspectable):
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
             tensors[p] = entries.reshape(-1) if self._expanded else entries
         for p, shape, operand in zip(self.bound.einsum.dense, self.bound.dense_shapes, dense, strict=True):
-            full, dropped = operand.expand(shape), self._dropped.get(p)
+            full = operand if operand.shape == shape else operand.expand(shape)
+            dropped = self._dropped.get(p)
             tensors[p] = full.sum(dropped, dtype=full.dtype) if dropped else full
-        given, terms, dtype = [*values, *dense], tensors, self._like.dtype
+        operands = [*values, *dense]
+        terms = tensors
+        dtype = self._like.dtype
         if dtype != self.dtype:
             terms = [term.to(dtype) for term in terms]
         precision, packed = self.settings.effective_precision(), packed or None  # none are `UNREAD`: links follow
         for link in self.links:
             chosen = list(map(terms.__getitem__, link.places))
             own_packed = packed if link is self._reader else None
-            result = link.run(chosen, patterns, precision, own_packed, given)
+            result = link.run(chosen, patterns, precision, own_packed, operands)
             if self._expanded and link.contraction is not None and link.contraction.sparse:
                 result = result.reshape(-1)
             for n in reversed(link.places):

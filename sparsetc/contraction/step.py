@@ -148,7 +148,7 @@ class Step(Preparation, Inspectable):
         return with_settings(self.settings, {"plan": plan_of_derived(self.settings.plan)})
 
     def _guard(self) -> Guard | None:
-        """Return the guard that says which operands the step takes; None where it takes all.
+        """Return the guard of the operands that the step takes; None if it takes all.
 
         Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
         which come first where there are any, and dense operands that halves are exact enough for. What they do not take
@@ -303,8 +303,8 @@ class Step(Preparation, Inspectable):
         It is their first mode, and that behind the kept modes of the result.
         """
         key = "batch", size, tuple(which)
-        made: Contraction | None = self._others.get(key)
-        if made is None:
+        compiled: Contraction | None = self._others.get(key)
+        if compiled is None:
             from sparsetc.contraction.contraction import contraction
 
             e = self.bound.einsum
@@ -314,9 +314,9 @@ class Step(Preparation, Inspectable):
             einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
             bound = Bound.of(einsum, {**self.bound.by_index, letter: size})
             with lasting():
-                made = contraction(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
-            self._others[key] = made
-        return made
+                compiled = contraction(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
+            self._others[key] = compiled
+        return compiled
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
@@ -379,12 +379,21 @@ class Step(Preparation, Inspectable):
         """Return the cost of a call, as expressions."""
         with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
-            about = self.plan, self.programs, stored, self.problem.backend, self.problem.profile
-            return symbolic_cost(self.bound, *about)
+            problem = self.problem
+            return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.backend, problem.profile)
 
     def reports(self) -> list[StepReport]:
         """Return the report of the step, for an explanation."""
         with in_place(self.settings, self.device):
-            programs, stored = list(self.programs), [p.packed for p in self.parts]
-            about = self.filled, self.problem, str(self.path)
-            return [report(self.equation, self.plan, self.choice, programs, stored, *about)]
+            return [
+                report(
+                    self.equation,
+                    self.plan,
+                    self.choice,
+                    self.programs,
+                    [p.packed for p in self.parts],
+                    self.filled,
+                    self.problem,
+                    str(self.path),
+                )
+            ]

@@ -33,8 +33,7 @@ from sparsetc.packing.deal import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import PLANS
-from sparsetc.products.hybrid import estimates
+from sparsetc.planner.registry import JOINS, PLANS
 from sparsetc.support import memory
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log_since, warn_once
@@ -91,48 +90,53 @@ def tune(made: Step | Pair) -> None:
     if made.empty or not request.is_request or request.options or (made.backend == "triton" and interpreted):
         return
     with in_place(made.settings, made.device), lasting():
-        candidates, facts = (_of_step if isinstance(made, Step) else _of_pair)(made, request.name)  # type: ignore[arg-type]
-        known, group = Known(facts, request, device_name(made.device)), leader.get()
+        candidates = _considered(made, request.name)
+        record, group = Known(_facts(made), request, device_name(made.device)), leader.get()
         runs: dict[str, Run] = {}
         if group is not None and not group.leading:
             with suppress(SparsetcError):  # it does not apply to this share
                 made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
             return
-        if known.best(candidates) is None and not made.settings.deterministic:
+        if record.best(candidates) is None and not made.settings.deterministic:
             try:
-                runs = _search(made, candidates, known, alone=group is None)
+                runs = _search(made, candidates, record, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
         if getattr(made, "turns", None) is None:
-            _decide(made, known, candidates, runs)
+            _decide(made, record, candidates, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
 
 
-def _of_step(step: Step, name: str) -> tuple[list[Candidate], Facts]:
-    """The candidates, that of the cost model first; those too that need not be considered for one einsum alone."""
-    methods = [PLANS[name]] if name in PLANS else PLANS.values()
-    first, found = as_candidate(step), ranked([c for method in methods for c in method.estimates(step.problem)])
-    return [first, *(c for c in found if c.total is not None and c.plan != first.plan)], Facts.of(step.problem)
+def _considered(made: Step | Pair, name: str) -> list[Candidate]:
+    """Return the candidates to time, the cost model's choice first; also those not considered for a single einsum."""
+    methods = PLANS if isinstance(made, Step) else JOINS
+    asked = [methods[name]] if name in methods else methods.values()
+    candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
+    if isinstance(made, Step):
+        first = as_candidate(made)
+    else:
+        unpriced = Candidate(made.choice.plan, name=made.choice.plan.name)
+        first = next((c for c in candidates if c.plan == unpriced.plan), unpriced)
+    return [first, *(c for c in candidates if c.total is not None and c.plan != first.plan)]
 
 
-def _of_pair(pair: Pair, name: str) -> tuple[list[Candidate], Facts]:
-    """The same of two sparse operands."""
-    join, plan = pair.join, pair.choice.plan
-    found = [c for c in ranked(estimates(pair.problem, every=True)) if c.total is not None and name == "auto"]
-    first = next((c for c in found if c.plan.name == plan.name), Candidate(plan, (), plan.name))
+def _facts(made: Step | Pair) -> Facts:
+    """Return what a problem is known by."""
+    if isinstance(made, Step):
+        return Facts.of(made.problem)
+    join = made.join
     about = {
-        "precision": pair.problem.precision,
-        "dtype": str(pair.dtype),
-        "backend": pair.backend,
-        "sizes": dict(pair.bound.sizes),
+        "precision": made.problem.precision,
+        "dtype": str(made.dtype),
+        "backend": made.backend,
+        "sizes": dict(made.bound.sizes),
     }
-    facts = Facts(digest(bits(join.x_key), bits(join.y_key)), pair.equation, about, {"tasks": join.tasks})
-    return [first, *(c for c in found if c is not first)], facts
+    return Facts(digest(bits(join.x_key), bits(join.y_key)), made.equation, about, {"tasks": join.tasks})
 
 
 def as_candidate(step: Step) -> Candidate:
-    """The plan that a step has, priced by the sizes that its parts were expected to have."""
+    """Return a step's plan as a candidate, priced by the expected sizes of its parts."""
     chosen = step.choice
     return price(Candidate(chosen.plan, chosen.expected, describe(chosen.plan, step.problem)), step.problem)
 
@@ -191,7 +195,7 @@ def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
 
 
 def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], runs: dict[str, Run]) -> None:
-    """Run by the fastest plan that was timed, as it was made ready for that; as before where none was."""
+    """Switch to the fastest timed plan, as it was prepared for timing; change nothing if none was timed."""
     best, first = known.best(candidates), candidates[0].name
     if best is None:
         return

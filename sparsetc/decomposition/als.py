@@ -54,7 +54,9 @@ class Equations:
         """
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors, self._blocks = factors, factors if blocks is None else blocks
-        self._summed, self._scattered, self._sending = summed, scattered, sending
+        self._summed = summed
+        self._scattered = scattered
+        self._sending = sending
         self._waiting: list[Callable[[], None]] = []
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         rank = factors[0].shape[1]
@@ -63,7 +65,7 @@ class Equations:
             self._make_gram(mode)
 
     def join(self) -> None:
-        """Make what was made of one rank's rows that of all, once all ranks have their equations."""
+        """Sum the equations of one rank's rows over all ranks."""
         self.norm = self._summed(self.norm.square()).sqrt()
         self._summed(self.grams)
 
@@ -134,8 +136,12 @@ class Sweep:
     def __init__(
         self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
     ) -> None:
-        self._equations, self._factors, self._free = equations, factors, tuple(free)
-        self._update, self._device, rank = update, factors[0].device, factors[0].shape[1]
+        self._equations = equations
+        self._factors = factors
+        self._free = tuple(free)
+        self._update = update
+        self._device = factors[0].device
+        rank = factors[0].shape[1]
         self._penalty = l2_reg * torch.eye(rank, dtype=torch.float64, device=self._device) if l2_reg else None
         shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
         self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)
@@ -154,7 +160,7 @@ class Sweep:
         self.balance()
 
     def fit_scale(self) -> None:
-        """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
+        """Scale a start to its best fit; if a larger model fits worse, scale it to the norm of X.
 
         Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
         says little of them, most would stay and cancel.

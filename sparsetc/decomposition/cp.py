@@ -70,7 +70,7 @@ def cp_als(
             sparse or bool tensor of x's shape that is not 0 where an entry is. Others of x's values are not read.
         l2_reg: times the squares of all factors, added to what is minimised. Completion wants some.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
-        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+        progress: a bar with the fit, by tqdm (extra ``progress``): True from the start, None on a terminal after two
             seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
@@ -88,8 +88,18 @@ def cp_als(
         ((3, 4, 5), 1.0)
     """
     wanted = Wanted(
-        *(rank, n_iter_max, tol, init, normalize_factors, nonnegative, fixed_modes, mask, l2_reg),
-        *(callback, progress, random_state),
+        rank,
+        n_iter_max,
+        tol,
+        init,
+        normalize_factors,
+        nonnegative,
+        fixed_modes,
+        mask,
+        l2_reg,
+        callback,
+        progress,
+        random_state,
     )
     if hasattr(x, "_cp_als"):  # a tensor of several processes
         return x._cp_als(wanted, settings)
@@ -98,7 +108,9 @@ def cp_als(
     entries = sparse if mask is None else observed(sparse, mask, NAME)
     factors = start(entries, wanted)
     equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
-    update = HALS if nonnegative else LEAST_SQUARES if mask is None else ROWWISE
+    update = LEAST_SQUARES if mask is None else ROWWISE
+    if nonnegative:
+        update = HALS
     return run(equations, factors, update, wanted, lambda: factors)
 
 
@@ -125,7 +137,7 @@ class Wanted:
     free: tuple[int, ...] = ()
 
     def checked(self, order: int) -> Wanted:
-        """The same for a tensor of so many modes; DecompositionError where it cannot be done."""
+        """Return the settings checked for a tensor of `order` modes. Raise `DecompositionError` if they do not fit."""
         asking(self.callback, lambda rows: None)
         return replace(
             self,
@@ -171,8 +183,11 @@ def run(
 
     def model(rows: Rows, stopped: str = "") -> CP:
         now = gather()
-        parts = normalized(now, free) if wanted.normalize_factors else (torch.ones_like(now[0][0]), _copied(now))
-        return CP(*parts, column(rows, 0), stopped)
+        if wanted.normalize_factors:
+            weights, matrices = normalized(now, free)
+        else:
+            weights, matrices = torch.ones_like(now[0][0]), _copied(now)
+        return CP(weights, matrices, column(rows, 0), stopped)
 
     if not bool(equations.norm > 0):
         factors[free[0]].zero_()

@@ -37,7 +37,9 @@ def invert(gram, inverse, pivots, rank, share, WIDTH: tl.constexpr, LEAST: tl.co
     for k in range(rank):
         tl.debug_barrier()  # the row is there
         mine = pivots + k * WIDTH
-        above, left, pivot = tl.load(mine + line)[None, :], tl.load(mine + line)[:, None], tl.load(mine + k)
+        above = tl.load(mine + line)[None, :]
+        left = tl.load(mine + line)[:, None]
+        pivot = tl.load(mine + k)
         part = 1.0 / tl.where(pivot < share, share, pivot)  # which keeps NaN
         others = tl.where(column == k, left * part, a - left * (above * part))
         a = tl.where(row == k, tl.where(column == k, -part, above * part), others)
@@ -50,7 +52,7 @@ def update(
     factor, rhs, gram, rows, rank, passes,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, A_ROW: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Columns one by one, each the best nonnegative one for the others as they are.
+    """Update columns one by one, each to the best nonnegative column given the others.
 
     WIDTH is a power of two that the rank fits in, BLOCK the rows of a program, A_ROW whether each row has its own Gram
     matrix, LEAST what is taken for 0 on its diagonal.

@@ -51,7 +51,7 @@ SPARSE = 16
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
+    """The amounts of work of the probes: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
 
     Attributes:
         streamed: elements read, in blocks of `block`.
@@ -156,7 +156,7 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
 
 
 def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
-    """Kept tasks: in a run the places rise, from a random one on, as those of a row of the result do."""
+    """Return the probe of kept tasks: within a run positions rise from a random one, as in a row of a result."""
     from sparsetc.device import calibration_kernels as kernels
 
     runs = torch.randint(1, 8, (sizes.tasks // TASKS_A_RUN, TASKS_A_RUN), dtype=torch.int32, device=device)
@@ -205,7 +205,9 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
 
     yield "moved", 2 * 4 * sizes.moved, (moved,)
 
-    few, one, least = array[: SPARSE * SPARSE], values[:SPARSE], places[:SPARSE]
+    few = array[: SPARSE * SPARSE]
+    one = values[:SPARSE]
+    least = places[:SPARSE]
 
     def calls() -> None:
         for _ in range(0, sizes.calls, 4):
@@ -220,7 +222,7 @@ def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) 
 
 
 def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeLaunch, ProbeLaunch]:
-    """Launches of one, of few and of many programs that find nothing to do.
+    """Return launches of one, of few and of many programs without work.
 
     They read where their work lies, since `DeviceProfile.program` counts that too; one warp each, as most work items
     take.
@@ -240,7 +242,9 @@ L2_SHARE = 5 / 6
 """Share of the L2 cache that rows of a table can count on: the default is 50 MB of an H200's 60."""
 TIMED_MS = 40
 """Milliseconds for which a launch is repeated."""
-_BYTES, _OPERATIONS, _MICROSECONDS = (1e12, "TB/s"), (1e12, "T operations a second"), (1e-6, "us")
+_BYTES = (1e12, "TB/s")
+_OPERATIONS = (1e12, "T operations a second")
+_MICROSECONDS = (1e-6, "us")
 UNITS = {
     **dict.fromkeys(("memory", "l2", "l1", "add", "task_bytes", "near_blocks", "moved"), _BYTES),
     **dict.fromkeys(("multiply", "dot", "product", "block_dot"), _OPERATIONS),
@@ -296,9 +300,12 @@ def table(found: DeviceProfile) -> str:
     """Return a table of the numbers: as measured, and the default GPU's."""
     rows = []
     for name in profile.MEASURED:
-        (scale, unit), numbers, usual = UNITS[name], getattr(found, name), getattr(default_gpu(), name)
+        scale, unit = UNITS[name]
+        numbers = getattr(found, name)
+        usual = getattr(default_gpu(), name)
         if name not in profile.TABLES:
-            name, numbers, usual = "", {name: numbers}, {name: usual}
+            numbers, usual = {name: numbers}, {name: usual}
+            name = ""
         each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)
         rows += [(field, f"{measured:.4g}", f"{default:.4g}", unit) for field, measured, default in each]
     return tabulated(rows)
@@ -325,7 +332,7 @@ def _rounded(rate: float) -> float:
 
 
 def _sizes(device: torch.device) -> dict[str, int]:
-    """What the driver reports: what rows can count on of the L2 cache, warps, and threads of one.
+    """Return the driver's numbers: the usable share of the L2 cache, concurrent warps, and threads of a warp.
 
     Where torch does not say one, it is the default GPU's.
     """

@@ -37,7 +37,10 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
         DistributedError: ranks were given different arguments, or some of them failed.
         DecompositionError, ShapeError, DtypeError, FormatError, OutOfMemoryError: all ranks failed alike.
     """
-    ranks, init, callback, fixed = x.ranks, wanted.init, wanted.callback, wanted.fixed_modes
+    ranks = x.ranks
+    init = wanted.init
+    callback = wanted.callback
+    fixed = wanted.fixed_modes
     if fixed is not None and not isinstance(fixed, int):
         wanted = replace(wanted, fixed_modes=tuple(fixed))
 
@@ -85,7 +88,9 @@ def prepared(
     Raises:
         DistributedError: a rank could not.
     """
-    ranks, modes, width = x.ranks, range(x.order), factors[0].shape[1]
+    ranks = x.ranks
+    modes = range(x.order)
+    width = factors[0].shape[1]
     held = [[x.cut.ranges(rank)[mode] for rank in range(ranks.size)] for mode in modes]
     owned = [_owned(x.cut, mode) for mode in modes]
     whole = [[(0, n)] * ranks.size for n in x.shape]
@@ -95,7 +100,9 @@ def prepared(
         each = zip(boxes, targets, x.shape, strict=True)
         return [Transfer.of_boxes(ranks, box, to, (n, width)) for box, to, n in each]
 
-    to_owners, to_blocks, to_all = transfers(held, owned), transfers(owned, held), transfers(owned, whole)
+    to_owners = transfers(held, owned)
+    to_blocks = transfers(owned, held)
+    to_all = transfers(owned, whole)
 
     def make(**settings: Any) -> tuple[Equations, list[torch.Tensor]]:
         blocks = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, held, strict=True)]
@@ -123,7 +130,7 @@ def prepared(
 
 
 def _owned(cut: Cut, mode: int) -> list[Range]:
-    """The rows of a mode that each rank owns: an equal share of those of its range."""
+    """Return the rows of a mode that each rank owns: an equal share of its range."""
     owned: dict[int, Range] = {}
     for part in cut.sharing((mode,)):
         owned |= zip(part, shares(cut.ranges(part[0])[mode], len(part)), strict=True)
@@ -131,7 +138,7 @@ def _owned(cut: Cut, mode: int) -> list[Range]:
 
 
 def _said(x: Sharded, wanted: Wanted) -> dict[str, Any]:
-    """What must be the same on every rank, as it prints."""
+    """Return the printed arguments that must be equal on every rank."""
     init, random = wanted.init, wanted.random_state
     printed = replace(
         wanted,

@@ -71,15 +71,19 @@ class Dense:
         positions = placed(place, stored)
         ends = [0, stored] if nnz else [0]
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(stored), device=coords.device)}
-        about = (self.name, storage, shape, nnz, view, arrays, positions, stored)
-        return Packed(*about, items=len(ends) - 1, padded=nnz != stored)
+        items = len(ends) - 1
+        return Packed(self.name, storage, shape, nnz, view, arrays, positions, stored, items, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
-        """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""
+        """Return the matrix products of a part with dense operands. Raise `PlanError` for split fp16, which torch
+        lacks.
+        """
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
-        shape, schedule, (output, operands) = bound.extents(letters), part.schedule, named_operands(bound)
+        shape = bound.extents(letters)
+        schedule = part.schedule
+        output, operands = named_operands(bound)
         axes = (*bound.einsum.axes, *letters)
         stored = tuple([letters[m] for m in _strides(shape, part.storage)])
         return DenseProduct(
@@ -113,7 +117,7 @@ def at_positions(shape: tuple[int, ...], storage: Storage, position: Expression)
 
 
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
-    """Return the stride of each mode, the outermost mode first; an empty mode counts as of one element."""
+    """Return the stride of each mode, outermost first; an empty mode counts as size 1."""
     sequence = storage.sequence or tuple(range(len(shape)))
     return {m: prod([max(1, shape[n]) for n in sequence[at + 1 :]]) for at, m in enumerate(sequence)}
 
@@ -140,9 +144,9 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
     summed, read = tuple([c for c in stored if c not in kept]), {c for t in dense for c in t.axes}
     right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
     if matrices and dense and matrix and not read & {*kept} and read >= {*right}:
-        made = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
+        right_sides = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
-        choices.insert(0, (*made, Product(total, (x,), (made[-1].out if made else dense[0],))))
+        choices.insert(0, (*right_sides, Product(total, (x,), (right_sides[-1].out if right_sides else dense[0],))))
     return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
 
 
@@ -168,6 +172,7 @@ class ProductCost(Cost):
     Flops are those of products of stored values; forming a right side is counted by its bytes and its call.
 
     Attributes:
+        moved: bytes that products read and write.
         flops: multiplications and additions; torch pads none.
         tables: elements of dense operands.
         formed: elements of intermediates.
@@ -185,12 +190,26 @@ class ProductCost(Cost):
         self.once = 2 * STORED if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
         self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
-        self.multiply, self.dot, self.registers, self.sides = ONE * self.flops, ZERO, ZERO, {*program.letters}
-        self.turn, self.copies, self.met, self.owned, self.sparse = 0, 1, 0, True, False
-        self.gathers, self.rounded, self.split, self.halves, self.arranged = [], (), (), (), ()
+        self.multiply = ONE * self.flops
+        self.dot = ZERO
+        self.registers = ZERO
+        self.sides = {*program.letters}
+        self.turn = 0
+        self.copies = 1
+        self.met = 0
+        self.owned = True
+        self.sparse = False
+        self.gathers = []
+        self.rounded = ()
+        self.split = ()
+        self.halves = ()
+        self.arranged = ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
-        self.calls, self.matrices, self.result = len(products), bool(last.right), (program.rows, program.width)
+        self.moved = self.once + self.output + ONE.bytes * (self.tables + 2 * self.formed)
+        self.calls = len(products)
+        self.matrices = bool(last.right)
+        self.result = (program.rows, program.width)
         summing = [program.elements(s.summed) for s in of_values if s.summed]
         self.summed = sum(summing) if program.dots else 0
         self.lengths = [*summing, *([program.width] if summing else [])]
@@ -206,10 +225,9 @@ class ProductCost(Cost):
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        size, at = statistics.itemsize, statistics.symbols
-        moved = self.once.at(at) + self.output.at(at) + size * (self.tables + 2 * self.formed)
         rate = profile.laws["product_memory"] * profile.memory
-        return {"memory": moved / rate, "dot": self.flops / self._rate(size, profile)}
+        dot = self.flops / self._rate(statistics.itemsize, profile)
+        return {"memory": self.moved.at(statistics.symbols) / rate, "dot": dot}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the result, all of which is stored."""
@@ -221,7 +239,8 @@ class ProductCost(Cost):
         if self.p.half:
             rounding = profile.laws["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
-        multiplied = max(self.seconds(statistics, profile).values()) + profile.laws["product_summed"] * self.summed
+        each = self.seconds(statistics, profile)
+        multiplied = max(each["memory"], each["dot"]) + profile.laws["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.laws["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
             copied = self.formed + prod(self.result)
@@ -295,7 +314,10 @@ class DenseProduct(TileProgram):
         text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
         if not last.right:
             return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
-        rows, summed, columns, (other,) = self.rows, self.elements(last.summed), self.width, last.right
+        rows = self.rows
+        summed = self.elements(last.summed)
+        columns = self.width
+        (other,) = last.right
         wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
         narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
         behind = last.summed[:1] == last.left[0].axes[:1]
@@ -308,7 +330,9 @@ class DenseProduct(TileProgram):
 
 
 def _einsum(called: str, s: Product) -> str:
-    """Return the text of one product; element by element where all of an operand's axes are the last of the other's."""
+    """Return the text of one product; an elementwise product and a sum if one operand's axes are the last of the
+    other's.
+    """
     left, *others = (t.axes for t in s.inputs)
     kept = tuple(c for c in left if c in s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:

@@ -52,7 +52,7 @@ late, 1.2 times (H200, TTV; `benchmarks/results/rows_stored.json` and `ttv.json`
 
 
 def _side_by_side(length: torch.Tensor, begins: torch.Tensor, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put fibers side by side, `lanes` to a block of one group, those of each `WINDOW` by falling length.
+    """Put fibers side by side, `lanes` to a block of one group, sorted by falling length within each `WINDOW`.
 
     Args:
         length: (pieces,) how many nonzeros each piece of a fiber has.
@@ -109,7 +109,7 @@ class Fiber:
     name = "fiber"
 
     def parameters(self, order: int) -> tuple[str, ...]:
-        """No parameters of the format's own."""
+        """Return no names: the format has no parameters of its own."""
         return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
@@ -122,8 +122,10 @@ class Fiber:
         return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
-        """Sort nonzeros by (item, lane, leaf) modes, cut fibers, put these in blocks and blocks in items."""
-        nnz, view, lanes = coords.shape[1], self.view(shape, storage), storage.lanes
+        """Sort nonzeros by (item, lane, leaf) modes, cut long fibers, and group fibers to blocks, blocks to items."""
+        nnz = coords.shape[1]
+        view = self.view(shape, storage)
+        lanes = storage.lanes
         nonzeros = Nonzeros.sorted(coords, shape, (*storage.item, *storage.lane, *storage.leaf))
         starts, length, fibers_cut = cut_runs(nonzeros.starts((*storage.item, *storage.lane)), storage.max_fiber_len)
         begins = nonzeros.at(starts, gaps=False).starts(storage.item)
@@ -160,8 +162,21 @@ class Fiber:
         entries = nonzeros.at(source, gaps=stored > nnz)
         del begins, steps, starts, length, nonzeros, pieces, lane, source
         arrays |= words.encode(entries, view.levels[2], narrow=storage.narrow)
-        about = (self.name, storage, shape, nnz, view, arrays, entries.numbers, stored, of_items.numel())
-        return Packed(*about, (first.numbers, fibers.numbers), groups_cut, fibers_cut, stored != nnz or unused)
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions=entries.numbers,
+            stored=stored,
+            items=of_items.numel(),
+            representatives=(first.numbers, fibers.numbers),
+            split_rows=groups_cut,
+            split_fibers=fibers_cut,
+            padded=stored != nnz or unused,
+        )
 
 
 def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int, stored: int) -> torch.Tensor:
@@ -177,7 +192,7 @@ def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int, stored: int) -> t
 
 
 def fibers(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
-    """Fibers along each mode that is summed away, where there are several."""
+    """Yield the candidates of fibers along each summed mode, if there are several."""
     return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1)
 
 
@@ -188,7 +203,7 @@ def best_leaf(problem: Problem, counts: Counts) -> int:
 
 
 def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
-    """Return the plan of fibers along `leaf`; along a summed mode, those of one output row are together.
+    """Return the candidate of fibers along `leaf`; if it is a summed mode, the fibers of an output row are together.
 
     Where no mode is left for lanes, as in a matrix, it is that of `rows`. PlanError where `leaf` is no mode, or `rows`
     does not apply.
@@ -211,7 +226,7 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
 
 
 def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule: Schedule) -> Statistics:
-    """What packing nonzeros as fibers of this storage is expected to give."""
+    """Estimate the statistics of nonzeros packed as fibers of this storage."""
     fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
     statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
     item, fiber = counts.longest(storage.item), counts.longest((*storage.item, *storage.lane))
@@ -250,7 +265,7 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
 
 
 def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
-    """The schedule for rows as long as these on average: warps, steps taken together, masked ones, and registers.
+    """Return the schedule for rows of this average length: warps, unrolling, masked unrolling, and registers.
 
     Half the warps go over lanes of single elements, and over rows so short that a program is over when it has begun:
     more programs are then under way. An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program

@@ -25,7 +25,7 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Lookup, Position
 from sparsetc.ir.nest.nest import ITEM, Nest
 from sparsetc.ir.plan import Part, Storage
-from sparsetc.ir.program.cost import SECTOR, Statistics
+from sparsetc.ir.program.cost import ONE, SECTOR, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype
@@ -63,7 +63,9 @@ class Positions:
         """Return the product that torch makes of two dense operands, read where nonzeros are."""
         sides = sides_of(bound)
         if sides is None or not target.sparse or not target.in_operand_order:
-            raise PlanError(f'format {self.name!r} is for sampled products of two matrices, and "{bound}" is none')
+            raise PlanError(
+                f'format {self.name!r} is for sampled products of two matrices; "{bound}" is another einsum'
+            )
         left, right = [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in sides]
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
         view, (output, operands) = self.view(bound.extents(letters), part.storage), named_operands(bound)
@@ -102,30 +104,30 @@ def _in_order(operands: Sequence[Operand], letters: tuple[str, ...]) -> tuple[Op
 
 
 class SampledCost(ProductCost):
-    """Bytes and flops of a product that is written whole, and of its entries that are read."""
+    """Bytes and flops of a dense product that is written whole and read at the entries."""
 
     def __init__(self, program: SampledProduct) -> None:
         """Count them."""
         super().__init__(program)
         left, right = program.sides
         self.result, self.weighted = (left.nrows, right.nrows), bool(program.view.packed)
+        self.moved = ONE.bytes * (self.tables + prod(self.result))
         self.summed, self.lengths = left.width, [left.width, right.nrows]
 
     def describe(self) -> list[str]:
         """Lines for a reader."""
         left, right = self.result
-        made = f"{self.flops} flops in a product of torch, {left} x {right}, of which entries are read"
-        return [f"reads {self.tables} elements of dense operands", made]
+        product = f"{self.flops} flops in a product of torch, {left} x {right}, read at the entries"
+        return [f"reads {self.tables} elements of dense operands", product]
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        size, entries = statistics.itemsize, statistics.stored
-        whole = size * prod(self.result)
-        index = 4 if prod(self.result) < 2**31 else 8
-        read = min(whole, SECTOR * entries) + entries * (index + size) + self.weighted * 3 * size * entries
-        moved = size * self.tables + whole
-        rate = profile.laws["product_memory"] * profile.memory
-        return {"memory": moved / rate, "entries": read / profile.memory, "dot": self.flops / self._rate(size, profile)}
+        size = statistics.itemsize
+        entries = statistics.stored
+        positions = prod(self.result)
+        index = 4 if positions < 2**31 else 8
+        read = min(size * positions, SECTOR * entries) + entries * (index + size) + self.weighted * 3 * size * entries
+        return super().seconds(statistics, profile) | {"entries": read / profile.memory}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the result, all of which is stored."""
@@ -133,18 +135,12 @@ class SampledCost(ProductCost):
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product that reads and writes while it multiplies; then entries are read."""
-        taken = self.seconds(statistics, profile)
-        entries = taken.pop("entries")
-        multiplied = max(taken.values()) + profile.laws["product_summed"] * self.summed
-        wide = 0.0 if statistics.itemsize == 2 else profile.laws["product_wide"]
-        return wide + multiplied + (1 + self.weighted) * profile.launch + entries
-
-    def _narrow(self, itemsize: int) -> bool:
-        return itemsize == 2
+        multiplied, entries = super().predicted(statistics, profile), self.seconds(statistics, profile)["entries"]
+        return multiplied + (1 + self.weighted) * profile.launch + entries
 
 
 class SampledProduct(DenseProduct):
-    """A product of two matrices, of which entries are read."""
+    """A product of two matrices, read at the entries."""
 
     priced_by: ClassVar[type[ProductCost]] = SampledCost
 
@@ -155,17 +151,19 @@ class SampledProduct(DenseProduct):
 
     @property
     def is_product(self) -> bool:
-        """True if sums are rounded once: those that are multiplied by values first are kept wide."""
+        """True if sums are rounded once; sums that are multiplied by values first stay wide."""
         return not self.view.packed
 
     @property
     def half(self) -> bool:
-        """False: values are as they are given."""
+        """False: values are stored in their own dtype."""
         return False
 
     def lines(self, integers: bool) -> list[str]:
         """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros."""
-        (left, right), out, summed = self.sides, self.output, self.operands[0].width
+        left, right = self.sides
+        out = self.output
+        summed = self.operands[0].width
         matrices = f"{left.name}.reshape({left.nrows}, {summed}), {right.name}.reshape({right.nrows}, {summed}).t()"
         text = [
             f'@matmul_precision("{setting_of(self.schedule)}")',

@@ -76,10 +76,13 @@ class _Arrays:
         self, path: str | os.PathLike[str], sized: Callable[[str], tuple[int, int]], get: Callable[[str], np.ndarray]
     ) -> None:
         """``sized`` gives the elements and bytes of an array, or says why it is not read; ``get`` reads it."""
-        self._path, self._sized, self._get, self._bytes = path, sized, get, dict[str, int]()
+        self._path = path
+        self._sized = sized
+        self._get = get
+        self._bytes = dict[str, int]()
 
     def take(self, what: str, nbytes: int) -> None:
-        """Raise `OutOfMemoryError` unless there is room for so many bytes more, beside all arrays asked for so far."""
+        """Raise `OutOfMemoryError` unless `nbytes` more fit beside all arrays requested so far."""
         memory.check(self._path, what, sum(self._bytes.values()) + nbytes)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -152,7 +155,7 @@ def checked(raw: IO[bytes]) -> IO[bytes]:
 
 
 def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, space_size: bytes) -> None:
-    """Raise ValueError where the text of an attribute, whose name is at a place, says that it is longer than the file.
+    """Raise ValueError if an attribute's text claims to be longer than the file; `name` is the place of its name.
 
     The name, the type, the dataspace and the value follow one another, padded to 8 bytes in version 1 of the message.
     """
@@ -169,7 +172,9 @@ def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, s
 def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
     """Coordinates (order, n) and values of what is stored, level by level from the outermost."""
     order, transpose = len(tensor.shape), list(tensor.transpose or range(len(tensor.shape)))
-    rows, count, level = list[np.ndarray](), 1, tensor.level
+    rows = list[np.ndarray]()
+    count = 1
+    level = tensor.level
     while level.rank:
         modes = range(len(rows), len(rows) + level.rank)
         sizes = [tensor.shape[transpose[mode]] for mode in modes]
@@ -186,7 +191,9 @@ def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
             if ends.size != count + 1 or ends[0] != 0 or ends[-1] != total or any(one.size != total for one in inner):
                 raise ValueError(f"pointers to level {len(rows)} do not deal its {total} indices")
             each = np.diff(ends)
-        rows, count, level = [*(np.repeat(row, each) for row in rows), *inner], total, level.level
+        rows = [*(np.repeat(row, each) for row in rows), *inner]
+        count = total
+        level = level.level
     if level.values.shape != (count,):
         raise ValueError(f"{count} values should be stored, found {level.values.size}")
     arrays.take("the tensor", 8 * (2 * order + 1) * count)
@@ -205,7 +212,7 @@ def _integers(array: np.ndarray) -> np.ndarray:
 def _in_full(
     path: str | os.PathLike[str], coords: torch.Tensor, values: torch.Tensor, structure: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both triangles of a matrix of which one is stored."""
+    """Return both triangles of a matrix that stores one."""
     kind, _, triangle = structure.rpartition("_")
     if kind not in _SYMMETRIES or triangle not in ("lower", "upper") or len(coords) != 2:
         raise ValueError(f"structure {structure} of a tensor of order {len(coords)}")

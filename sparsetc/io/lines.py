@@ -55,7 +55,10 @@ class LineReader:
     """
 
     def __init__(self, path: Path, comment: bytes, file: BinaryIO, told: Callable[[], None]) -> None:
-        self.path, self.line, self.numbers, self.head = path, 1, 0, b""
+        self.path = path
+        self.line = 1
+        self.numbers = 0
+        self.head = b""
         self._content = re.compile(rb"^[ \t\v\f]*[^ \t\v\f\n" + re.escape(comment) + rb"]", re.MULTILINE)
         self._comment = re.compile(re.escape(comment) + rb"[^\n]*")
         self._sign, self._chunks = comment, self._whole_lines(file, told)
@@ -99,7 +102,7 @@ class LineReader:
         self.head += passed
 
     def _more(self) -> bool:
-        """Whether there is text to come."""
+        """True if there is more text."""
         if not self._text:
             if self._read > bounds.SLACK + bounds.PER_NUMBER * self.numbers:
                 rule = f"beyond {bounds.SLACK:,} bytes, {bounds.PER_NUMBER} may be spent on a number"

@@ -37,7 +37,7 @@ LONGEST = 24
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What every line of a table holds: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``.
+    """The layout of every line of a table: ``order`` coordinates from 1, then ``reals`` numbers of ``dtype``.
 
     Attributes:
         sizes: largest coordinate of each mode, where the head of the file says.
@@ -104,7 +104,9 @@ def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[t
         IOFormatError: a line that is not as the layout says, or more or fewer lines than it says.
         OutOfMemoryError: more rows than the memory limit allows.
     """
-    found, rows, held = list[ParsedPart](), 0, 0
+    found = list[ParsedPart]()
+    rows = 0
+    held = 0
     for part in parts(reader, layout, describe):
         found.append(part)
         rows += part.rows
@@ -133,7 +135,9 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
         reader.line += fault.line if fault else part.lines
         reader.numbers += part.rows * layout.fields
         if fault:
-            line, what, token = block.split(b"\n")[fault.line], "", ""
+            line = block.split(b"\n")[fault.line]
+            what = ""
+            token = ""
             if fault.field is not None:
                 token = line.split()[fault.field].decode("latin-1")
                 token = repr(token if len(token) <= 30 else token[:27] + "...")
@@ -143,7 +147,7 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
-    """What a comment ``dtype: float64`` before the first number says; None where none does, or no known dtype."""
+    """Return the dtype of a comment such as ``dtype: float64`` before the first number, or None."""
     stated = (NAMED.get(name.decode()) for name in _DTYPE.findall(reader.head))
     return next((dtype for dtype in stated if dtype), None)
 
@@ -195,7 +199,9 @@ def _parse(block: bytes, layout: TableLayout) -> ParsedPart:
     expected = f"{layout.order} coordinates and {('no value', 'a value', '2 values')[layout.reals]}"
     text.check_fields(start, end, layout.fields, f"expected {layout.fields} fields, {expected}")
     columns = [(start[at :: layout.fields], end[at :: layout.fields]) for at in range(layout.fields)]
-    coords, reals, single = [], [], True
+    coords = []
+    reals = []
+    single = True
     for column, size in zip(columns, layout.sizes or [2**63 - 1] * layout.order, strict=False):
         found = digits.coordinates(text, *column, size)
         coords.append(found.astype(np.int32) if found.max(initial=0) < 2**31 else found)

@@ -110,7 +110,7 @@ class OperandBlocks:
         return (torch.cumsum(self.counts, 0) - self.counts).to(index_dtype(self.nnz))
 
     def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a kernel reads tiles from (`ir.nest.values`): first values, bits in words of `word`, packed values.
+        """Return the arrays that a kernel reads tiles from: first values, bits in words of `word`, packed values.
 
         Args:
             values: (nnz,) in the operand's order.
@@ -156,7 +156,9 @@ FREE, INNER = 64, 32
 
 
 def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
-    """Sides of a block: powers of two, as equal as sizes allow, whose product is `positions` or what the sizes fill."""
+    """Return the sides of a block: powers of two, as equal as possible, with a product of `positions` or the padded
+    sizes.
+    """
     full = [1 << max(n - 1, 0).bit_length() for n in sizes]
     sides = [1] * len(sizes)
     while prod(sides) < positions:

@@ -49,7 +49,9 @@ def results(
     number = np.zeros(columns, np.int32)  # of a column's result among those of its row
     x = n = begin = 0
     while x < len(row):
-        last, end, before = x, begin, n
+        last = x
+        end = begin
+        before = n
         while last < len(row) and row[last] == row[x]:
             for y in range(first[last], first[last] + ends[last] - end):
                 word = column[y] >> 6

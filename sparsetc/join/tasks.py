@@ -79,7 +79,9 @@ def _whole_rows(
     rows: tuple[int, int],
     reached: int,
 ) -> Iterator[TaskGroup]:
-    (row, column), (first, last), columns = lines, rows, join_order.join.columns
+    row, column = lines
+    first, last = rows
+    columns = join_order.join.columns
     spread = (last - first) * columns
     tasks = join_order.expand(*span)
     key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
@@ -130,7 +132,7 @@ ITEM = 2048
 
 
 def keeps(tasks: int, budget: JoinBudget) -> bool:
-    """Whether the list of so many tasks takes a quarter of the memory limit or less."""
+    """Return True if the list of so many tasks takes a quarter of the memory limit or less."""
     return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
 
 
@@ -157,7 +159,9 @@ class NonzeroPairList:
     @classmethod
     def room(cls, join_order: JoinOrder, begin: int, end: int) -> NonzeroPairList:
         """A list to be filled, group by group; its `nnz` is the most entries that the result may have."""
-        device, tasks, most = join_order.ends.device, end - begin, join_order.join.most_results
+        device = join_order.ends.device
+        tasks = end - begin
+        most = join_order.join.most_results
         entries = index_dtype(max(*join_order.matched, tasks))
         frames = torch.arange(begin, end, FRAME, device=device)
         return cls(
@@ -183,7 +187,7 @@ class NonzeroPairList:
 
     @property
     def _result(self) -> Field:
-        """The entry of the result as a whole word, of as many bits as `index_dtype` gives it."""
+        """Return the entry of the result of each task as a whole word of `index_dtype`'s width."""
         return Field(2, "z_word", 0, 31 if index_dtype(self.nnz) == torch.int32 else 63, True)
 
     def chunks(self) -> Packed:
@@ -226,9 +230,16 @@ class NonzeroPairList:
         size = max(FRAME, size // FRAME * FRAME)
         for start in range(0, self.end - self.begin, size):
             stop = min(start + size, self.end - self.begin)
-            arrays = (self.x_word[start:stop], self.x_base[start // FRAME : -(-stop // FRAME)])
-            moved = (self.y_shift + start, self.z_word[start:stop])
-            yield NonzeroPairList(self.join_order, self.nnz, self.begin + start, self.begin + stop, *arrays, *moved)
+            yield NonzeroPairList(
+                self.join_order,
+                self.nnz,
+                self.begin + start,
+                self.begin + stop,
+                self.x_word[start:stop],
+                self.x_base[start // FRAME : -(-stop // FRAME)],
+                self.y_shift + start,
+                self.z_word[start:stop],
+            )
 
     def coordinates(self) -> torch.Tensor:
         """(3, n) int64: p, q and z of every task, in lexicographic order."""
@@ -311,7 +322,7 @@ class Tasks:
 
     @property
     def _marked(self) -> bool:
-        """Whether kernels, and not groups of tasks, find the pattern and the list."""
+        """True if kernels, and not groups of tasks, find the pattern and the list."""
         return self.fits and markable(self.join_order, self.budget)
 
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -346,7 +357,9 @@ class Tasks:
         for the number of results. Two passes over the tasks read and write little more than the list itself: tasks come
         row by row, so marks are near those set before; nothing is sorted.
         """
-        m, tasks, new = self.join_order, self.join_order.tasks, self.join_order.ends.new_empty
+        m = self.join_order
+        tasks = self.join_order.tasks
+        new = self.join_order.ends.new_empty
         columns, column = m.join.columns, m.column.to(torch.int32)
         frames = torch.arange(0, tasks, FRAME, device=m.ends.device)
         x_base = torch.searchsorted(m.ends, frames, right=True, out_int32=True)

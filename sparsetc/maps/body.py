@@ -91,7 +91,7 @@ class Body:
 
 
 class Derivative(NamedTuple):
-    """In place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
+    """The derivative of a product's inner function, by its own row or by the shared one, in place of a table."""
 
     product: str
     by: Literal["own", "shared"]
@@ -184,7 +184,7 @@ def _inner(body: Body, mode: int) -> dict[str, Inner]:
 
 
 def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = False) -> Walk:
-    """Return the walk of a mode that gives the gradients of its tables and vectors, and for rows those of entries.
+    """Return the walk of a mode that computes the gradients of its tables and vectors; walks of rows also of entries.
 
     It reads, beside the inputs, ``g_o`` for the result o, and of a softmax `lse`, and `delta`, the sum of each row of o
     times g_o. The walk of the rows computes this itself, reads o for it, and stores it for that of the columns.
@@ -195,7 +195,9 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
         wanted: names of the tables and vectors whose gradients are computed, as ``grad_`` and the name.
         of_lse: whether there is a gradient ``g_lse`` of `lse` too, which `delta` is less by.
     """
-    upstream, products, vectors = f"g_{RESULT}", dict(body.products), dict(body.vectors)
+    upstream = f"g_{RESULT}"
+    products = dict(body.products)
+    vectors = dict(body.vectors)
     if body.table is None:
         vectors[upstream] = "entries" if body.stored else "rows"
     else:
@@ -232,7 +234,8 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
     of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
     stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
-    sums = {"delta": (RESULT, upstream, "g_lse" if of_lse else None)} if body.softmax and mode == 0 else {}
+    less = "g_lse" if of_lse else None
+    sums = {"delta": (RESULT, upstream, less)} if body.softmax and mode == 0 else {}
     vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
     inner = _inner(body, mode)
     return Walk(mode, seen, vectors_seen, function, False, tuple(accumulated), stored, sums, body.dropout, inner)

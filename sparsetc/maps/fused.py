@@ -58,7 +58,7 @@ class Task:
     name: str
 
     def kernels(self, tensors: Tensors) -> Kernels:
-        """Return what is kept for tensors of these sizes, strides and types."""
+        """Return the kernels for tensors of these sizes, strides and types, compiled once."""
         pairs = self.pairs
         layout = tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
         key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.precision, self.cache_dir
@@ -66,7 +66,7 @@ class Task:
 
 
 class Kernels:
-    """The kernels of a task for tensors of certain sizes and strides; it keeps none of them.
+    """The kernels of a task for tensors of given sizes and strides; it holds no tensors.
 
     Attributes:
         refusal: why there are none; empty where there are.
@@ -111,19 +111,19 @@ class Kernels:
 
     def results(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return memory for the result and, of a softmax, for ``lse_out``: the logarithms to base 2 of rows' sums."""
-        made = {RESULT: tensors[0].new_empty(self.shape)}
+        outputs = {RESULT: tensors[0].new_empty(self.shape)}
         if self.body.softmax:
-            made["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
-        return made
+            outputs["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
+        return outputs
 
     def gradient_of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory for an input's gradient; that of a row for all pairs is summed for each row of pairs first."""
+        """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
             return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
         return tensor.new_empty(tensor.shape)
 
     def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
-        """Return the kernels that give ``grad_`` of each wanted input, and these names, with the inputs'.
+        """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
 
         There are none where the map's derivative cannot be traced.
 
@@ -144,8 +144,9 @@ class Kernels:
         if walks[1].targets and self.body.softmax and not walks[0].targets:  # the rows' walk gives delta
             walks[0] = walk_of(self.body, 0, (self.body.inputs[0], *wanted), of_lse)
         targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
-        made = {target: self.gradient_of(name, given[name]) for target, name in targets}
-        return [self._kernel(n, walk, {**given, **made}) for n, walk in enumerate(walks, 1) if walk.targets], targets
+        gradients = {target: self.gradient_of(name, given[name]) for target, name in targets}
+        tensors = {**given, **gradients}
+        return [self._kernel(n, walk, tensors) for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
 def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> tuple[int, ...]:
@@ -210,10 +211,10 @@ def rows_whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _results(kernels: Kernels, tensors: Tensors, seed: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Return the result and, of a softmax, the logarithm to base 2 of each row's sum, by name."""
-    made = kernels.results(tensors)
+    results = kernels.results(tensors)
     named = dict(zip(kernels.body.inputs, tensors, strict=True))
-    kernels.result({**named, **made} if seed is None else {**named, **made, "seed": seed})
-    return made
+    kernels.result({**named, **results} if seed is None else {**named, **results, "seed": seed})
+    return results
 
 
 def _returned(kernels: Kernels, made: Mapping[str, torch.Tensor], with_lse: bool) -> Any:
@@ -228,21 +229,21 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, kernels: Kernels, unfused: Any, seed: torch.Tensor | None, with_lse: bool, *tensors: torch.Tensor
     ) -> Any:
-        made = _results(kernels, tensors, seed)
+        results = _results(kernels, tensors, seed)
         ctx.kernels, ctx.unfused = kernels, unfused
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, seed, made[RESULT], made.get("lse_out"))
-        return _returned(kernels, made, with_lse)
+        ctx.save_for_backward(*tensors, seed, results[RESULT], results.get("lse_out"))
+        return _returned(kernels, results, with_lse)
 
     @staticmethod
     @entry_point
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         *tensors, seed, result, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]
-        known = [g for g in upstream if g is not None]
-        if not known:
+        present = [g for g in upstream if g is not None]
+        if not present:
             return (None,) * (4 + len(tensors))
-        batched = transforming() or any(torch._C._functorch.is_legacy_batchedtensor(g) for g in known)
+        batched = transforming() or any(torch._C._functorch.is_legacy_batchedtensor(g) for g in present)
         with without_autocast(result.device):
             gradients = None
             if not (batched or torch.is_grad_enabled()):
@@ -261,7 +262,7 @@ def gradients_by(
     lse: torch.Tensor | None,
     upstream: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None] | None:
-    """Return the gradients that are wanted, by a walk a mode; None where there are no such kernels.
+    """Compute the wanted gradients, by one walk a mode; None if there are no such kernels.
 
     Args:
         kernels: of the result.
@@ -303,12 +304,12 @@ def gradients_of_steps(
     """Return the gradients that are wanted as functions of the tensors and the upstream ones."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
-        own = [t.view_as(t) for t in tensors]  # apart, where two inputs are one tensor
-        results = unfused(*own)
+        views = [t.view_as(t) for t in tensors]  # apart, where two inputs are one tensor
+        results = unfused(*views)
         results = results if isinstance(results, tuple) else (results,)
-        known = [(result, g) for result, g in zip(results, upstream, strict=False) if g is not None]
-        inputs = [t for t, want in zip(own, wanted, strict=True) if want]
+        present = [(result, g) for result, g in zip(results, upstream, strict=False) if g is not None]
+        inputs = [t for t, want in zip(views, wanted, strict=True) if want]
         gradients = iter(
-            torch.autograd.grad([r for r, _ in known], inputs, [g for _, g in known], create_graph=further)
+            torch.autograd.grad([r for r, _ in present], inputs, [g for _, g in present], create_graph=further)
         )
     return [next(gradients) if want else None for want in wanted]

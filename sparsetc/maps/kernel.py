@@ -46,7 +46,7 @@ _HERE = nullcontext()
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads there are, and which pattern of a stack each has.
+    """The heads of a call, and the pattern of each in a stack of patterns.
 
     Attributes:
         count: of rows.
@@ -179,7 +179,9 @@ class WalkKernel:
             cache_dir: folder of generated sources.
             name: what the file is named after.
         """
-        self.walk, self.sides, self.name = walk, sides, name
+        self.walk = walk
+        self.sides = sides
+        self.name = name
         self.device = tiles.full_ptr.device
         self.parts = heads.parts // (heads.group if walk.mode else 1)
         self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.parts))
@@ -228,7 +230,7 @@ class WalkKernel:
         return {"num_warps": warps, "num_stages": self.sides.stages, **FUSED}
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
-        """Return a launch that takes the tensors that are not fixed, by name."""
+        """Return a launch function of the tensors that are not fixed, by name."""
         arguments = [fixed.get(name) for name in names]
         places = [(n, name) for n, name in enumerate(names) if name not in fixed]
         foreign = [n for n, name in places if name in self.foreign]

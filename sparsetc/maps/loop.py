@@ -29,7 +29,7 @@ class Loop(Text):
         self.indent -= grouped
 
     def salt(self) -> None:
-        """What tells the random numbers of one head from others."""
+        """Print the salt that makes the random numbers of each head different."""
         self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
 
     def loop(self, kind: str) -> None:
@@ -118,11 +118,11 @@ class Loop(Text):
             elif side == "entries":
                 loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
                 self.put(f"{name}_tile = {loaded}.to(tl.float32)")
-        own = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
-        return {name: f"{name}_{'own' if name in own else 'tile'}" for name in (*self.row_sums, *self.vectors)}
+        of_row = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
+        return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.row_sums, *self.vectors)}
 
     def gather_sums(self, texts: dict[str, str], part: bool) -> None:
-        """Add a tile's weights to the sums, and store those of entries."""
+        """Add a tile's weights to the sums, and store the results of entries."""
         shape = f"[{self.layout.height}, {self.layout.width}]"
         weights = {}
         if self.walk.online:

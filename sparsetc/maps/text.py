@@ -1,4 +1,4 @@
-"""What the text of a walk depends on, and what of the walk it has: names of arguments, sizes, loads.
+"""The inputs of a walk's generated text: names of arguments, sizes, loads.
 
 In: a `Walk` and a `Layout`. Out: a `Text`, which `loop.Loop` and `printer.Printer` add statements to.
 """
@@ -20,7 +20,7 @@ LEAST_DOT = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """What the text depends on beside the walk.
+    """The properties of data that a walk's generated text depends on.
 
     Attributes:
         height: rows of a window.
@@ -69,7 +69,9 @@ class Text:
     """The lines of a walk's kernel, and what they name."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
-        self.walk, self.layout, self.sizes = walk, layout, dict(layout.sizes)
+        self.walk = walk
+        self.layout = layout
+        self.sizes = dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
         self.lines: list[str] = []
         self.derivatives: dict[tuple[str, str], str] = {}
@@ -107,7 +109,9 @@ class Text:
             raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
 
     def _apart(self) -> set[str]:
-        """Return the outputs that keep their factors: stored ones, of softmax, and of sums that do not share one."""
+        """Return the outputs with a constant factor of their own: stored ones, online softmax, and sums with several
+        factors.
+        """
         walk = self.walk
         if walk.online:
             return {output for output, *_ in walk.accumulated}
@@ -124,7 +128,7 @@ class Text:
         return f"lane_{padded(self.sizes[table], self.dots)}"
 
     def short(self, size: int) -> bool:
-        """Whether a tile has positions past the end of a table's row."""
+        """True if a tile has positions past the end of a table's row."""
         return padded(size, self.dots) != size
 
     def load(self, address: str, conditions: Sequence[str]) -> str:
@@ -152,7 +156,7 @@ class Text:
         return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
 
     def targets(self) -> list[str]:
-        """What is written, in order."""
+        """Return the names of all written outputs, in order."""
         online = ["lse_out"] if self.walk.online else []
         return [*online, *self.row_sums, *self.walk.targets]
 
@@ -163,7 +167,13 @@ class Text:
 
     def arrays(self) -> list[str]:
         """The index arrays that are read."""
-        layout = self.layout
-        full = ["full_col", *(["full_base"] if self.by_entry else [])] if layout.full else []
-        part = ["part_col", "bits", *(["part_base"] if self.by_entry else [])] if layout.part else []
-        return ["items", *full, *part, *(["order"] if self.by_entry and layout.ordered else [])]
+        layout, numbered = self.layout, bool(self.by_entry)
+        read = {
+            "full_col": layout.full,
+            "full_base": layout.full and numbered,
+            "part_col": layout.part,
+            "bits": layout.part,
+            "part_base": layout.part and numbered,
+            "order": layout.ordered and numbered,
+        }
+        return ["items", *(name for name, is_read in read.items() if is_read)]

@@ -1,1 +1,1 @@
-"""What formats are made of: packed parts and their registry, the codec of words, tiles, and how nonzeros are dealt."""
+"""The library of formats: packed parts and their registry, words, tiles, and the partition of nonzeros."""

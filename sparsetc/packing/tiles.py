@@ -1,4 +1,5 @@
-"""What formats of tiles share: sides, the order of positions, nonzeros sorted by tile, the tiles of each work item.
+"""The common part of tiled formats: sides, the order of positions, nonzeros sorted by tile, the tiles of each work
+item.
 
 In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_tile`, and what is read back of it.
 """
@@ -33,7 +34,7 @@ def sides_named(order: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
-    """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
+    """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
     Raises:
         FormatError: a side of no positions.
@@ -63,8 +64,9 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     last = storage.contracted if storage.sequence else len(rest[-1:])
     deep = prod([sides[m] for m in sequence[len(sequence) - last :]])
     word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
-    stored = sides, sequence, storage.contracted
-    return tiles(item, tile, Bitmap(*stored, word) if bitmap else Whole(*stored))
+    if bitmap:
+        return tiles(item, tile, Bitmap(sides, sequence, storage.contracted, word))
+    return tiles(item, tile, Whole(sides, sequence, storage.contracted))
 
 
 def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Packed:
@@ -103,9 +105,20 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
     else:
         positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
         positions[tile.mul_(volume).add_(place)] = by_tile
-    stored, shared = positions.numel(), (first_of_items, first)
-    about = (format, storage, shape, nnz, view, arrays, positions, stored, of_items.numel(), shared, split)
-    return Packed(*about, padded=stored != nnz)
+    return Packed(
+        format,
+        storage,
+        shape,
+        nnz,
+        view,
+        arrays,
+        positions,
+        stored=positions.numel(),
+        items=of_items.numel(),
+        representatives=(first_of_items, first),
+        split_rows=split,
+        padded=positions.numel() != nnz,
+    )
 
 
 def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:
@@ -126,7 +139,7 @@ def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Te
 
 
 def placed(places: torch.Tensor, size: int) -> torch.Tensor:
-    """(size,) the nonzero at each place, -1 for none, given the int64 place of each; `FormatError` for two at one."""
+    """Return (size,) the nonzero at each place, -1 for none. Raise `FormatError` if two have the same place."""
     positions, numbers = places.new_full((size,), -1), torch.arange(places.numel(), device=places.device)
     positions.scatter_(0, places, numbers)
     if not torch.equal(positions.index_select(0, places), numbers):
@@ -164,7 +177,7 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
 
 
 def tile_count(packed: Packed) -> int:
-    """How many tiles a part stores."""
+    """Return how many tiles a part stores."""
     return packed.view.values.number(packed.arrays, packed.stored)
 
 

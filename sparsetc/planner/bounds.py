@@ -1,4 +1,4 @@
-"""Samples of a pattern, and the seconds that plans with tiles take at least by them: what cannot win is not counted.
+"""Samples of a pattern, and lower estimates of the time of tiled plans, so that losing plans are not counted.
 
 In: `Counts` of a pattern, and the fastest plan so far. Out: whether a plan may be faster. A sample has whole blocks of
 rows, drawn in proportion to their nonzeros, and of these the nonzeros of some columns. No random numbers are used, so
@@ -69,7 +69,7 @@ class Best:
             self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
 
     def allows(self, name: str, least: float) -> bool:
-        """Return True if so many seconds would be the best; else note that what has the name was dismissed."""
+        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
         if least < self.seconds:
             return True
         self.dismissed[name] = min(least, self.dismissed.get(name, inf))
@@ -92,13 +92,15 @@ class Rates:
 
     @classmethod
     def of(cls, problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tuple[Rates, list[int]]:
-        """Price plans of parts, and of them with operands rounded where that pays; return which part each way is of.
+        """Price plans of single parts, also with operands cast where that pays. Return the rates and the part of each.
 
         Args:
             problem: that is planned, of any pattern.
             parts: each with what is expected of one tile.
         """
-        seconds, rates, owner = cache(lambda candidate: in_order(candidate, problem).total or 0.0), [], []
+        seconds = cache(lambda candidate: in_order(candidate, problem).total or 0.0)
+        rates = []
+        owner = []
         for number, (part, sizes) in enumerate(parts):
             many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
             for way in dict.fromkeys((many, rounded(many, problem, seconds))):
@@ -125,7 +127,9 @@ class Rates:
         fixed = profile.launch + profile.laws["starting_waits"] * profile.wait
         left = 1 - ((1 - left) * ERROR).clip(max=1)
         rest = left * max(0.0, best.seconds - fixed) + (left > 0) * (fixed if launched else 0.0)
-        first, more, turn = self.first[:, None], self.more[:, None], self.turn[:, None]
+        first = self.first[:, None]
+        more = self.more[:, None]
+        turn = self.turn[:, None]
         seconds = first + (tiles * more + chain * turn) / ERROR + rest
         least: Numbers = np.where(tiles > 0, seconds, inf).min(1)
         return least
@@ -231,9 +235,11 @@ def _by_height(keys: Numbers, held: Numbers, share: int, weight: Numbers) -> Win
         windows = held.size // several
         met = keys // several
         met = met[np.append(True, met[1:] != met[:-1])[: met.size]] % windows
-        own = held.reshape(-1, several).sum(1)
-        nonzeros[number, :windows] = own
-        columns[number, :windows] = (share * np.bincount(met, minlength=windows)).clip(-(-own // height), own)
+        nonzeros_held = held.reshape(-1, several).sum(1)
+        nonzeros[number, :windows] = nonzeros_held
+        columns[number, :windows] = (share * np.bincount(met, minlength=windows)).clip(
+            -(-nonzeros_held // height), nonzeros_held
+        )
         weights[number, :windows] = weight.repeat(HEIGHTS[-1] // height)
     return Windows(nonzeros, columns, share, weights)
 
@@ -259,7 +265,9 @@ def tiles_of(counts: Counts) -> Numbers:
     """(volume + 1,) how many nonzeros lie in tiles of each population, about, from slabs of tiles along a mode."""
 
     def count() -> Numbers:
-        sides, row, nnz = sides_of(counts.shape), counts.row(0), counts.nnz
+        sides = sides_of(counts.shape)
+        row = counts.row(0)
+        nnz = counts.nnz
         slab = row[torch.arange(SLABS, device=row.device) * nnz // SLABS] // sides[0]
         ends = torch.searchsorted(row, torch.stack((slab, slab + 1)) * sides[0])
         slab, start, end = torch.cat((slab[None], ends)).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Plans that are considered, what they are expected to take, and the one that is run, of one sparse operand and of two.
+"""Candidates, the plans considered for an einsum, with their expected time; and the choice among them.
 
 In: a `Problem` and counts of its pattern. Out: a `Candidate`, priced before it is packed; a `Choice`.
 """
@@ -17,15 +17,17 @@ from sparsetc.support.lru import cached_property
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, what packing its parts is expected to give and, once it is priced, what it is expected to take.
+    """A plan with the expected sizes of its parts and, once priced, its expected time.
 
     Attributes:
         expected: what packing each part is expected to give.
         name: the plan, for a reader: its name, and what tells it from others of that name.
-        seconds: seconds of each part, launches included, or of all; None where the plan does not fit, or has no kernel.
+        seconds: seconds of each part, launches included, or of each of `terms`; None where the plan does not fit, or
+            has no kernel.
         apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
             by that alone; 0 where it always does.
         costs: costs of the parts' programs, once they are priced.
+        terms: what takes the seconds of a join, by name; empty where they are of parts.
     """
 
     plan: Plan
@@ -34,6 +36,7 @@ class Candidate:
     seconds: tuple[float, ...] | None = None
     apart: float = 0.0
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
+    terms: tuple[str, ...] = ()
 
     @cached_property
     def total(self) -> float | None:
@@ -67,7 +70,9 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, the cheapest first, those that do not fit last; rather than tiles what is not told apart."""
+    """Sort candidates by price, those that do not fit last; a plan without tiles precedes tiles it is not told apart
+    from.
+    """
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
     least = order[0].total or 0.0
     first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])
@@ -90,7 +95,7 @@ def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
 
 
 def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:
-    """How often each leaf coordinate changes, nonzeros being sorted; only the first two leaf modes can repeat much."""
+    """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
     letters, shared = problem.letters, [*storage.item, *storage.lane]
     counted = []
     for n, mode in enumerate(storage.leaf[:2]):
@@ -101,12 +106,16 @@ def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[s
 
 def items_of(n: int, rows: int, most: int) -> int:
     """Work items of `rows` rows: one at least each, one more for every `most` nonzeros, half of which a row loses."""
-    return max(1, rows, rows // 2 + n // most if most else 0) if n else 0
+    if not n:
+        return 0
+    return max(1, rows, rows // 2 + n // most if most else 0)
 
 
 def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:
     """Expected sizes of blocked fibers: pieces of cut fibers, a last block half empty a row, a little padding."""
-    width, longest, most = storage.lanes, storage.max_fiber_len, storage.max_item_nnz
+    width = storage.lanes
+    longest = storage.max_fiber_len
+    most = storage.max_item_nnz
     cuts = fibers / expm1(longest * fibers / nnz) if longest and nnz else 0.0  # lengths spread geometrically
     pieces = fibers + int(cuts)
     lanes = pieces + (rows * width // 2 if width > 1 else 0)

@@ -1,4 +1,4 @@
-"""The contractions that an einsum is done by, in which order: a path, found by counts and by rates of the device.
+"""Contraction paths: the order of contractions of an einsum, found by counts and by rates of the device.
 
 In: a `Bound` einsum; the pattern's counts where one operand is sparse, counts of nonzeros where several are. Out: an
 `Order`.
@@ -47,7 +47,7 @@ class DenseTerm:
 
 @dataclass(frozen=True)
 class State:
-    """What is left to contract.
+    """The operands that are left to contract.
 
     Attributes:
         sparse: letters with coordinates, in the operand's order; none of what is dense.
@@ -111,7 +111,7 @@ class Search:
 
     # -- edges ------------------------------------------------------------------------------------------------------
     def edges(self, s: State) -> Iterator[Edge]:
-        """Yield the contractions that may follow, those that end first."""
+        """Yield the contractions possible next, final ones first."""
         output = set(self.bound.einsum.output)
         if not self.sparse_result and (s is self.root or s.sparse != self.root.sparse):
             yield Edge(s.terms, None, "dense")
@@ -142,8 +142,8 @@ class Search:
             rows, elements = self._size(c for c in letters if c in s.sparse), self._size(letters)
             small = len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.laws["path_outer"]
             if small or set(a.letters) & set(b.letters):
-                made = DenseTerm(tuple(letters), tuple(sorted(a.members + b.members)))
-                yield Edge(pair, State(s.sparse, s.dense, (*rest, made)), "product")
+                product_term = DenseTerm(tuple(letters), tuple(sorted(a.members + b.members)))
+                yield Edge(pair, State(s.sparse, s.dense, (*rest, product_term)), "product")
 
     # -- prices -----------------------------------------------------------------------------------------------------
     def _size(self, letters: Iterable[str]) -> int:
@@ -172,7 +172,7 @@ class Search:
         return rate * self.itemsize / 4
 
     def _fresh(self, nbytes: float) -> float:
-        """Seconds beyond those of its bytes that a large new tensor takes, whose pages the system hands out."""
+        """Return the extra seconds of a large new tensor, for the pages that the system hands out."""
         return nbytes * self.laws["path_fresh"] if nbytes >= self.laws["path_large"] else 0.0
 
     def _pass(self, s: State, edge: Edge, most: float) -> float:
@@ -185,7 +185,7 @@ class Search:
         out = {*output} if after is None else {*after.sparse, *after.dense}
         kept = tuple([c for c in s.sparse if c in out])
         terms = [frozenset(t.letters) for t in edge.taken]
-        own = [t.difference(s.sparse) for t in terms]
+        dense_letters = [t.difference(s.sparse) for t in terms]
         runs, width = self._count(kept), self._size(out.difference(s.sparse))
         nbytes = self.itemsize * (self._size(out) if after is None and not self.sparse_result else runs * width)
         if after is not None and nbytes > self.limit:
@@ -195,12 +195,12 @@ class Search:
         base += runs * (law["path_row"] + 4 * self.itemsize * width * law["path_byte"])
         if after is None and not self.sparse_result:  # rows without nonzeros are zeros
             base += nbytes * law["path_byte"]
-        seconds = self._level(nnz, runs, s.dense, own)
+        seconds = self._level(nnz, runs, s.dense, dense_letters)
         for leaf in s.sparse:  # fibers: one mode is summed first, with the terms that have it
-            last = [t for t, whole in zip(own, terms, strict=True) if leaf not in whole]
+            last = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf not in whole]
             if leaf in kept or not last or base >= most:
                 continue
-            first = [t for t, whole in zip(own, terms, strict=True) if leaf in whole]
+            first = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf in whole]
             rows = self._count(tuple([c for c in s.sparse if c != leaf]))
             summed = s.dense.union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
@@ -209,8 +209,8 @@ class Search:
     def _outer(self, terms: Iterable[DenseTerm], values: frozenset[str] = frozenset()) -> bool:
         """Return True if a row of the result has more elements than a row of any operand: it is an outer product."""
         width = self._size({*self.bound.einsum.output}.difference(self.modes))
-        own = [frozenset(t.letters).difference(self.modes) for t in terms]
-        return width > max(map(self._size, [values, *own]))
+        dense_letters = [frozenset(t.letters).difference(self.modes) for t in terms]
+        return width > max(map(self._size, [values, *dense_letters]))
 
     def _level(self, rows: int, runs: int, values: frozenset[str], tables: Sequence[frozenset[str]]) -> float:
         """Seconds of rows of values times rows of tables, summed over runs."""
@@ -219,18 +219,18 @@ class Search:
         if not values and len(tables) <= 1:
             return rows * (law["path_row"] + every * self._wide(law["path_bag"]))
         seconds = rows * law["path_row"] * (1 + len(tables))
-        made = self._wide(law["path_outer_product"])
+        product_seconds = self._wide(law["path_outer_product"])
         if len(tables) > 1:  # the tables' rows are multiplied by one another first
-            seconds += rows * self._size(right) * made
+            seconds += rows * self._size(right) * product_seconds
         if not values:
             return seconds + rows * self._size(right) * self._wide(law["path_bag"])
         long = rows >= law["path_long_run"] * runs
         if not values & right and min(self._size(values), self._size(right)) >= law["path_least_dot"] and long:
             return seconds + runs * law["path_run"] + rows * every * self._wide(law["path_thin_multiply"])
-        return seconds + rows * every * made
+        return seconds + rows * every * product_seconds
 
     def _dense(self, s: State, most: float) -> float:
-        """Seconds of what is left as a dense tensor, which is made of the nonzeros first unless it is kept."""
+        """Return the seconds of contracting the rest as a dense tensor, made of the nonzeros unless it is kept."""
         law, head = self.laws, {*s.sparse, *s.dense}
         nbytes = self.itemsize * self._size(head)
         seconds = law["path_sparse_call"]
@@ -286,8 +286,11 @@ class Search:
         else:
             one = seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
-        found = self.best(inf if asked else one / self.laws["path_apart"], skip)
-        return None if found is None else (f"{1e3 * found[0]:.3g} ms expected, {1e3 * one:.3g} in one pass", found[1])
+        best_path = self.best(inf if asked else one / self.laws["path_apart"], skip)
+        if best_path is None:
+            return None
+        seconds, order = best_path
+        return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", order
 
     def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Order] | None:
         """Seconds and order of the best path; None where none takes less than `most`, or only the end of no steps.
@@ -403,7 +406,11 @@ def sparse_order(
         tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
         span = sum(logs[c] for c in kept(members))
         # positions * (1 - exp(-tasks / positions))
-        hits = tasks if tasks - span < -30 else span + (log1p(-exp(-exp(tasks - span))) if tasks - span < 30 else 0.0)
+        hits = span
+        if tasks - span < -30:
+            hits = tasks
+        elif tasks - span < 30:
+            hits += log1p(-exp(-exp(tasks - span)))
         cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
         return _Estimate(members, kept(members), max(0.0, hits), tasks, cost, pairs)
 

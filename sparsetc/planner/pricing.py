@@ -1,4 +1,4 @@
-"""What a candidate is expected to cost, before anything is packed, and whether its work items own the rows they write.
+"""The expected cost of a candidate, before anything is packed, and whether its work items own the rows they write.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
 lowered to; and the answer to whether a row has one owner, which the kernel asks for here too. A candidate is priced as
@@ -30,7 +30,7 @@ from sparsetc.tensor.inputs import dtype_name
 
 
 def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
-    """Whether no two work items of any part add to the same output row.
+    """Return True if no two work items of any part add to the same output row.
 
     Args:
         view: of the part.
@@ -96,11 +96,11 @@ def seconds_of(
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
-    made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
-    made.append((HALVING, [part.halves for part, _ in both]))
+    tables_made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
+    tables_made.append((HALVING, [part.halves for part, _ in both]))
     if backend == "triton":
-        made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
-    for nbytes, tables in made:
+        tables_made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
+    for nbytes, tables in tables_made:
         for _, elements in set().union(*tables):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
@@ -117,7 +117,7 @@ def seconds_of(
 
 
 def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, listed_byte: float) -> float:
-    """Return the bytes of the result that are zeroed first: all copies, or the rows that no part stores."""
+    """Return the bytes of the result to zero first: all copies, or the rows that no part stores."""
     if not (stored := sum([part.stored(sizes) for part, sizes in both])):
         return every
     if both[0][0].sparse:  # rows that are added to alone are zeroed
@@ -155,7 +155,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """The cost of a program, which is the same for every tensor of these sizes that is stored so."""
+    """Return the cost of a program; it is the same for every tensor of these sizes and storage."""
     return cost_of(drafted(bound, view, schedule, target))
 
 

@@ -1,4 +1,4 @@
-"""What a plan of one sparse operand is chosen by: a `Problem`, with `Counts` of the operand's pattern.
+"""The facts that a plan of one sparse operand is chosen by: a `Problem`, with `Counts` of the operand's pattern.
 
 In: a canonical einsum, the rows that it returns, the operand's coordinates and type, options. Out: `Problem`. Counts
 are made when they are first asked for, and kept with the pattern.
@@ -70,7 +70,7 @@ class Counts:
         return Counts, (self.coords, self.shape, self._memory)
 
     def cached_in(self, cache: Lru[Any, Any]) -> Counts:
-        """The same counts, with another cache of what is packed."""
+        """Return these counts with another cache of what is packed."""
         return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
 
     @cached_property
@@ -99,7 +99,7 @@ class Counts:
         return coords.cpu() if coords.is_cuda and self.nnz <= ON_HOST else coords
 
     def distinct(self, modes: tuple[int, ...]) -> int:
-        """How many different coordinates the nonzeros have in these modes."""
+        """Return the number of different coordinates that the nonzeros have in these modes."""
         modes = tuple(sorted(modes))
         if not modes or self.nnz == 0:
             return min(self.nnz, 1)
@@ -155,7 +155,7 @@ class Counts:
         return self.once("tiles", count)
 
     def once(self, name: Hashable, count: Callable[[], T]) -> T:
-        """What a method counts of the nonzeros, counted once a name."""
+        """Return what a function counts of the nonzeros, called once a name."""
         if name not in self._memory:
             self._memory[name] = count()
         counted: T = self._memory[name]
@@ -185,7 +185,7 @@ class Counts:
         return self.once(("short", kept, threshold), count) if kept and self.nnz else (0, 0)
 
     def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
-        """Counts of each share that a partition deals; what is dealt here is not dealt again to be packed.
+        """Return the counts of each share of a partition; the shares are kept for packing.
 
         Args:
             partition: name of a registered rule.
@@ -265,11 +265,22 @@ class Problem:
             dots = list(DOTS.values())[list(DOTS).index(settings.effective_precision()) :: -1]
         precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
         halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
-        limits = settings.deterministic, settings.memory_limit, halves, x.is_coalesced
-        ones = x.pattern.ones and backend == "triton"
         native = "none" if x.dtype.is_complex or backend != "torch" else settings.effective_native(x.device)
-        about = precisions, counts, *limits, max(1, rows), sparse_output
-        return cls(bound, backend, x.dtype, *about, ones=ones, native=native)
+        return cls(
+            bound,
+            backend,
+            x.dtype,
+            precisions,
+            counts,
+            deterministic=settings.deterministic,
+            memory_limit=settings.memory_limit,
+            halves=halves,
+            coalesced=x.is_coalesced,
+            rows=max(1, rows),
+            sparse_output=sparse_output,
+            ones=x.pattern.ones and backend == "triton",
+            native=native,
+        )
 
     @cached_property
     def of_any_pattern(self) -> Problem:
@@ -283,7 +294,7 @@ class Problem:
 
     @property
     def rules(self) -> Mapping[str, Any]:
-        """The numbers that schedules and formats go by, of the device that runs the plan."""
+        """The device's numbers for schedules and formats."""
         return self.profile.rules
 
     @cached_property

@@ -1,21 +1,21 @@
-"""The formats and the plans that are known by name, the package's own and users', and which plan an einsum takes.
+"""The registry of formats and plans by name, the package's and users', and the choice of a plan for an einsum.
 
 In: a class, a `Method`, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply; and
-what a user asks for. Out: an entry of `FORMATS` or `PLANS`; and a `Choice`, with what every plan that was considered
-was expected to take, for `explain`.
+what a user asks for. Out: an entry of `FORMATS`, `PLANS` or `JOINS`; and a `Choice`, with what every plan that was
+considered was expected to take, for `explain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
 from itertools import chain
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.plan import ONE_PASS, PAIRED_PLANS, PREFERRED, STEPS, Plan, requested, verify
+from sparsetc.ir.plan import ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=MakePlan)
 
 @dataclass(frozen=True)
 class Method:
-    """A way to run an einsum with one sparse operand: plans of one name.
+    """A way to run an einsum with one sparse operand, or a join of two: plans of one name.
 
     Attributes:
         candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
@@ -45,6 +45,7 @@ class Method:
             all.
         make: the function that a format offers or a user registered.
         kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
+        run: of a join: makes, of its problem and a plan, what finds the result's places and computes its values.
     """
 
     name: str
@@ -55,8 +56,9 @@ class Method:
     shared: bool = False
     make: MakePlan | None = None
     kernels: bool = False
+    run: Any = None
 
-    def estimates(self, problem: Problem, best: Best | None = None) -> Iterable[Candidate]:
+    def estimates(self, problem: Any, best: Best | None = None) -> Iterable[Candidate]:
         """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.
 
         A lower precision thus adds candidates and takes none away, so it is never expected to be slower. Those that
@@ -71,22 +73,28 @@ class Method:
                 if len(problem.precisions) > 1:
                     key = key.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
                 if key not in by_plan:
-                    by_plan[key] = with_rounded(candidate, problem)
+                    by_plan[key] = self._priced(candidate, problem)
                     if best is not None:
                         best.take(by_plan[key])
         return chain(*by_plan.values())
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
-        """The candidate that is named, with operands rounded where that pays; `PlanError` where there is none."""
+        """Return the candidate of a request, with operands cast where that pays. Raise `PlanError` if there is none."""
         candidate = self.candidate(problem, problem.counts, **dict(request.options))
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
-        return with_rounded(candidate, problem)[-1]
+        return self._priced(candidate, problem)[-1]
+
+    def _priced(self, candidate: Candidate, problem: Problem) -> list[Candidate]:
+        """Return the candidate priced, and rounded where that is faster; one of a join has its price, if it fits."""
+        return [candidate] if self.run else with_rounded(candidate, problem)
 
 
 PLANS: dict[str, Method] = {}
 """The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
+JOINS: dict[str, Method] = {}
+"""The methods that run a join of two sparse operands, likewise."""
 
 
 def add_plans(*methods: Method) -> None:
@@ -118,17 +126,19 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
 
 
 def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> Callable[[M], M]:
-    """Decorator: make ``make(problem, counts) -> Candidate | None`` known to plans by `name`.
+    """Decorate ``make(problem, counts) -> Candidate | None``: register it as a plan.
 
     Args:
-        name: one line of printable characters, without quotes and backslashes, that ``plan=`` takes.
-        shared: the plan deals and stores nonzeros alike for every einsum, so that one packed copy serves them all.
-            Where it is asked for, gradients and batches take it too, if it applies to them; those of other plans are
-            planned anew.
-        replace: put the plan in the place of one that comes with the package, or of a format's.
+        name: one line of printable characters, without quotes and backslashes; ``plan=`` takes it.
+        shared: the plan partitions and stores nonzeros in the same way for every einsum, so that one packed copy
+            serves
+            all. Gradients and batches of an einsum that asks for it by name then use it too, if it applies; other
+            plans
+            are planned anew.
+        replace: replace a plan of the package, or of a format.
 
     Raises:
-        PlanError: a name that cannot be one, or is taken by the package.
+        PlanError: the name is invalid, or is taken by the package.
 
     Examples:
         >>> never = stc.register_plan("never")(lambda problem, counts: None)
@@ -152,14 +162,14 @@ def register_format(cls: F) -> F: ...
 @overload
 def register_format(*, replace: bool) -> Callable[[F], F]: ...
 def register_format(cls: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
-    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite.
+    """Decorate a format's class: register it by its ``name`` for plans, `explain` and the conformance suite.
 
     Args:
-        cls: the class; one instance of it is made here, without arguments.
-        replace: put the format in the place of one that comes with the package, or under the name of a plan that does.
+        cls: the class; one instance is made here, without arguments.
+        replace: replace a format of the package, or a plan of this name.
 
     Raises:
-        FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
+        FormatError: the class lacks a method, or its name is no identifier or is taken by the package.
 
     Examples:
         >>> from sparsetc.formats.coo import Coo
@@ -196,8 +206,8 @@ PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, s
 
 
 def _holders(name: str) -> list[object]:
-    """What has this name among formats and plans; the functions that users registered are theirs, wherever defined."""
-    if name in ("auto", ONE_PASS.name, STEPS.name, *PAIRED_PLANS):
+    """Return the format and the plan of this name; the functions that users registered are theirs, wherever defined."""
+    if name in ("auto", ONE_PASS.name, STEPS.name, *JOINS):
         return [FORMATS.get(name), requested]
     held = PLANS.get(name)
     return [FORMATS.get(name), None if held is None or held.make else held]
@@ -239,7 +249,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
         PlanError: there is no such plan or option, it does not apply, or it is for several sparse operands.
     """
     plan = requested(wanted)
-    if plan.pairs or (plan.is_request and plan.name in PAIRED_PLANS and plan.name not in PLANS):
+    if plan.pairs or (plan.is_request and plan.name in JOINS and plan.name not in PLANS):
         raise PlanError(
             f'plan {plan.name!r} is for two or more sparse operands, and "{problem.equation}" has one; known for '
             f"one: {_names()}"
@@ -253,19 +263,26 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(changed(suited(plan, problem), reason="given by the caller"))
     check_request(plan)
-    if plan.name in PLANS:
-        return choice_of([PLANS[plan.name].requested(problem, plan)], "asked for by name")
-    first = PLANS.get(plan.preferred)
+    return chosen(plan, problem, PLANS, recurs)
+
+
+def chosen(request: Plan, problem: Any, methods: Mapping[str, Method], recurs: bool = False) -> Choice:
+    """Return the choice that a request stands for among methods, of a `Problem` or of a join's."""
+    if request.name in methods:
+        return choice_of([methods[request.name].requested(problem, request)], "asked for by name")
+    first = methods.get(request.preferred)
     if first and (preferred := list(first.estimates(problem))):
         return choice_of(preferred, "preferred where it applies")
-    counted = partial(_counted, problem)
+    counted = partial(_counted, problem, methods)
     return recurring(problem, counted) if recurs else counted()
 
 
-def _counted(problem: Problem) -> Choice:
-    """Return the choice among all that ``"auto"`` considers, by what is counted of the pattern."""
+def _counted(problem: Any, methods: Mapping[str, Method]) -> Choice:
+    """Choose among all plans that ``"auto"`` considers, by counts of the pattern."""
     best = Best()
-    return changed(choice_of(considered(problem, best)), dismissed=tuple(best.dismissed.items()))
+    candidates = considered(problem, best, methods)
+    reason = "no other can be as fast" if len(candidates) == 1 and best.dismissed else ""
+    return changed(choice_of(candidates, reason), dismissed=tuple(best.dismissed.items()))
 
 
 def check_request(wanted: str | Plan) -> None:
@@ -283,9 +300,14 @@ def check_request(wanted: str | Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
 
 
-def considered(problem: Problem, best: Best) -> list[Candidate]:
-    """Return what ``"auto"`` considers for one einsum, less what cannot be faster than the best of it."""
-    return [candidate for method in PLANS.values() if method.alone for candidate in method.estimates(problem, best)]
+def considered(problem: Any, best: Best, methods: Mapping[str, Method] = PLANS) -> list[Candidate]:
+    """Return the candidates of ``"auto"`` for one einsum, without those that cannot beat the best so far."""
+    return [candidate for method in methods.values() if method.alone for candidate in method.estimates(problem, best)]
+
+
+def by_nonzeros(plan: Plan) -> bool:
+    """Return True if dense modes are expanded for a plan: it is of a join, or of one operand as a dense tensor."""
+    return plan.name in JOINS or any(part.operand is not None for part in plan.parts)
 
 
 def _names() -> str:

@@ -1,4 +1,4 @@
-"""What an einsum with one sparse operand says of itself: parts, costs, rooflines, and the candidates of its choice.
+"""The report of an einsum with one sparse operand: parts, costs, rooflines, and the candidates of its choice.
 
 In: a `Choice`, and the parts that it was bound to. Out: an `OperandReport`.
 """
@@ -6,6 +6,7 @@ In: a `Choice`, and the parts that it was bound to. Out: an `OperandReport`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -61,13 +62,34 @@ def report(
         if part.schedule.rounded:
             instruction += f", {in_bf16(part.schedule.rounded)}"
         named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
-        held, times = (part.nnz, part.nnz / nnz, part.nbytes), (1e6 * seconds[n], 1e6 * floor, resource)
-        parts.append(PartReport(n, part.format, named, *held, tile_einsum(program), instruction, *times, part.label))
-    launches = 1 if plan.fused and problem.backend == "triton" else len(packed)
-    considered, tiles = in_microseconds(choice.considered), _tiles(_populations(packed, problem))
-    timed = tuple((name, 1e6 * taken) for name, taken in choice.measured)
-    about = considered, timed, launches, tuple(parts), tiles
-    return OperandReport(equation, plan.name, plan.reason, path, *about, dismissed=in_microseconds(choice.dismissed))
+        parts.append(
+            PartReport(
+                number=n,
+                format=part.format,
+                levels=named,
+                nnz=part.nnz,
+                share=part.nnz / nnz,
+                nbytes=part.nbytes,
+                einsum=tile_einsum(program),
+                instruction=instruction,
+                predicted_us=1e6 * seconds[n],
+                roofline_us=1e6 * floor,
+                bound_by=resource,
+                label=part.label,
+            )
+        )
+    return OperandReport(
+        equation,
+        plan.name,
+        plan.reason,
+        path,
+        considered=in_microseconds(choice.considered),
+        dismissed=in_microseconds(choice.dismissed),
+        timed=tuple((name, 1e6 * taken) for name, taken in choice.measured),
+        launches=1 if plan.fused and problem.backend == "triton" else len(packed),
+        parts=tuple(parts),
+        tiles=_tiles(_populations(packed, problem)),
+    )
 
 
 def statistics_of(
@@ -78,9 +100,19 @@ def statistics_of(
     for n, part in zip(filled, packed, strict=True):
         number = counts(part.view, part.arrays, part.items, part.stored)
         fibers = number.get(part.view.positions[LANE], part.items)
-        runs, chain = (choice.expected[n].runs, choice.expected[n].chain) if choice.expected else ((), 0)
-        sizes, split = (part.items, fibers, part.stored, part.nnz), (part.split_rows, part.split_fibers)
-        statistics.append(Statistics(*sizes, problem.itemsize, runs, chain, *split))
+        sizes = Statistics(
+            part.items,
+            fibers,
+            part.stored,
+            part.nnz,
+            problem.itemsize,
+            split_rows=part.split_rows,
+            split_fibers=part.split_fibers,
+        )
+        if choice.expected:
+            expected = choice.expected[n]
+            sizes = replace(sizes, runs=expected.runs, chain=expected.chain)
+        statistics.append(sizes)
     return statistics
 
 
@@ -95,7 +127,7 @@ def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
 
 
 def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
-    """How many tiles there are of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
+    """Count the tiles of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)
     classes = []

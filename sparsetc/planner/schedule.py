@@ -1,4 +1,4 @@
-"""How programs of nonzeros run: lanes, steps taken together, warps, blocks of dense axes.
+"""Schedules of programs over nonzeros: lanes, steps taken together, warps, blocks of dense axes.
 
 In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision; the
 pattern of the sparse operand does not matter.
@@ -34,7 +34,9 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         rows: a lane has a row of its own.
         shared: modes whose coordinates a run shares, so that their operands are multiplied once a run, after dots.
     """
-    bound, padded, rules = problem.bound, padded_axes(problem), problem.rules
+    bound = problem.bound
+    padded = padded_axes(problem)
+    rules = problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
     output = [c for c in bound.einsum.output if c in sizes]
     if problem.backend == "torch":
@@ -47,15 +49,15 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     products = products and (bool(problem.rest) or alone)
     if products and (deep := _blocks_meet(problem, sizes, alone)):
         return _of_single_blocks(problem, padded, deep) if alone else _of_blocks(problem, padded, deep)
-    if alone and (own := _entry_axes(problem)):
-        return _of_entries(problem, padded, own)
+    if alone and (entry_axes := _entry_axes(problem)):
+        return _of_entries(problem, padded, entry_axes)
     if products and dot_axes(bound):
         block = {c: n if c in whole else min(n, 64) for c, n in padded.items()}
         once = {problem.letters[m] for m in shared}
         groups = _axis_groups(bound, once)
         if len(groups) < 2:
             groups = _axis_groups(bound)
-        groups.sort(key=lambda own: -prod(block[c] for c in own))
+        groups.sort(key=lambda group: -prod(block[c] for c in group))
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
         for side in apart:
             widest = max(side, key=lambda c: block[c])
@@ -74,14 +76,17 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
             warps = max(1, min(4, lanes * formed // rules["dot_tile"]))
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
-    block = {c: n if c in whole else min(n, 128 if c in output else 512) for c, n in padded.items()}
+    most = {c: 128 if c in output else 512 for c in padded}
+    block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
     block = fit(block, [c for c in block if c not in whole], 512)
     pieces = _pieces(problem, {c: block[c] for c in output})
-    width = prod((block | {c: sum(own) for c, own in pieces}).values())
-    unroll = 8 if width == 1 else 4 if width <= 64 else 2
+    width = prod((block | {c: sum(sizes) for c, sizes in pieces}).values())
+    unroll = 4 if width <= 64 else 2
+    if width == 1:
+        unroll = 8
     warps = rules["row_warps"] if rows else 1
-    most = rules["warp_lanes"] * warps if width > 1 else 128
-    lanes = max(4, min(most, warps * rules["warp_elements"] // (2 if rows else 1) // width))
+    most_lanes = rules["warp_lanes"] * warps if width > 1 else 128
+    lanes = max(4, min(most_lanes, warps * rules["warp_elements"] // (2 if rows else 1) // width))
     lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 
@@ -148,7 +153,9 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     The rows are the side that an entry has, whole where there is room for their sums; the columns, which many entries
     read, are wide.
     """
-    e, rules, number = problem.bound.einsum, problem.rules, problem.letters[0]
+    e = problem.bound.einsum
+    rules = problem.rules
+    number = problem.letters[0]
     terms = sorted([e.inputs[p] for p in e.dense if {*e.inputs[p]} & {*deep}], key=lambda term: number not in term)
     rows, columns = [[c for c in e.output if c in padded and c in term] for term in terms]
     block = fit({c: padded[c] for c in deep}, deep, rules["most_deep"], [deep])
@@ -177,7 +184,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
 
 
 def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
-    """Return the rows of such a dot, and the bytes of both of its sides, which are what a buffer holds."""
+    """Return the rows of a dot over blocks, and the bytes of both of its sides, the contents of a buffer."""
     high, deep = (
         prod(n for c, n in block.items() if c not in columns and (c in problem.bound.einsum.output) == kept)
         for kept in (True, False)
@@ -246,12 +253,12 @@ def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[i
 
 @lru_cache(maxsize=256)
 def dot_axes(bound: Bound) -> bool:
-    """Whether two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
+    """Return True if two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
     return len(_axis_groups(bound)) > 1
 
 
 def _axis_groups(bound: Bound, once: Collection[str] = ()) -> list[set[str]]:
-    """Dense axes, those together that an operand has in common; not of operands whose sparse letters are all `once`."""
+    """Group the dense axes that share an operand; operands with all sparse letters in `once` do not count."""
     e = bound.einsum
     inputs = [e.inputs[p] for p in e.dense]
     met = [i for i in inputs if not once or not set(once) >= {c for c in i if c in e.sparse_indices}]

@@ -1,4 +1,4 @@
-"""What a kernel costs as expressions that people read: of nonzeros, fibers, items, sizes and the rates of a device.
+"""The cost of a kernel as expressions that people read: of nonzeros, fibers, items, sizes and the rates of a device.
 
 In: the programs of a plan and what was packed for them. Out: a `SymbolicCost` of sympy expressions. The code that
 prices plans runs on numbers that remember how they were made, so an expression is what is priced, and holds as long as
@@ -26,7 +26,7 @@ COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": 
 
 
 class Traced(float):
-    """A number and the expression that it is the value of; comparisons are those of the numbers."""
+    """A number with the symbolic expression it came from; comparisons use the number."""
 
     expression: Any
 
@@ -61,7 +61,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "pow"):
 
 @dataclass(frozen=True, eq=False)
 class SymbolicCost(Mapping[str, Any]):
-    """What a call of a kernel does: ``bytes``, ``gathered rows``, ``atomics``, ``products`` and ``seconds``.
+    """The work of a call of a kernel: ``bytes``, ``gathered rows``, ``atomics``, ``products`` and ``seconds``.
 
     Each is a sympy expression: the least bytes moved to and from device memory, rows gathered of dense operands,
     elements added by atomics, multiplications and additions, and the seconds expected of the device. Symbols are the
@@ -135,7 +135,7 @@ def symbolic_cost(
         return Traced(value, symbol)
 
     def expression(number: Any) -> Any:
-        """Return what a number was made of, rounded up where that is how it was."""
+        """Return the expression behind a number, with the same rounding up."""
         whole, up = sympy.sympify(_expression(number)), sympy.ceiling
         return whole.replace(sympy.floor, lambda of: -up(-of) if of.could_extract_minus_sign() else sympy.floor(of))
 

@@ -1,4 +1,4 @@
-"""Which plans several einsums of one sparse operand take together, since they may share a copy of it.
+"""Plans that several einsums of one sparse operand take together, since they may share a copy of it.
 
 In: the einsums' problems, the plan that is asked for, bytes that copies may take. Out: a `Choice` for each. A plan that
 suits one output packs a copy of the nonzeros for it, and ``mm-csf`` one for all.
@@ -51,7 +51,7 @@ class Option:
 def choose_together(
     wanted: str | Plan, problems: Sequence[Problem], limit: int
 ) -> list[tuple[Choice, str | Plan]] | None:
-    """Return a choice for each einsum: the set of plans that is expected to be fastest, of those whose copies fit.
+    """Choose a plan for each einsum: the set with the least expected total time whose packed copies fit the limit.
 
     Where ``"auto"`` is asked for, all plans that it considers of each einsum are weighed, and the shared copy. Where a
     plan is named, it is taken wherever its copies fit, and the shared copy for as many of the others as must be.
@@ -80,7 +80,9 @@ def choose_together(
     choices: list[tuple[Choice, str | Plan]] = []
     for one, each in zip(best, options, strict=True):
         plan = one.candidate.plan
-        again = wanted if one is each[0] else Plan(plan.name) if is_shared(plan.name) else plan
+        again: str | Plan = Plan(plan.name) if is_shared(plan.name) else plan
+        if one is each[0]:
+            again = wanted
         choices.append((choice_of([o.candidate for o in each], reason, one.candidate), again))
     return choices
 
@@ -106,7 +108,7 @@ def _option(candidate: Candidate, problem: Problem, other: bool) -> Option:
 
 
 def _stored(cost: Cost, sizes: Statistics) -> int:
-    """Bytes of a part: what its program streams, and what it reads once a block."""
+    """Return the bytes of a part: its streamed arrays, and those read once a block."""
     if not sizes.nnz:
         return 0
     view = cost.p.view
@@ -161,6 +163,6 @@ def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wante
 
 
 def _in_common(chosen: Sequence[Option]) -> int:
-    """How many of the einsums store nothing that no other one reads."""
+    """Return the number of einsums whose storages all serve another einsum too."""
     uses = Counter(key for option in chosen for key, nbytes in option.copies.items() if nbytes)
     return sum(all(uses[key] > 1 for key, nbytes in option.copies.items() if nbytes) for option in chosen)

@@ -1,11 +1,22 @@
 """Values of a join: the products of what meets, added up by entry of the result, in one of four ways.
 
 In: a `Join`, a request for a plan. Out: programs that take both operands' values. `contraction/pair.py` makes a
-contraction of them.
+contraction of them. Importing this package registers the ways::
 
     problem.py       what a way is chosen by, and what each has to say
     scalar.py        a product a task: einsums with ``T[p, q, z]``, one for the result and one for each gradient
     dense.py         one matrix product of operands that are unfolded
     blocks.py        one matrix product a pair of blocks (BCB-SpTC)
-    hybrid.py        blocks of x by how many nonzeros they hold, the rest by tasks; which of all ways is taken
+    hybrid.py        blocks of x by how many nonzeros they hold, the rest by tasks
 """
+
+from sparsetc.planner.registry import JOINS
+from sparsetc.products.blocks import BlockPath
+from sparsetc.products.dense import DensePath
+from sparsetc.products.hybrid import HybridPath
+from sparsetc.products.problem import JoinPath, method_of
+from sparsetc.products.scalar import TaskSums
+
+WAYS: tuple[type[JoinPath], ...] = (TaskSums, DensePath, BlockPath, HybridPath)
+"""From the one with the fewest launches on, as they are considered."""
+JOINS.update({way.name: method_of(way) for way in WAYS})

@@ -29,8 +29,7 @@ from sparsetc.join.join import add_up
 from sparsetc.join.order import TASK_BYTES, picked
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
-from sparsetc.products.problem import PairProblem, Sizes
-from sparsetc.runtime.executable import Inspectable
+from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import sorted_keys
 from sparsetc.tensor.sums import accumulator
@@ -47,7 +46,7 @@ Read = tuple[torch.Tensor, torch.Tensor | None]
 """(n,) positions in a buffer, and the entries of the result that stand there; None when they are all, in order."""
 
 
-class BlockPath(Inspectable):
+class BlockPath(JoinPath):
     """The path of pairs of blocks: list of pairs, programs, and where results stand in their blocks.
 
     Attributes:
@@ -55,24 +54,27 @@ class BlockPath(Inspectable):
     """
 
     name = "bcb"
+    # 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and a hundredth of the 400
+    # that, once, cut blocks and find places in them.
+    launches = 20
 
     @classmethod
-    def seconds(cls, p: PairProblem, work: BlockWork | None = None) -> float | None:
+    def terms(cls, p: JoinProblem, work: BlockWork | None = None) -> Terms | None:
         """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
         work = work or p.blocking.work
         stored = bitmaps_of(p, work)
         if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
             return None
         program = block_program(p, stored, p.backend, in_halves(p, stored))
-        return block_seconds(work, program, p.width, p.rated, p.profile)
+        return block_terms(work, program, p.width, p.rated, p.profile)
 
     @classmethod
-    def plan(cls, p: PairProblem, work: BlockWork | None = None) -> Plan:
+    def plan_of(cls, p: JoinProblem, work: BlockWork | None = None) -> Plan:
         """Both operands in blocks."""
         return Plan(cls.name, cls.parts(p, work or p.blocking.work), False)
 
     @staticmethod
-    def parts(p: PairProblem, work: BlockWork) -> tuple[Part, ...]:
+    def parts(p: JoinProblem, work: BlockWork) -> tuple[Part, ...]:
         """Both operands in blocks, in the equation's order; sizes are known once they are packed."""
         blocking = p.blocking
         lengths = dict((*blocking.rows, *blocking.columns, *blocking.inner))
@@ -86,10 +88,14 @@ class BlockPath(Inspectable):
             for part, (blocks, bitmap) in zip(p.parts("bcb"), stored, strict=True)
         )
 
-    def __init__(self, p: PairProblem, plan: Plan) -> None:
+    def __init__(self, p: JoinProblem, plan: Plan) -> None:
         """Find the pairs, and make the kernel."""
         x, y = p.given([part.bitmap for part in plan.parts[:2]])
-        self.problem, self.bitmaps, self.blocking, self.budget, self.dtype = p, (x, y), p.blocking, p.budget, p.dtype
+        self.problem = p
+        self.bitmaps = (x, y)
+        self.blocking = p.blocking
+        self.budget = p.budget
+        self.dtype = p.dtype
         blocking, budget = p.blocking, p.budget
         self._rooms: dict[int, list[SplitOperands]] = {}
         r, c, k = blocking.extents
@@ -164,7 +170,9 @@ class BlockPath(Inspectable):
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
         """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
-        (r, c, _), (row, column), tasks = self.blocking.extents, self._lines, self.tasks
+        r, c, _ = self.blocking.extents
+        row, column = self._lines
+        tasks = self.tasks
         columns = self.blocking.pairs.columns
         narrow = index_dtype(made.numel())
         block = torch.full((self.blocking.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
@@ -210,12 +218,16 @@ class BlockPath(Inspectable):
 
     def _place_of(self, at: torch.Tensor) -> torch.Tensor:
         """(n,) the places of the result of positions in its blocks."""
-        (r, c, _), pairs, m = self.blocking.extents, self.blocking.pairs, self.blocking.join
+        r, c, _ = self.blocking.extents
+        pairs = self.blocking.pairs
+        m = self.blocking.join
         row, column = (
             line.new_zeros(lines * side).index_copy_(0, line, torch.arange(line.numel(), device=line.device))
             for line, lines, side in zip(self._lines, (pairs.rows, pairs.columns), (r, c), strict=True)
         )
-        block, inside, columns = at // (r * c), at % (r * c), max(1, pairs.columns)
+        block = at // (r * c)
+        inside = at % (r * c)
+        columns = max(1, pairs.columns)
         line, rank = self.tasks.places // columns * r, self.tasks.places % columns * c
         line, rank = line.index_select(0, block).add_(inside // c), rank.index_select(0, block).add_(inside % c)
         return column.index_select(0, rank).add_(row.index_select(0, line), alpha=m.columns)
@@ -223,7 +235,7 @@ class BlockPath(Inspectable):
     # -- numbers ----------------------------------------------------------------------------------------------------
     @cached_property
     def _buffers(self) -> list[BlockPairList]:
-        """The pairs of the blocks of the result that are made together, found once, so that calls wait for nothing."""
+        """The pairs for each group of result blocks computed together, found once, so that calls wait for nothing."""
         return [self.tasks.some(start, self.room) for start in range(0, self.tasks.blocks, self.room)]
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
@@ -327,7 +339,7 @@ NARROW = 2**31 - 2**16
 """Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""
 
 
-def in_halves(p: PairProblem, bitmaps: Bitmaps, machine: str | None = None) -> bool:
+def in_halves(p: JoinProblem, bitmaps: Bitmaps, machine: str | None = None) -> bool:
     """Return True where blocks are multiplied in halves of 16 bits, on the device's machine or a named one.
 
     They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
@@ -337,7 +349,7 @@ def in_halves(p: PairProblem, bitmaps: Bitmaps, machine: str | None = None) -> b
     return wanted and kernel and has_halves(machine or machine_of(p.budget.device))
 
 
-def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
+def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
     """Return the program of one work item: a block of the result, or some of its pairs.
 
     Floats are contracted by a dot, integers by multiplications and additions.
@@ -353,9 +365,15 @@ def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
     triton, floats = backend == "triton", p.dtype.is_floating_point or p.dtype.is_complex
     # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
     dot = floats and not (triton and k == 1)
-    how = F16X3 if halves else DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
-    warps, stages = 8 if r * c > 64 * 64 else 4 if r * c > 64 else 1, 2 if halves else Schedule.stages
-    schedule = Schedule(warps, dot=dot, precision=how, stages=stages)  # a third took longer in halves on an H200
+    how = DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
+    stages = Schedule.stages
+    if halves:
+        how = F16X3
+        stages = 2  # a third took longer on an H200
+    warps = 4 if r * c > 64 else 1
+    if r * c > 64 * 64:
+        warps = 8
+    schedule = Schedule(warps, dot=dot, precision=how, stages=stages)
     return lower_pairs(
         p.equation,
         (blocking.rows, blocking.columns, blocking.inner),
@@ -367,25 +385,27 @@ def block_program(p: PairProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
 
 WORD = 32
 """Bits of a word of a bitmap."""
-BLOCK_LAUNCHES = 20
-"""Calls that the path takes: 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and
-a hundredth of the 400 that, once, cut blocks and find places in them."""
 
 
-def block_seconds(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> float:
-    """Seconds of pairs of blocks: scatter, multiply, gather."""
+def block_terms(work: BlockWork, program: TileProgram, width: int, precision: str, profile: DeviceProfile) -> Terms:
+    """Return the seconds of pairs of blocks: scatter, multiply, gather."""
     counts = Statistics(work.made, work.pairs, sum(work.elements), work.nnz, width)
     moved, read, flops = cost_of(program).work(counts, profile)
     far = sum(work.elements) * width > profile.near_bytes
     read_rate = profile.far_blocks if far else profile.near_blocks
     rate = profile.block_dot.get(program.schedule.precision, profile.block_dot[precision])
     chain = min(pairs_a_program(work.pairs), work.pairs // max(1, work.made)) * profile.pair_turn
-    return BLOCK_LAUNCHES * profile.call + max(flops / rate, read / read_rate, chain) + moved / profile.moved
+    return {
+        "calls": BlockPath.launches * profile.call,
+        "pairs of blocks": max(flops / rate, read / read_rate, chain),
+        "bytes moved": moved / profile.moved,
+    }
 
 
-def bitmaps_of(p: PairProblem, work: BlockWork) -> Bitmaps:
-    """Which operands' blocks are read as bitmaps: as asked, or whole where that takes a quarter of the memory limit or
-    less; else the larger operand's, or both.
+def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
+    """Return which operands' blocks are read as bitmaps: as asked, else as few as the memory limit has room for.
+
+    They are whole where that takes a quarter of the limit or less; else the larger operand's are bitmaps, or both.
 
     Blocks that do not fill a word of bits are read whole.
     """
@@ -397,7 +417,7 @@ def bitmaps_of(p: PairProblem, work: BlockWork) -> Bitmaps:
     return bitmaps[0] and p.blocking.x.volume >= WORD, bitmaps[1] and p.blocking.y.volume >= WORD
 
 
-def _fits(p: PairProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
-    """Whether what is read whole takes a quarter of the memory limit or less."""
+def _fits(p: JoinProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
+    """Return True if what is read whole takes a quarter of the memory limit or less."""
     whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
     return whole * p.width <= p.budget.limit // 4

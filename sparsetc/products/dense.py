@@ -21,9 +21,8 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.join.join import Roles
 from sparsetc.join.order import picked
-from sparsetc.products.problem import PairProblem, Sizes
+from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.runtime import calls
-from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import numbered
@@ -54,17 +53,13 @@ def dense_source(equation: str, roles: Roles) -> str:
     return "\n".join(lines) + "\n"
 
 
-DENSE_LAUNCHES = 7
-"""Calls that the path takes: values scattered to zeros, the product, the result read."""
-
-
-def unfolded_bytes(p: PairProblem) -> int:
+def unfolded_bytes(p: JoinProblem) -> int:
     """Return the bytes of both unfolded operands and of their product."""
     batch, free_x, contracted, free_y = p.join.sizes
     return batch * (free_x * contracted + contracted * free_y + free_x * free_y) * p.width
 
 
-class DensePath(Inspectable):
+class DensePath(JoinPath):
     """One matrix product a batch, and the positions of the entries of operands and result in what is multiplied.
 
     Attributes:
@@ -73,25 +68,31 @@ class DensePath(Inspectable):
     """
 
     name = "dense"
+    launches = 7  # values scattered to zeros, the product, the result read
 
     @classmethod
-    def seconds(cls, p: PairProblem) -> float | None:
+    def terms(cls, p: JoinProblem) -> Terms | None:
         """Time of the product, where the unfolded operands and product take half of the memory limit or less."""
         nbytes, profile = unfolded_bytes(p), p.profile
         if not _has_product(p) or nbytes > p.budget.limit // 2:
             return None
-        multiplied, moved = 2 * prod(p.join.sizes) / profile.product[p.rated], nbytes / profile.moved
-        return DENSE_LAUNCHES * profile.call + multiplied + moved
+        return {
+            "calls": cls.launches * profile.call,
+            "product": 2 * prod(p.join.sizes) / profile.product[p.rated],
+            "bytes moved": nbytes / profile.moved,
+        }
 
     @classmethod
-    def plan(cls, p: PairProblem) -> Plan:
+    def plan_of(cls, p: JoinProblem) -> Plan:
         """Both operands as dense matrices."""
         return Plan(cls.name, p.parts("strided"), False)
 
-    def __init__(self, p: PairProblem, plan: Plan) -> None:
+    def __init__(self, p: JoinProblem, plan: Plan) -> None:
         """Take a precision that is exact for values of 16 bits, and find the positions of all entries."""
         self.join, self.budget = p.join, p.budget
-        m, device, roles = p.join, p.budget.device, p.join.roles
+        m = p.join
+        device = p.budget.device
+        roles = p.join.roles
         if not _has_product(p):
             raise PlanError(f'plan "dense" needs a matrix product, which {device.type} has not for {p.dtype}')
         unfolded = " x ".join(map(str, m.sizes))
@@ -151,7 +152,7 @@ class DensePath(Inspectable):
         return (m.x_key.numel(), 0), (m.y_key.numel(), 0)
 
     def places(self) -> torch.Tensor:
-        """Where the product of the patterns is not 0."""
+        """Find the positions where the product of the patterns is not 0."""
         x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (self.x_at, self.y_at))
         product = self._product(x, y, None, "highest")
         self.budget.check(int(torch.count_nonzero(product)))
@@ -182,5 +183,5 @@ class DensePath(Inspectable):
         raise PlanError('plan "dense" runs torch\'s own kernels, which have no PTX; "scalar" and "bcb" have')
 
 
-def _has_product(p: PairProblem) -> bool:
+def _has_product(p: JoinProblem) -> bool:
     return calls.has_matrix_product(p.dtype, p.budget.device)

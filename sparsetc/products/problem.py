@@ -1,25 +1,30 @@
-"""A contraction of two sparse operands as the ways to run it see it.
+"""A contraction of two sparse operands as the ways to run it see it, and what each of these has to say.
 
 In: a `Join`, an einsum, the types, the settings, and a request for a plan, whose options say the sides of blocks and
-how these are stored. Out: `PairProblem`: what a way is chosen by, and made of. Forms of the operands that take counting
-or sorting are made when they are first asked for. `plan_bcb` is a request for blocks.
+how these are stored. Out: `JoinProblem`: what a way is chosen by, and made of. Forms of the operands that take counting
+or sorting are made when they are first asked for. `plan_bcb` is a request for blocks. A way is a class, of which
+`method_of` makes a `Method` for the registry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Einsum
-from sparsetc.ir.plan import PAIRED_PLANS, SIDE, Part, Plan, check_threshold, requested
+from sparsetc.ir.plan import SIDE, Part, Plan, check_threshold, requested
 from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
 from sparsetc.join.order import JoinBudget
+from sparsetc.planner.bounds import Best
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.registry import JOINS, Method
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator
 
@@ -52,7 +57,7 @@ def plan_bcb(
     formats: tuple[str, str] = ("bcb", "bcb"),
     **sides: int,
 ) -> Plan:
-    """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
+    """Make a plan of blocks with sides by letter, as ``plan_bcb(i=8, j=8, k=32)``; other sides are chosen.
 
     Args:
         storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or
@@ -85,9 +90,9 @@ def paired(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
     PlanError where it is none of two sparse operands, or has sides of other letters.
     """
     plan = requested(wanted)
-    if not plan.pairs and not (plan.is_request and plan.name in ("auto", *PAIRED_PLANS)):
+    if not plan.pairs and not (plan.is_request and plan.name in ("auto", *JOINS)):
         raise PlanError(
-            f"plan must be auto, {', '.join(PAIRED_PLANS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
+            f"plan must be auto, {', '.join(JOINS)} or plan_bcb(...) for two sparse operands, found {wanted!r}"
         )
     check_threshold(plan.option("threshold", None), 1)
     if not plan.is_request:
@@ -109,7 +114,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class PairProblem:
+class JoinProblem:
     """``x,y->output`` of two patterns.
 
     Attributes:
@@ -145,6 +150,16 @@ class PairProblem:
         return self.budget.settings.effective_precision()
 
     @property
+    def precisions(self) -> tuple[str, ...]:
+        """The one precision that plans are made for."""
+        return (self.precision,)
+
+    @property
+    def counts(self) -> Join:
+        """The counts of both patterns."""
+        return self.join
+
+    @property
     def rated(self) -> str:
         """The precision by which rates are named."""
         return "float64" if self.dtype in (torch.float64, torch.complex128) else self.precision
@@ -162,7 +177,7 @@ class PairProblem:
         return Blocking.of(self.join, _sides(self.wanted) | dict.fromkeys(single, 1))
 
     def given(self, x_and_y: Sequence[T]) -> tuple[T, ...]:
-        """What is known of x and y in the equation's order, or the reverse."""
+        """Return what belongs to x and y in the equation's order, or reverse it: swapped if x is the second."""
         return tuple(reversed(x_and_y)) if self.swapped else tuple(x_and_y)
 
     def parts(self, format: str) -> tuple[Part, ...]:
@@ -173,3 +188,56 @@ class PairProblem:
 
 Sizes = tuple[tuple[int, int], ...]
 """(nonzeros, bytes of indices) of x and of y as they are read; of a hybrid, those of both its paths."""
+Terms = dict[str, float]
+"""Seconds of a call, by what takes them."""
+
+
+class JoinPath(Inspectable):
+    """One way to contract two sparse operands, to the values of a result whose pattern it finds.
+
+    One that is made, of a problem and a plan, finds `places` once, (nnz,) ascending, then takes any number of calls of
+    `run`, with the values of both operands' entries. `sizes` and `nbytes` are what it reads, and what it keeps for
+    later calls.
+
+    Attributes:
+        name: of its plans.
+        launches: calls that it takes, each of the profile's `call` seconds.
+    """
+
+    name: ClassVar[str]
+    launches: ClassVar[int]
+
+    @classmethod
+    def plan_of(cls, p: JoinProblem) -> Plan:
+        """Return the plan of a problem, whatever that takes to count."""
+        raise NotImplementedError
+
+    @classmethod
+    def terms(cls, p: JoinProblem) -> Terms | None:
+        """Return what a call takes; None where operands, stored so, do not fit, or there is no kernel for the type."""
+        raise NotImplementedError
+
+    @classmethod
+    def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
+        """Return the plan with its price."""
+        return [cls.candidate(cls.plan_of(p), cls.terms(p))]
+
+    @classmethod
+    def candidate(cls, plan: Plan, terms: Terms | None) -> Candidate:
+        """Return a plan that takes so long."""
+        if terms is None:
+            return Candidate(plan, (), plan.name)
+        return Candidate(plan, (), plan.name, tuple(terms.values()), terms=tuple(terms))
+
+
+def method_of(path: type[JoinPath]) -> Method:
+    """Return the method of a way; what its launches alone make slower than another's is not counted."""
+
+    def candidates(problem: Any, join: Any, best: Best) -> Iterable[Candidate]:
+        allowed = best.allows(path.name, path.launches * problem.profile.call)
+        return path.candidates(problem, best) if allowed else ()
+
+    def candidate(problem: Any, join: Any, **options: Any) -> Candidate:
+        return path.candidate(path.plan_of(problem), None)  # what prices take to count, the plan may not need
+
+    return Method(path.name, candidates, candidate, run=path)

@@ -31,8 +31,10 @@ from sparsetc.join import loops
 from sparsetc.join.order import TASK_BYTES, JoinOrder, picked
 from sparsetc.join.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.packing.base import Packed, pack
-from sparsetc.products.problem import PairProblem, Sizes
-from sparsetc.runtime.executable import Arrays, Executable, Inspectable, SecondPass
+from sparsetc.planner.bounds import Best
+from sparsetc.planner.candidate import Candidate
+from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
+from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support.progress import bar
 from sparsetc.tensor.sums import accumulator, wide
 
@@ -55,14 +57,14 @@ CAP = 64
 
 
 def waits(sums: int, tasks: int) -> bool:
-    """Whether so many tasks, added by atomics to so few sums, would wait for one another."""
+    """Return True if so many tasks, added by atomics to so few sums, would wait for one another."""
     return sums < FEW and tasks > MANY * sums
 
 
 class TaskSum:
     """The sum over tasks for one of x, y and the result (``letter`` p, q or z) of the product of the other two."""
 
-    def __init__(self, p: PairProblem, tasks: Tasks, letter: str) -> None:
+    def __init__(self, p: JoinProblem, tasks: Tasks, letter: str) -> None:
         """Generate the program of one sum.
 
         Args:
@@ -70,8 +72,12 @@ class TaskSum:
             tasks: the tasks to sum over, whose pattern is known.
             letter: ``p``, ``q`` or ``z``, of the tensor that is summed for.
         """
-        self.problem, self.tasks, self.letter = p, tasks, letter
-        self.dtype, settings, shape = accumulator(p.dtype), p.budget.settings, tasks.none.shape
+        self.problem = p
+        self.tasks = tasks
+        self.letter = letter
+        self.dtype = accumulator(p.dtype)
+        settings = p.budget.settings
+        shape = tasks.none.shape
         self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         wait = waits(self.rows, tasks.join_order.tasks)
@@ -147,31 +153,41 @@ class TaskSum:
         return TaskSum(replace(self.problem, backend="triton"), self.tasks, self.letter).ptx(target)
 
 
-SCALAR_LAUNCHES = 4
-"""Calls that the path takes: values gathered, the kernel, the result zeroed."""
+FEW_TASKS = 4
+"""Tasks a nonzero up to which the path is taken unseen: it then costs no more than cutting into blocks does."""
 
 
-class TaskSums(Inspectable):
+class TaskSums(JoinPath):
     """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
     name = "scalar"
+    launches = 4  # values gathered, the kernel, the result zeroed
 
     @classmethod
-    def seconds(cls, p: PairProblem, tasks: int | None = None) -> float:
+    def terms(cls, p: JoinProblem, tasks: int | None = None) -> Terms:
         """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
         tasks, profile = p.join.tasks if tasks is None else tasks, p.profile
-        again = 0 if keeps(tasks, p.budget) else tasks * TASK_BYTES / profile.expanded_bytes
         each = (KEPT_BYTES + 2 * p.width) / profile.task_bytes
         if p.budget.settings.deterministic or p.join.rows * p.join.columns < profile.crowded_below:
             each = max(each, profile.crowded)
-        return SCALAR_LAUNCHES * profile.call + tasks * each + again
+        again = 0.0 if keeps(tasks, p.budget) else tasks * TASK_BYTES / profile.expanded_bytes
+        return {"calls": cls.launches * profile.call, "pairs of nonzeros": tasks * each, "pairs made again": again}
 
     @classmethod
-    def plan(cls, p: PairProblem) -> Plan:
+    def plan_of(cls, p: JoinProblem) -> Plan:
         """Coordinates and values of both operands."""
         return Plan(cls.name, p.parts("coo"), False)
 
-    def __init__(self, p: PairProblem, plan: Plan | None = None) -> None:
+    @classmethod
+    def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
+        """Return the plan with its price; where tasks are few nothing else is to be counted."""
+        (candidate,) = super().candidates(p, best)
+        if p.join.tasks > FEW_TASKS * (p.join.x_key.numel() + p.join.y_key.numel()):
+            return [candidate]
+        best.seconds = 0.0
+        return [replace(candidate, plan=replace(candidate.plan, reason=f"at most {FEW_TASKS} tasks a nonzero"))]
+
+    def __init__(self, p: JoinProblem, plan: Plan | None = None) -> None:
         self.problem, self.tasks = p, Tasks(JoinOrder.of(p.join), p.budget)
         self._made: dict[str, TaskSum] = {}
 
@@ -220,14 +236,14 @@ class TaskSums(Inspectable):
 
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
-    """Lines that tell a reader of the source what it computes beside the einsum."""
+    """Return lines for a reader of the source about its tasks."""
     roles = tasks.join_order.join.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",
         "A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.",
-        f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any",
-        f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
+        f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any of y",
+        f"    q   nonzeros over {''.join(roles.y) or 'nothing'} that meet any of x",
         f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
-        "Their numbers are rounded up to powers of two here: the program serves all lists that are no longer.",
+        "Sizes are rounded up to powers of two here: the program serves all lists that are no longer.",
     )

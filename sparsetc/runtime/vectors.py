@@ -1,4 +1,4 @@
-"""Functions that generated native loops call, compiled by numba: vectors in registers, and loads that check nothing.
+"""Functions for generated native loops, compiled by numba: vectors in registers, and unchecked loads.
 
 LLVM unrolls a loop over 16 elements whole before it looks for vectors, and then makes none; a local array it stores and
 loads again for every nonzero. So loops are printed with vectors as numbers of their own: a value of type ``Vector`` is
@@ -49,8 +49,11 @@ def _llvm(vector: Vector) -> ir.Type:
     return ir.VectorType(number, vector.length)
 
 
-def _pointer(context: Any, builder: Any, array: types.Array, value: Any, at: Any, kind: Any = None) -> Any:
-    pointer = builder.gep(context.make_array(array)(context, builder, value).data, [at])
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any = None) -> Any:
+    """Return a pointer to a place of an array, the first two arguments, as one to a kind of element."""
+    array, at = arguments[:2]
+    where = context.cast(builder, at, signature.args[1], types.int64)
+    pointer = builder.gep(context.make_array(signature.args[0])(context, builder, array).data, [where])
     return pointer if kind is None else builder.bitcast(pointer, kind.as_pointer())
 
 
@@ -59,8 +62,7 @@ def load(typing: Any, array: Any, at: Any) -> Any:
     """Return the element of a contiguous array at a place, which is not checked."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        where = context.cast(builder, arguments[1], signature.args[1], types.int64)
-        pointer = _pointer(context, builder, signature.args[0], arguments[0], where)
+        pointer = _pointer(context, builder, signature, arguments)
         return context.unpack_value(builder, signature.return_type, pointer)
 
     return array.dtype(array, at), code
@@ -72,13 +74,12 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array_type, _, kind = signature.args
-        where = context.cast(builder, arguments[1], signature.args[1], types.int64)
         if isinstance(kind, Vector):
-            pointer = _pointer(context, builder, array_type, arguments[0], where, _llvm(kind))
+            pointer = _pointer(context, builder, signature, arguments, _llvm(kind))
             builder.store(arguments[2], pointer, align=kind.element.bitwidth // 8)
         else:
             number = context.cast(builder, arguments[2], kind, array_type.dtype)
-            pointer = _pointer(context, builder, array_type, arguments[0], where)
+            pointer = _pointer(context, builder, signature, arguments)
             context.pack_value(builder, array_type.dtype, number, pointer)
         return context.get_dummy_value()
 
@@ -91,8 +92,7 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        where = context.cast(builder, arguments[1], signature.args[1], types.int64)
-        pointer = _pointer(context, builder, signature.args[0], arguments[0], where, ir.IntType(8))
+        pointer = _pointer(context, builder, signature, arguments, ir.IntType(8))
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         builder.call(function, [pointer, number(0), number(3), number(1)])
@@ -119,14 +119,13 @@ def add_up(typing: Any, vector: Any) -> Any:
 
 
 def _of_length(length: int) -> tuple[Any, Any]:
-    """Return the functions that load so many neighbours, and that give as many zeros of an array's type."""
+    """Return the functions that load `length` neighbours and make `length` zeros of an array's type."""
 
     @intrinsic
     def load(typing: Any, array: Any, at: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             vector = signature.return_type
-            where = context.cast(builder, arguments[1], signature.args[1], types.int64)
-            values = builder.load(_pointer(context, builder, signature.args[0], arguments[0], where, _llvm(vector)))
+            values = builder.load(_pointer(context, builder, signature, arguments, _llvm(vector)))
             values.align = vector.element.bitwidth // 8
             return values
 
@@ -172,7 +171,7 @@ def _typed(context: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spread(context: Any, builder: Any, kind: Any, value: Any, vector: Vector) -> Any:
-    """Return a number as a vector of it; a vector as it is."""
+    """Return a number repeated as a vector; a vector is returned as it is."""
     if isinstance(kind, Vector):
         return value
     number, undefined = context.cast(builder, value, kind, vector.element), ir.Constant(_llvm(vector), ir.Undefined)

@@ -35,7 +35,7 @@ class Groups:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return self.ptr.numel() - 1
 
     @property
@@ -141,7 +141,7 @@ def merged(clusters: Clusters, tau: float) -> torch.Tensor:
 
 
 def _similarities(tau: float) -> list[float]:
-    """What is asked for, falling to τ."""
+    """Return the similarities required round by round, falling to τ."""
     similarities = [tau]
     least = FIRST
     while least > tau / STEP**0.5:
@@ -153,7 +153,7 @@ def _similarities(tau: float) -> list[float]:
 def _accepted(
     clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, least: float, tau: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the followers that join, in turn, up to the first of a star that is too different by then.
+    """Find the followers to join each star, in order, up to the first that differs too much by then.
 
     Returns:
         (members,) the clusters of each star, its root first, and (members,) the number of each one's star; (stars,) how
@@ -200,7 +200,9 @@ def _joined(
     clusters: Clusters, members: torch.Tensor, star: torch.Tensor, union: torch.Tensor, union_strips: torch.Tensor
 ) -> tuple[Clusters, torch.Tensor]:
     """(the clusters with each star as one; (count,) the new number of each old cluster)."""
-    n, device, count = clusters.count, clusters.ptr.device, union.numel()
+    n = clusters.count
+    device = clusters.ptr.device
+    count = union.numel()
     head = torch.searchsorted(star, torch.arange(count, device=device))
     roots = members[head]
     into = torch.arange(n, device=device).index_copy_(0, members, roots[star])

@@ -1,1 +1,1 @@
-"""What all of the package leans on: caches, locks, names, files, pickles, warnings."""
+"""Helpers for all of the package: caches, locks, names, files, pickles, warnings."""

@@ -11,29 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.support import memory
-from sparsetc.support.compiled import native
-from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor import loops
 from sparsetc.tensor.arithmetic import IN_PLACE, where_holds
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.indexing import Taken, indexed, sorted_pattern
 from sparsetc.tensor.pattern import Pattern
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from sparsetc.tensor.sparse_tensor import SparseTensor
-
-SEARCHED = 16
-"""How many times as many rows as are taken a matrix has for each to be searched for, and not all of them once."""
-Taken = tuple[Pattern, torch.Tensor | None]
-"""A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
 
 
 def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
@@ -42,7 +34,7 @@ def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
     def converted(x: Any) -> SparseTensor:
         return x.to(dtype)  # type: ignore[no-any-return]
 
-    converted.__doc__ = f"With values in {str(dtype).removeprefix('torch.')}."
+    converted.__doc__ = f"Return the tensor with values cast to {str(dtype).removeprefix('torch.')}."
     return converted
 
 
@@ -59,13 +51,13 @@ class Typed:
     bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
 
     def type(self, dtype: Any = None) -> Any:
-        """With values of a dtype, or torch's old name of the values' type."""
+        """Convert values to a dtype. Without one, return torch's old name of the values' type."""
         x: Any = self
         return x._values.type() if dtype is None else x.to(dtype)
 
 
 class Structure:
-    """How modes of a `SparseTensor` are taken, ordered, joined and split.
+    """Indexing, permuting, joining and splitting the modes of a `SparseTensor`.
 
     Tensors in blocks are taken nonzero by nonzero, except where modes only change places. Duplicates are summed first.
     """
@@ -85,7 +77,7 @@ class Structure:
     # -- torch's names --------------------------------------------------------------------------------------------
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one mode."""
+        """Return the shape, or the size of mode ``dim``."""
         shape = torch.Size(_untyped(self).shape)
         return shape if dim is None else shape[mode_of(len(shape), dim)]
 
@@ -99,7 +91,7 @@ class Structure:
         return self.ndim
 
     def numel(self) -> int:
-        """The number of positions, most of which hold no entry."""
+        """Return the number of positions, most of which hold no entry."""
         return prod(_untyped(self).shape)
 
     def __len__(self) -> int:
@@ -109,34 +101,46 @@ class Structure:
         return (self[n] for n in range(len(self)))
 
     def indices(self) -> torch.Tensor:
-        """Coordinates, (sparse_order, nnz), as torch's sparse tensors have them."""
+        """Return coordinates, (sparse_order, nnz), as torch's sparse tensors do."""
         return self._pattern.coords
 
     def nonzero(self) -> torch.Tensor:
-        """Coordinates of the values that are not 0, (n, order)."""
+        """Return the coordinates of the values that are not 0, (n, order).
+
+        Examples:
+            >>> stc.eye(2).nonzero()
+            tensor([[0, 0],
+                    [1, 1]])
+        """
         return _untyped(self).expand_dense().drop().coords.T  # type: ignore[no-any-return]
 
     def item(self) -> Any:
-        """The one element of a tensor of one position; ShapeError for others."""
+        """Return the element of a tensor with one position as a Python number.
+
+        Raises:
+            ShapeError: the tensor has another number of positions.
+        """
         if self.numel() != 1:
             raise ShapeError(f"item() is of a tensor of one position, found one of {self.numel():,}")
         return _untyped(self).to_dense().item()
 
     def clone(self) -> SparseTensor:
-        """The same with values of its own; the pattern is shared, since nobody writes to it."""
+        """Return a tensor with a copy of the values; the pattern is shared, since it is never written to."""
         return self._make(self._pattern, self._values.clone())
 
     def detach(self) -> SparseTensor:
-        """The same, whose values no gradient is followed to."""
+        """Return the tensor without a gradient of its values."""
         return self._make(self._pattern, self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Have gradients of the values recorded, which must be a leaf of autograd's graph."""
+        """Set whether autograd records gradients of the values, which must be a leaf of its graph. Return the tensor
+        itself.
+        """
         self._values.requires_grad_(requires_grad)
         return self
 
     def contiguous(self) -> Self:
-        """The tensor itself."""
+        """Return the tensor itself; it is always contiguous."""
         return self
 
     # -- what torch.nn.Module, DataLoader and hooks ask of a tensor, as it may be a buffer of a module --------------
@@ -154,18 +158,19 @@ class Structure:
 
     @property
     def grad(self) -> SparseTensor | None:
-        """Gradients of the values, on the pattern; None before there are any."""
+        """The gradient of the values, on the same pattern; None before there is one."""
         found = self._values.grad
         return None if found is None else self._make(self._pattern, found)
 
     def copy_(self, other: SparseTensor, non_blocking: bool = False) -> Self:
-        """Take the entries of another tensor of this shape, as `Module.load_state_dict` does; dtype and device stay.
+        """Copy the entries of another tensor of this shape into this one, as `Module.load_state_dict` does.
 
-        Values are written to the memory of these where the coordinates are the same. Nothing else is done in place.
+        Dtype and device stay. If both have the same coordinates, the values are written in place; no other method works
+        in place.
 
         Raises:
-            ShapeError: another shape.
-            DtypeError: what is not sparse.
+            ShapeError: `other` has another shape.
+            DtypeError: `other` is not sparse.
         """
         if not isinstance(other, Structure):
             raise DtypeError(f"copy_ takes a SparseTensor, found {type(other).__name__}")
@@ -182,13 +187,13 @@ class Structure:
         return self
 
     def share_memory_(self) -> Self:
-        """Coordinates and values moved to memory that processes share."""
+        """Move coordinates and values to memory shared by processes. Return the tensor itself."""
         for tensor in (self._pattern.coords, self._values):
             tensor.share_memory_()
         return self
 
     def pin_memory(self) -> SparseTensor:
-        """The same with coordinates and values in memory that a GPU copies from directly."""
+        """Return the tensor with coordinates and values in pinned memory, from which a GPU copies directly."""
         pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
         return self._make(pattern, self._values.pin_memory())
 
@@ -196,29 +201,43 @@ class Structure:
 
     @property
     def T(self) -> SparseTensor:
-        """Rows for columns; of any other order than 2, ShapeError, as `mT` and `permute` say what is meant."""
+        """The transpose of a matrix.
+
+        Raises:
+            ShapeError: the order is not 2; use `mT` or `permute`.
+        """
         if self.ndim != 2:
             raise ShapeError(f".T is of a matrix, found {self.ndim} modes: take .mT, or permute(…)")
         return self.transpose(0, 1)
 
     @property
     def mT(self) -> SparseTensor:
-        """The last two modes for one another."""
+        """The tensor with its last two modes exchanged."""
         return self.transpose(-2, -1)
 
     def t(self) -> SparseTensor:
-        """Rows for columns of a matrix."""
+        """Transpose a matrix."""
         return self.T
 
     def transpose(self, dim0: int, dim1: int) -> SparseTensor:
-        """Two modes for one another, as `permute` exchanges them."""
+        """Exchange two modes.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).transpose(0, 2).shape
+            (4, 3, 2)
+        """
         first, second = (mode_of(self.ndim, d) for d in (dim0, dim1))
         modes = list(range(self.ndim))
         modes[first], modes[second] = second, first
         return self.permute(modes)
 
     def movedim(self, source: Any, destination: Any) -> SparseTensor:
-        """Modes taken to other places, the others in their order."""
+        """Move modes to other places; the others keep their order.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).movedim(0, -1).shape
+            (3, 4, 2)
+        """
         sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
         moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
         others = iter([m for m in range(self.ndim) if m not in moved.values()])
@@ -227,13 +246,20 @@ class Structure:
     # -- shapes ---------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> SparseTensor:
-        """The same elements in row-major order, in another shape; one size may be -1.
+        """Return the same elements in row-major order, in another shape.
 
-        Sparse modes are joined and split among themselves, as are dense ones; where a size would take of both, dense
-        modes become sparse.
+        Sparse modes are joined and split among themselves, and dense modes among themselves. If a new mode would join
+        both kinds, the dense modes become sparse first.
+
+        Args:
+            shape: sizes, as numbers or as one tuple; one may be -1.
 
         Raises:
             ShapeError: another number of elements, or a size past 2**63 - 1.
+
+        Examples:
+            >>> stc.eye(2).reshape(4).to_dense()
+            tensor([1., 0., 0., 1.])
         """
         x, given = without_blocks(_untyped(self)), _flat(shape)
         count, known = prod(x.shape), prod(n for n in given if n != -1)
@@ -253,39 +279,63 @@ class Structure:
     view = reshape
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
-        """Neighbouring modes joined to one."""
-        first, last, shape = mode_of(self.ndim, start_dim), mode_of(self.ndim, end_dim), _untyped(self).shape
+        """Join the modes from ``start_dim`` to ``end_dim`` to one.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).flatten(1).shape
+            (2, 12)
+        """
+        first = mode_of(self.ndim, start_dim)
+        last = mode_of(self.ndim, end_dim)
+        shape = _untyped(self).shape
         if first > last:
             raise ShapeError(f"flatten joins modes from one to a later one, found {start_dim} to {end_dim}")
         return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
 
     def matricize(self, mode: int) -> SparseTensor:
-        """The matrix with a row an index of a mode, and columns for those of all others, in row-major order."""
+        """Unfold the tensor to a matrix: rows are indices of ``mode``, columns the other modes in row-major order.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).matricize(1).shape
+            (3, 8)
+        """
         mode, x = mode_of(self.ndim, mode), _untyped(self).expand_dense()
         others = [m for m in range(self.ndim) if m != mode]
         return x.permute(mode, *others).reshape(x.shape[mode], prod(x.shape[m] for m in others))  # type: ignore[no-any-return]
 
     def unsqueeze(self, dim: int) -> SparseTensor:
-        """One more mode, of size 1, before the mode ``dim``."""
+        """Insert a mode of size 1 before mode ``dim``.
+
+        Examples:
+            >>> stc.eye(2).unsqueeze(0).shape
+            (1, 2, 2)
+        """
         at = mode_of(self.ndim + 1, dim)
         return self[tuple([slice(None)] * at + [None])]  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
-        """Without modes of size 1: all of them, or those named, of which others stay."""
+        """Remove modes of size 1: all, or those of ``dim`` that have this size.
+
+        Examples:
+            >>> stc.zeros(1, 2, 1).squeeze(0).shape
+            (2, 1)
+        """
         shape = _untyped(self).shape
-        modes = (
-            range(self.ndim)
-            if dim is None
-            else [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
-        )
+        modes = list(range(self.ndim))
+        if dim is not None:
+            modes = [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
     def expand(self, *sizes: Any) -> SparseTensor:
-        """Modes of size 1, and new ones in front, repeated to these sizes; -1 leaves a size as it is.
+        """Repeat modes of size 1, and new modes in front, to these sizes; -1 keeps a size.
 
         Raises:
-            ShapeError: sizes that the shape cannot be broadcast to.
-            OutOfMemoryError: more entries than the memory limit allows.
+            ShapeError: the shape cannot be broadcast to these sizes.
+            OutOfMemoryError: the entries would pass the memory limit.
+
+        Examples:
+            >>> stc.full((1, 2), 1.0).expand(3, -1).nnz
+            6
         """
         x, wanted = _untyped(self), _flat(sizes)
         shape = [1] * (len(wanted) - x.ndim) + list(x.shape)
@@ -323,14 +373,25 @@ class Structure:
         """
         if isinstance(key, Structure):
             return where_holds(self, _untyped(key).expand_dense().drop(), True)
-        return _indexed(without_blocks(_untyped(self)), list(key) if isinstance(key, tuple) else [key])
+        return indexed(without_blocks(_untyped(self)), list(key) if isinstance(key, tuple) else [key])
 
     def index_select(self, dim: int, index: torch.Tensor) -> Any:
-        """The positions of a mode that an index tensor names, in its order, with repeats."""
+        """Select positions of a mode by an index tensor, in its order, with repeats.
+
+        Examples:
+            >>> stc.eye(3).index_select(0, torch.tensor([2, 2])).to_dense()
+            tensor([[0., 0., 1.],
+                    [0., 0., 1.]])
+        """
         return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
-        """So many positions of a mode, from one on."""
+        """Select ``length`` positions of mode ``dim`` from ``start`` on.
+
+        Examples:
+            >>> stc.eye(3).narrow(0, 1, 2).shape
+            (2, 3)
+        """
         mode, size = mode_of(self.ndim, dim), _untyped(self).shape[dim]
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
@@ -338,15 +399,30 @@ class Structure:
         return self[tuple([slice(None)] * mode + [slice(first, first + length)])]
 
     def select(self, dim: int, index: int) -> Any:
-        """One position of a mode, which goes."""
+        """Select one position of a mode, and remove the mode.
+
+        Examples:
+            >>> stc.eye(3).select(0, 1).to_dense()
+            tensor([0., 1., 0.])
+        """
         return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """All positions of a mode, each by itself."""
+        """Return a tuple of the tensors at each position of a mode.
+
+        Examples:
+            >>> len(stc.eye(3).unbind())
+            3
+        """
         return tuple(self.select(dim, n) for n in range(self.size(dim)))
 
     def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        """Parts of a mode, of one length but the last, or of these lengths."""
+        """Split a mode into parts of one length (the last may be shorter), or of the lengths given.
+
+        Examples:
+            >>> [part.shape for part in stc.eye(3).split(2)]
+            [(2, 3), (1, 3)]
+        """
         size, each = self.size(dim), split_size_or_sections
         lengths = [min(each, size - n) for n in range(0, size, each)] if isinstance(each, int) else list(each)
         if sum(lengths) != size:
@@ -354,16 +430,33 @@ class Structure:
         return tuple(self.narrow(dim, sum(lengths[:n]), length) for n, length in enumerate(lengths))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        """So many parts of a mode, or fewer."""
+        """Split a mode into ``chunks`` parts, or fewer.
+
+        Examples:
+            >>> [part.shape for part in stc.eye(4).chunk(2)]
+            [(2, 4), (2, 4)]
+        """
         return self.split(max(1, -(-self.size(dim) // chunks)), dim)
 
     def flip(self, *dims: Any) -> SparseTensor:
-        """Modes in reverse order."""
+        """Reverse the order of positions in modes.
+
+        Examples:
+            >>> stc.eye(2).flip(0).to_dense()
+            tensor([[0., 1.],
+                    [1., 0.]])
+        """
         modes = [mode_of(self.ndim, d) for d in _flat(dims)]
         return self[tuple(slice(None, None, -1 if m in modes else 1) for m in range(self.ndim))]  # type: ignore[no-any-return]
 
     def roll(self, shifts: Any, dims: Any = None) -> SparseTensor:
-        """Positions of modes moved on, and from the end to the beginning; without modes all elements in one row."""
+        """Shift positions of modes, from the end to the beginning; without modes, shift all elements in row-major
+        order.
+
+        Examples:
+            >>> stc.SparseTensor([[0]], [1.0], (3,)).roll(1).to_dense()
+            tensor([0., 1., 0.])
+        """
         if dims is None:
             return self.reshape(-1).roll(shifts, 0).reshape(self.size())
         x: Any = self
@@ -374,13 +467,23 @@ class Structure:
         return x  # type: ignore[no-any-return]
 
     def trace(self) -> torch.Tensor:
-        """The sum of the diagonal of a matrix."""
+        """Sum the diagonal of a matrix.
+
+        Examples:
+            >>> stc.eye(3).trace()
+            tensor(3.)
+        """
         if self.ndim != 2:
             raise ShapeError(f"a trace is of a matrix, found {self.ndim} modes")
         return self.diagonal().sum()  # type: ignore[no-any-return]
 
     def diag(self, diagonal: int = 0) -> SparseTensor:
-        """The diagonal of a matrix, or the matrix with a vector on its diagonal."""
+        """Return the diagonal of a matrix, or the matrix with a vector on its diagonal.
+
+        Examples:
+            >>> stc.eye(2).diag().to_dense()
+            tensor([1., 1.])
+        """
         if self.ndim == 2:
             return self.diagonal(diagonal)  # type: ignore[no-any-return]
         x = _untyped(self).expand_dense().coalesce()
@@ -392,10 +495,19 @@ class Structure:
         return x._make(Pattern(coords, (size, size), True), x._values)  # type: ignore[no-any-return]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-        """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
+        """Return the elements whose indices in two modes differ by ``offset``.
+
+        Args:
+            offset: index in ``dim2`` less index in ``dim1``.
+            dim1: a mode.
+            dim2: another mode.
 
         Returns:
-            A SparseTensor; of a matrix with one mode.
+            A SparseTensor without the two modes, with the diagonal as its last mode.
+
+        Examples:
+            >>> stc.full((2, 3), 1.0).diagonal(1).shape
+            (2,)
         """
         x = _untyped(self).expand_dense().coalesce()
         first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
@@ -410,16 +522,26 @@ class Structure:
             c = x._pattern.coords
             on = (c[second] - c[first] == offset).nonzero()[:, 0]
             rows = torch.cat((c[others][:, on], c[first][on].unsqueeze(0) - down))
-            return _sorted(rows, (*(x.shape[m] for m in others), size), on)
+            return sorted_pattern(rows, (*(x.shape[m] for m in others), size), on)
 
         return _with_entries(x, *x._pattern._once(("diagonal", offset, first, second), made))
 
     def tril(self, diagonal: int = 0) -> SparseTensor:
-        """The entries of the last two modes on and below a diagonal."""
+        """Return the entries of the last two modes on and below a diagonal; others are dropped.
+
+        Examples:
+            >>> stc.full((2, 2), 1.0).tril().nnz
+            3
+        """
         return self._triangle(diagonal, operator.le)
 
     def triu(self, diagonal: int = 0) -> SparseTensor:
-        """The entries of the last two modes on and above a diagonal."""
+        """Return the entries of the last two modes on and above a diagonal; others are dropped.
+
+        Examples:
+            >>> stc.full((2, 2), 1.0).triu(1).nnz
+            1
+        """
         return self._triangle(diagonal, operator.ge)
 
     def _triangle(self, diagonal: int, compare: Callable[[Any, Any], torch.Tensor]) -> SparseTensor:
@@ -450,16 +572,8 @@ def _with_entries(x: Any, pattern: Pattern, entries: torch.Tensor) -> Any:
     return x._make(pattern, x._values.index_select(0, entries))
 
 
-def _sorted(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
-    """The coalesced pattern of unique coordinates in any order, and the entries in its order."""
-    if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
-        order = crd.lexsort(rows, shape)
-        rows, entries = rows[:, order], order if entries is None else entries[order]
-    return Pattern(rows.contiguous(), shape, True), entries
-
-
 def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
-    """The pattern in another shape of as many positions, in the same order.
+    """Return the pattern in another shape with as many positions, in the same order.
 
     Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.
     """
@@ -481,228 +595,3 @@ def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
         return Pattern(torch.stack(rows), shape, True)
 
     return pattern._once(("reshaped", shape), made)
-
-
-# -- indexing ----------------------------------------------------------------------------------------------------------
-
-
-def _indexed(x: Any, keys: list[Any]) -> Any:
-    """Elements by a list of indices; see `Structure.__getitem__`."""
-    keys = [_index(key, x) for key in keys]
-    count = sum(key is not None and key is not Ellipsis for key in keys)
-    if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
-        raise ShapeError(f"{count} indices, and {keys.count(Ellipsis)} of …, for {x.ndim} modes")
-    at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
-    keys[at : at + 1] = [slice(None)] * (x.ndim - count)
-    modes = iter(enumerate(x.shape))
-    keys = [key if key is None else _within(key, *next(modes)) for key in keys]
-    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
-    if len(picked) > 1:
-        return _picked(x, keys, picked)
-    coords, shape, rows = x._pattern.coords, list[int](), list[torch.Tensor]()
-    values, axis, mode = x._values, 1, 0
-    kept: torch.Tensor | None = None  # which of the entries that are left, in order
-    in_order = True
-    if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
-        indices = keys[0].indices(x.shape[0])
-        if len(range(*indices)) <= x.nnz:
-            keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
-    if isinstance(keys[0], torch.Tensor):
-        kept, row = _runs(x._pattern, keys[0])
-        rows, shape, mode = [row], [keys[0].numel()], 1
-    else:
-        range_of_rows = slice(*_range(coords[0], keys[0], x.shape[0]))
-        coords, values = coords[:, range_of_rows], values[range_of_rows]
-    for key in keys[mode:]:
-        dense = mode >= x.sparse_order
-        if key is None:
-            if dense:
-                values, axis = values.unsqueeze(axis), axis + 1
-            else:
-                rows.append(torch.zeros_like(_at(coords[0], kept)))
-                shape.append(1)
-            continue
-        size = x.shape[mode]
-        if dense:
-            values, axis = _of_dense(values, axis, key, size)
-        else:
-            row, n = _at(coords[mode], kept), size
-            if isinstance(key, torch.Tensor):
-                kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
-                kept, row, n = _selected(kept, row, key, size, rows)
-                in_order = False
-            elif key != slice(None):
-                inside, row, n = _sliced(row, key, size, mode == 0)
-                in_order &= isinstance(key, int) or key.step is None or key.step > 0
-                if inside is not None and not bool(inside.all()):
-                    inside = inside.nonzero()[:, 0]
-                    kept = inside if kept is None else kept.index_select(0, inside)
-                    row, *rows = (r.index_select(0, inside) for r in (row, *rows))
-            if not isinstance(key, int):
-                rows.append(row)
-                shape.append(n)
-        mode += 1
-    values = values.clone() if kept is None else values.index_select(0, kept)
-    if not rows:
-        return values.sum(0, dtype=values.dtype)  # of one, or of none
-    taken = torch.stack(rows)
-    if in_order:
-        return x._make(Pattern(taken, tuple(shape), True), values)
-    pattern, order = _sorted(taken, tuple(shape), None)
-    return x._make(pattern, values if order is None else values.index_select(0, order))
-
-
-def _at(row: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    return row if kept is None else row.index_select(0, kept)
-
-
-def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
-    """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
-    if isinstance(key, int):
-        key = slice(key, key + 1)
-    if not isinstance(key, slice) or key == slice(None):
-        return 0, row.numel()
-    taken = range(*key.indices(size))
-    low, high = (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
-    first, end = torch.searchsorted(row, row.new_tensor([low, high])).tolist()
-    return first, max(first, end)
-
-
-def _index(key: Any, x: Any) -> Any:
-    """An index as an int, a slice, None, Ellipsis, an int64 tensor, or a mask."""
-    if isinstance(key, slice):
-        if key.step == 0 or not all(n is None or hasattr(n, "__index__") for n in (key.start, key.stop, key.step)):
-            raise ShapeError(f"a slice is of integers, with a step that is not 0, found {key}")
-        return key
-    if key is None or key is Ellipsis:
-        return key
-    if isinstance(key, list | tuple | np.ndarray):
-        key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
-    if isinstance(key, torch.Tensor) and key.ndim:
-        if key.ndim > 1 or key.is_floating_point() or key.is_complex():
-            raise ShapeError(
-                f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
-            )
-        return (key.bool() if key.dtype in (torch.bool, torch.uint8) else key.long()).to(x.device)
-    try:
-        if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
-            raise TypeError
-        return operator.index(key)
-    except TypeError:
-        raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
-
-
-def _within(index: Any, mode: int, size: int) -> Any:
-    """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
-    if isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dtype != torch.bool and not len(index)):
-        return index
-    if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
-        if len(index) != size:
-            raise ShapeError(f"a mask of {len(index)} elements is not one of mode {mode}, of size {size}")
-        return index.nonzero()[:, 0]
-    low, high = (int(index.min()), int(index.max())) if isinstance(index, torch.Tensor) else (index, index)
-    if low < -size or high >= size:
-        raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
-    if isinstance(index, torch.Tensor):
-        return torch.where(index < 0, index + size, index)
-    return index % size
-
-
-def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch.Tensor | None, torch.Tensor, int]:
-    """Which coordinates an int or a slice takes, None for all, their new values, and the new size.
-
-    Args:
-        row: the coordinates of a mode.
-        key: the int or the slice.
-        size: of the mode.
-        within: whether no coordinate is before or behind what is taken.
-    """
-    if isinstance(key, int):
-        return None if within else row == key, row, 1
-    start, stop, step = key.indices(size)
-    n = len(range(start, stop, step))
-    place = row - start
-    if within and step == 1:
-        return None, place, n
-    inside = torch.ones_like(row, dtype=torch.bool) if step == 1 else place % step == 0
-    place = place if step == 1 else torch.div(place, step, rounding_mode="floor")
-    return inside & (place >= 0) & (place < n), place, n
-
-
-@entry_point
-def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries at the places of the first mode that an index names, in its order, and its position for each."""
-    row, size = pattern.coords[0], pattern.shape[0]
-    if size > SEARCHED * index.numel():
-        first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
-    else:
-        begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
-        first, end = begins.index_select(0, index), begins.index_select(0, index + 1)
-    times = end - first
-    ends = torch.cumsum(times, 0)
-    if enumerate_runs := native(loops.runs, row.device, row.numel()):
-        count = int(ends[-1]) if len(ends) else 0
-        entries, position = row.new_empty(count), row.new_empty(count)
-        enumerate_runs(first, times, entries, position)
-        return entries, position
-    position = torch.repeat_interleave(times)
-    ahead = first - (ends - times)  # of an entry's number among all that are taken
-    return ahead.index_select(0, position).add_(torch.arange(position.numel(), device=row.device)), position
-
-
-def _selected(
-    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """The entries at the places that an index names, once for each time that it does; rows so far follow."""
-    order = torch.sort(index, stable=True)
-    if size <= row.numel() + index.numel():
-        counts = torch.bincount(index, minlength=size)
-        first, times = torch.cumsum(counts, 0) - counts, counts.index_select(0, row)
-        taken = times.nonzero()[:, 0]
-        times, row, kept, *rows[:] = (r.index_select(0, taken) for r in (times, row, kept, *rows))
-        first = first.index_select(0, row)
-    else:
-        first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-        times = last - first
-    which = torch.repeat_interleave(times)
-    before = torch.cumsum(times, 0) - times
-    number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]
-    rows[:] = [r[which] for r in rows]
-    return kept[which], order.indices[number], index.numel()
-
-
-def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[torch.Tensor, int]:
-    """Values with one of their dense modes indexed, and the axis of the next."""
-    if isinstance(key, int):
-        return values.select(axis, key), axis
-    if not isinstance(key, torch.Tensor):
-        key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
-    return values.index_select(axis, key), axis + 1
-
-
-def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Positions that several index tensors of one length name together, as one mode; see `Structure.__getitem__`."""
-    if any(key is None or isinstance(key, int) for key in keys):
-        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
-    x = x.expand_dense()
-    index = [keys[m] for m in picked]
-    if len({i.numel() for i in index}) > 1:
-        raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
-    others = [m for m in range(x.ndim) if m not in picked]
-    x = x.permute(*picked, *others)
-    sizes = x.shape[: len(picked)]
-    keys_of = crd.numbered(
-        [torch.cat((row, i)) for row, i in zip(x._pattern.coords, index, strict=False)],
-        sizes,
-        x._pattern.nnz + index[0].numel(),
-        x._pattern.coords[0],
-    )
-    joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
-    shape = (max(1, keys_of.count), *x.shape[len(picked) :])
-    found = _indexed(
-        x._make(Pattern(joined, shape, True), x._values), [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)]
-    )
-    if not others:
-        return found.to_dense()
-    at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
-    return found.permute(*range(1, at + 1), 0, *range(at + 1, found.ndim))

@@ -28,13 +28,13 @@ MOST_MERGED = 1 << 26
 def add_to(commands: Any) -> None:
     """Add ``tune`` and its own commands to a parser's."""
     tune = commands.add_parser("tune", help="look at, move or forget the record of plans that were timed (tune=)")
-    own = tune.add_subparsers(required=True, dest="action", metavar="action")
+    actions = tune.add_subparsers(required=True, dest="action", metavar="action")
     for name, told in ("list", "print what was timed"), ("forget", "remove what was timed"):
-        one = own.add_parser(name, help=f"{told}, of every equation or of one")
+        one = actions.add_parser(name, help=f"{told}, of every equation or of one")
         one.add_argument("--equation", help='for example "ijk,jr,kr->ir"')
-    own.add_parser("export", help="write every line to a file").add_argument("file", type=Path)
-    own.add_parser("merge", help="add the lines of a file that are not there yet").add_argument("file", type=Path)
-    one = own.add_parser(
+    actions.add_parser("export", help="write every line to a file").add_argument("file", type=Path)
+    actions.add_parser("merge", help="add the lines of a file that are not there yet").add_argument("file", type=Path)
+    one = actions.add_parser(
         "refit", help="fit the profile of each GPU to what was timed on it, and keep fits that are better"
     )
     one.add_argument("file", type=Path, nargs="?", help="more lines, which stay where they are")
@@ -57,7 +57,7 @@ def _timed() -> list[Line]:
 
 
 def _asked(options: Namespace, line: Line) -> bool:
-    """Whether a line is of the equation that was named, if any was."""
+    """True if a line is of the equation named by the options, or if none was named."""
     return options.equation is None or "".join(options.equation.split()) == "".join(line.equation.split())
 
 
@@ -96,17 +96,17 @@ def _given(path: Path) -> tuple[Line, ...]:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
-            found = read((gzip.GzipFile(fileobj=file) if packed else file).read(MOST_MERGED))
+            lines_of_file = read((gzip.GzipFile(fileobj=file) if packed else file).read(MOST_MERGED))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise FormatError(f"{path}: a truncated or damaged gzip file ({error})") from error
-    if not found:
+    if not lines_of_file:
         raise FormatError(f"{path} holds no lines of a record of tuning")
-    return found
+    return lines_of_file
 
 
 def _refit(options: Namespace) -> None:
-    found = [*_timed(), *(_given(options.file) if options.file else ())]
-    timed = [line for line in found if line.problem.get("backend") == "triton"]
+    records = [*_timed(), *(_given(options.file) if options.file else ())]
+    timed = [line for line in records if line.problem.get("backend") == "triton"]
     if not timed:
         print("nothing was timed on a GPU")
     for device in dict.fromkeys(line.device for line in timed):
@@ -122,14 +122,14 @@ def _refit(options: Namespace) -> None:
 
 
 def _merge(options: Namespace) -> None:
-    found = _given(options.file)
+    records = _given(options.file)
     added = 0
-    for device in dict.fromkeys(line.device for line in found):
+    for device in dict.fromkeys(line.device for line in records):
         path = path_of(device, "tuning", "jsonl")
         if path is None:
             raise FileNotFoundError("a record is kept below the home directory, and there is none")
-        known = set(map(repr, lines(path)))
-        new = [line for line in found if line.device == device and repr(line) not in known]
+        known_lines = set(map(repr, lines(path)))
+        new = [line for line in records if line.device == device and repr(line) not in known_lines]
         append(path, new)
         added += len(new)
-    print(f"{added} of {len(found)} lines added")
+    print(f"{added} of {len(records)} lines added")

@@ -1,4 +1,4 @@
-"""What the record says of a problem: the plan that was fastest for it, and plans that were fast for others like it.
+"""The tuning record of a problem: its fastest plan, and plans that were fast for similar problems.
 
 In: facts of a problem, then trials. Out: a plan that was timed before, names of plans to try, and lines of the trials.
 A line of other software, or of a problem that is only alike, proposes and does not decide.
@@ -39,11 +39,11 @@ def versions() -> str:
     """The software that times depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    known = []
+    named = []
     for name in ("sparsetc", "torch", "triton"):
         with suppress(PackageNotFoundError):
-            known.append(f"{name} {version(name)}")
-    return ", ".join(known)
+            named.append(f"{name} {version(name)}")
+    return ", ".join(named)
 
 
 def today() -> str:
@@ -58,7 +58,7 @@ def digest(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a problem is known by.
+    """The properties that identify a problem.
 
     Attributes:
         tensor: the patterns of its sparse operands.
@@ -74,7 +74,7 @@ class Facts:
 
     @classmethod
     def of(cls, p: Problem) -> Facts:
-        """Those of an einsum with one sparse operand."""
+        """Return the facts of an einsum with one sparse operand."""
         counts, letters = p.counts, dict(enumerate(p.letters))
         slices = {c: counts.distinct((m,)) for m, c in letters.items()}
         fibers = {c: counts.distinct(tuple(n for n in letters if n != m)) for m, c in letters.items()}
@@ -90,7 +90,7 @@ class Facts:
 
 @lru_cache(maxsize=1)
 def shipped() -> bytes:
-    """The record that comes with the package: the fastest plan of each problem that rates were fitted to."""
+    """Return the record shipped with the package: the fastest plan of each problem used to fit the rates."""
     return gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes())
 
 
@@ -112,7 +112,7 @@ DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, Ar
 
 
 def candidate_of(line: Line) -> Candidate:
-    """The candidate of a line, with the sizes its parts were expected to have; one of `DAMAGED` where it has none."""
+    """Return the candidate of a line, with its expected sizes. Raise one of `DAMAGED` if there is none."""
     expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
@@ -130,7 +130,7 @@ def skeleton(plan: Plan) -> Plan:
 
 
 class Known:
-    """What the record of a device says of a problem.
+    """The lines of a device's record about one problem.
 
     Attributes:
         timed: by name, the latest line of each plan that this software timed for this problem.
@@ -138,39 +138,58 @@ class Known:
     """
 
     def __init__(self, facts: Facts, request: Plan, device: str) -> None:
-        self._facts, self._device, self._path = facts, device, path_of(device, "tuning", "jsonl")
+        self._facts = facts
+        self._device = device
+        self._path = path_of(device, "tuning", "jsonl")
         self._key = digest(facts.tensor, facts.equation, sorted(facts.problem.items()), request.name, request.options)
         self._like, now = facts.alike, versions()
         names = self._key, self._like
-        found = [line for line in (*read(shipped(), *names), *lines(self._path, *names)) if line.device == device]
-        self.timed = {line.name: line for line in found if (line.key, line.versions) == (self._key, now)}
+        recorded = [line for line in (*read(shipped(), *names), *lines(self._path, *names)) if line.device == device]
+        self.timed = {line.name: line for line in recorded if (line.key, line.versions) == (self._key, now)}
         fastest: dict[str, Line] = {}
-        for line in found:
+        for line in recorded:
             if line.like == self._like and line.seconds[1] <= fastest.get(line.key, line).seconds[1]:
                 fastest[line.key] = line
         self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The candidate to take, one of these but for its options; None where the first of them was not timed."""
-        own, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
+        """Return the fastest timed candidate that is one of these but for options; None if the first was not timed."""
+        trials, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
         for line in self.timed.values():
             with suppress(*DAMAGED):
-                found = candidate_of(line)
-                if (skeleton(found.plan), len(found.expected), len(line.predicted)) in allowed:
-                    own.append(Trial[Any](found, None, line.timing))
-        first = [t for t in own if t.candidate.name == candidates[0].name]
-        return best_of([*first, *own]).candidate if first else None
+                candidate = candidate_of(line)
+                if (skeleton(candidate.plan), len(candidate.expected), len(line.predicted)) in allowed:
+                    trials.append(Trial[Any](candidate, None, line.timing))
+        first = [t for t in trials if t.candidate.name == candidates[0].name]
+        return best_of([*first, *trials]).candidate if first else None
 
     def add(self, trials: Iterable[Trial[Any]]) -> None:
         """A line for each trial; a warning where they cannot be written."""
         facts = self._facts
-        about = self._key, self._like, facts.tensor, self._device, versions(), today(), facts.equation
         profile, new = of_backend(facts.problem["backend"]), []
         for trial in trials:
             c, t = trial.candidate, trial.timing
             terms = [cost.seconds(sizes, profile) for cost, sizes in zip(c.costs, c.expected, strict=False)]
-            told = c.seconds or (), tuple(terms), tuple(map(asdict, c.expected)), facts.problem, facts.pattern
-            new.append(Line(*about, c.name, as_data(c.plan), (t.low, t.median, t.high), t.calls, *told))
+            new.append(
+                Line(
+                    key=self._key,
+                    like=self._like,
+                    tensor=facts.tensor,
+                    device=self._device,
+                    versions=versions(),
+                    day=today(),
+                    equation=facts.equation,
+                    name=c.name,
+                    plan=as_data(c.plan),
+                    seconds=(t.low, t.median, t.high),
+                    calls=t.calls,
+                    predicted=c.seconds or (),
+                    terms=tuple(terms),
+                    expected=tuple(map(asdict, c.expected)),
+                    problem=facts.problem,
+                    pattern=facts.pattern,
+                )
+            )
         try:
             append(self._path, new)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Rates of a device's profile, fitted to a record of what was timed, so that choices by it cost less.
+"""Rates of a device's profile, fitted to a record of timings, so that choices cost less.
 
 In: lines of one device. Out: a profile, and the regret of choices: what the plan takes that a profile prices lowest,
 over what the fastest takes that was timed of the same problem. A fit counts by problems of tensors that it was made
@@ -42,19 +42,19 @@ Price = Callable[[DeviceProfile], float]
 
 
 class Timings(NamedTuple):
-    """What was timed of one problem of a tensor: seconds of each plan, and what a profile expects of it."""
+    """The timings of one problem of a tensor: seconds of each plan, and its price by any profile."""
 
     tensor: str
     seconds: tuple[float, ...]
     prices: tuple[Price, ...]
 
     def regret(self, profile: DeviceProfile) -> float:
-        """How many times what the fastest takes the one does that is priced lowest."""
+        """Return the slowdown of the plan with the lowest price: its measured seconds over the fastest plan's."""
         prices = [price(profile) for price in self.prices]
         return self.seconds[prices.index(min(prices))] / min(self.seconds)
 
     def cost(self, profile: DeviceProfile) -> float:
-        """The logarithm of the regret where prices are told apart softly, and a share of that of prices' errors."""
+        """Return the logarithm of a smoothed regret, and a share of the errors of prices."""
         prices, took = ([*map(log, own)] for own in ([price(profile) for price in self.prices], self.seconds))
         shares = [exp((min(prices) - own) / SOFT) for own in prices]
         soft = sum(share * (own - min(took)) for share, own in zip(shares, took, strict=True)) / sum(shares)
@@ -62,7 +62,7 @@ class Timings(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """Of choices: the geometric mean, the worst, and the share above 1.2."""
+    """Regret of choices: the geometric mean, the worst, and the share above 1.2."""
 
     mean: float
     worst: float
@@ -70,7 +70,7 @@ class Regret(NamedTuple):
 
     @classmethod
     def of(cls, each: Sequence[float]) -> Regret:
-        """Of single choices."""
+        """Summarise single choices."""
         return cls(exp(sum(map(log, each)) / len(each)), max(each), sum(r > 1.2 for r in each) / len(each))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def refit(lines: Iterable[Line], profile: DeviceProfile) -> tuple[DeviceProfile,
 
 
 def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile:
-    """The profile whose choices cost least, found by changing one rate after another while that gains."""
+    """Return the profile with the cheapest choices, found by changing one rate after another while that gains."""
     measured: dict[str, Any] = {name: getattr(profile, name) for name in MEASURED}
     usual = {
         (name, key): n
@@ -129,10 +129,10 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
     for name, factor in ((name, factor) for step in STEPS for name in usual for factor in (step, 1 / step)):
         while 1 / MOST < values[name] * factor / usual[name] < MOST:
             other = values | {name: values[name] * factor}
-            found = cost(other)
-            if found > least - GAIN:
+            changed = cost(other)
+            if changed > least - GAIN:
                 break
-            values, least = other, found
+            values, least = other, changed
     return of(values)
 
 
@@ -140,22 +140,28 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
 
 
 def timings(lines: Iterable[Line]) -> list[Timings]:
-    """The problems of lines, of which ``"auto"`` has two plans or more, by the options that it gives them."""
-    found: dict[tuple[str, str], dict[str, tuple[float, Price]]] = {}
+    """Return the problems with two or more timed plans that ``"auto"`` considers."""
+    by_problem: dict[tuple[str, str], dict[str, tuple[float, Price]]] = {}
     for line in lines:
         plan = line.name.partition(":")[0]
         # What torch multiplies takes longer by the clock than its price: its calls, which others do not wait for.
         considered = plan in PLANS and PLANS[plan].alone and plan != "dense"
         if considered and line.calls >= CALLS and "=" not in line.name.rpartition("]")[2]:
             with suppress(*DAMAGED):
-                found.setdefault((line.tensor, line.key), {})[line.name] = line.timing.median, price_of(line)
-    several = ((tensor, tuple(zip(*own.values(), strict=True))) for (tensor, _), own in found.items() if len(own) > 1)
-    return [Timings(tensor, *both) for tensor, both in several]
+                by_problem.setdefault((line.tensor, line.key), {})[line.name] = line.timing.median, price_of(line)
+    several = []
+    for (tensor, _), by_plan in by_problem.items():
+        if len(by_plan) > 1:
+            seconds, prices = zip(*by_plan.values(), strict=True)
+            several.append(Timings(tensor, seconds, prices))
+    return several
 
 
 def price_of(line: Line) -> Price:
-    """What profiles expect of the plan of a line; one of `DAMAGED` where it holds none."""
-    facts, shape, nnz = dict(line.problem), line.pattern["shape"], line.pattern["nnz"]
+    """Return the price function of the plan of a line. Raise one of `DAMAGED` if the line holds none."""
+    facts = dict(line.problem)
+    shape = line.pattern["shape"]
+    nnz = line.pattern["nnz"]
     sizes, dtype = facts.pop("sizes"), NAMED[facts.pop("dtype").removeprefix("torch.")]
     terms = line.equation.split("->")[0].replace(" ", "").split(",")
     bound = parse(line.equation, [[sizes[c] for c in term] for term in terms], [n == 0 for n in range(len(terms))])

@@ -1,4 +1,4 @@
-"""Candidates -> the plan that is run: those that the cost model puts near its first, timed, then changed step by step.
+"""The tuning search: candidates priced near the best are timed, then the best is changed step by step.
 
 In: candidates, the cheapest first, and a function that makes a plan ready to be called. Out: trials, each with its
 time. What a candidate gives is compared with what the first one gives, before it is timed.
@@ -46,7 +46,7 @@ UNTIMED = Timing(0.0, 0.0, 0.0, 0)
 
 @dataclass(frozen=True)
 class Trial(Generic[Run]):
-    """A candidate that is ready to be called, and what calls took."""
+    """A candidate ready to be called, and its timing."""
 
     candidate: Candidate
     run: Run
@@ -54,7 +54,7 @@ class Trial(Generic[Run]):
 
 
 def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = ()) -> list[Candidate]:
-    """The first candidate, then what is proposed, then the best of each name that is expected to be near, then others.
+    """Return the first candidate, then proposed ones, then the best of each name priced near it, then others.
 
     Args:
         candidates: the cheapest first.
@@ -72,7 +72,7 @@ class HasTiming(Protocol):
 
     @property
     def timing(self) -> Timing:
-        """Its time."""
+        """The timing of the candidate."""
 
 
 One = TypeVar("One", bound=HasTiming)
@@ -100,7 +100,7 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
         *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
         lambda own, by: {"slabs": tuple(blocks) if by > 0 else ()},
         # Two more hold one more step's operands where these are found by words that are loaded ahead.
-        lambda own, by: {"stages": max(1, own.stages + (by if own.lanes else 2 * by)) if own.dot else own.stages},
+        lambda own, by: {"stages": _staged(own, by)},
         lambda own, by: {"copies": _shifted(own.copies, 2 * by) if own.copies > 1 else 1},
     ]
     for by in (1, -1):
@@ -108,6 +108,12 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
             yield replace(plan, parts=tuple(_stored(part, by, name) for part in plan.parts))
         for change in changes:
             yield plan.scheduled(lambda own, c=change, b=by: replace(own.by_rule(), **c(own, b)))  # type: ignore[misc]
+
+
+def _staged(own: Schedule, by: int) -> int:
+    if not own.dot:
+        return own.stages
+    return max(1, own.stages + (by if own.lanes else 2 * by))
 
 
 def _shifted(number: int, by: int) -> int:
@@ -132,7 +138,9 @@ class Search(Generic[Run]):
     """
 
     def __init__(self, make: Callable[[Plan], Run], device: torch.device, precision: str, seconds: float) -> None:
-        self._make, self._device, self._end = make, device, time.perf_counter() + seconds
+        self._make = make
+        self._device = device
+        self._end = time.perf_counter() + seconds
         self._tolerance, self._expected = TOLERANCE[precision], torch.empty(0)
         self.trials: list[Trial[Run]] = []
 
@@ -142,7 +150,7 @@ class Search(Generic[Run]):
         return max(0.0, self._end - time.perf_counter())
 
     def ready(self, candidates: Sequence[Candidate]) -> list[Trial[Run]]:
-        """The candidates that can be run and give what the first of all gave, each called once.
+        """Return the candidates that run and agree with the first one's result, each called once.
 
         They are compiled side by side; those that have not begun when no time is left are not. On a CPU, whose calls
         take all of its cores, one after the other.
@@ -155,14 +163,14 @@ class Search(Generic[Run]):
             wait(calls, timeout=self.left)
         finally:  # nothing is compiled while calls are timed, nor after an interrupt
             pool.shutdown(cancel_futures=True)
-        found = []
+        trials = []
         for candidate, call in zip(candidates, calls, strict=True):
             # It may not apply, or take more than the device has.
             with suppress(SparsetcError, RuntimeError, CancelledError):
                 run, result = call.result()
                 if self._agrees(result):
-                    found.append(Trial(candidate, run))
-        return found
+                    trials.append(Trial(candidate, run))
+        return trials
 
     def _called(self, candidate: Candidate) -> tuple[Run, torch.Tensor]:
         at = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
@@ -181,9 +189,9 @@ class Search(Generic[Run]):
         """The candidates that can be run, timed in turn."""
         ready = self.ready(candidates)
         times = timed([t.run for t in ready], self._device, TIMED * len(ready), STOP)
-        found = [replace(t, timing=timing) for t, timing in zip(ready, times, strict=True)]
-        self.trials += found
-        return found
+        trials = [replace(t, timing=timing) for t, timing in zip(ready, times, strict=True)]
+        self.trials += trials
+        return trials
 
     def improved(self, best: Trial[Run], price: Callable[[Candidate, Plan], Candidate], threads: int) -> None:
         """Time what changing one option after another gives, of the fastest so far, while time is left.
@@ -193,7 +201,9 @@ class Search(Generic[Run]):
             price: gives the candidate of a plan with other options than another candidate's.
             threads: as of `neighbours`.
         """
-        root, seen, around = best.candidate, {best.candidate.plan}, list(neighbours(best.candidate.plan, threads))
+        root = best.candidate
+        seen = {best.candidate.plan}
+        around = list(neighbours(best.candidate.plan, threads))
         while (around := [plan for plan in dict.fromkeys(around) if plan not in seen]) and self.left:
             few = around[:THREADS]
             seen.update(few)

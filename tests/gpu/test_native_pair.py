@@ -230,3 +230,26 @@ def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
     assert torch.equal(places, expected)
     for name in ("x_word", "x_base", "y_shift", "z_word"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize("plan", ["steps", "one-pass"])
+def test_a_path_in_a_cuda_graph(plan: str) -> None:
+    """A path is launches alone, as one pass is, so a graph replays it on what its operands hold then."""
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor(
+        torch.stack([torch.randint(0, n, (6000,), generator=g) for n in (200, 300, 240)]),
+        torch.rand(6000, generator=g),
+        (200, 300, 240),
+    ).to("cuda")
+    tables = [torch.rand(n, 8, generator=g).cuda() for n in x.shape]
+    kernel = stc.compile("ijk,ip,jr,ks->prs", x, *tables, plan=plan)
+    expected = torch.einsum("ijk,ip,jr,ks->prs", x.to_dense().double(), *(t.double() for t in tables))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        kernel(*tables)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = kernel(*tables)
+    tables[0].mul_(2)
+    graph.replay()
+    torch.testing.assert_close(result.double(), 2 * expected, rtol=1e-4, atol=1e-3)

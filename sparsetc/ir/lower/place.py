@@ -1,4 +1,4 @@
-"""Where each computation of a tile program stands: in which loops, and before or after which.
+"""The placement of computations in a tile program: inside which loops, and before or after others.
 
 In: statements in an order of data flow, without loops and zeros. Out: the body of a program, by one rule:
 
@@ -35,17 +35,17 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
     turn = {loop.axis.letter: n + 1 for n, loop in enumerate(around) if loop.axis.letter}
     levels = [loop.axis.level for loop in around]
     loops_around = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
-    known = dict[str, int]()  # the depth at which each name is known
+    depths = dict[str, int]()  # the depth at which each name is known
     late = set[str]()  # names that are known only after the loop at their depth
     for statement in statements:
         output, inputs, level = flow(statement)
         name = output or "add"
-        if unknown := {*inputs} - known.keys():
+        if unknown := {*inputs} - depths.keys():
             raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
         turns = [turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
-        depth = max([loops_around[level], *turns, *map(known.__getitem__, inputs)])
+        depth = max([loops_around[level], *turns, *map(depths.__getitem__, inputs)])
         for read in late.intersection(inputs):
-            if known[read] < depth:
+            if depths[read] < depth:
                 raise PlanError(f"{name} stands in a loop after which {read} is complete")
         behind = bool(zeros[depth])
         (after if behind else before)[depth].append(statement)
@@ -56,7 +56,7 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
             if Zero(statement.out) not in zeros[home]:
                 zeros[home].append(Zero(statement.out))
             depth, behind = home, True
-        known[name] = depth
+        depths[name] = depth
         late |= {name} if behind else set()
     body = (*before[-1], *zeros[-1], *after[-1])
     for n in reversed(range(len(around))):

@@ -1,4 +1,4 @@
-"""What a tile program costs: counted from its own statements, then by the rates of a device.
+"""The cost of a tile program: counted from its statements, then priced by the rates of a device.
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
@@ -63,7 +63,7 @@ class Count:
         return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
 
     def of(self, symbol: Count) -> int:
-        """The factor of one symbol."""
+        """Return the factor of one symbol."""
         return self.factors[symbol.factors.index(1)]
 
     def at(self, symbols: tuple[int, ...]) -> int:
@@ -141,7 +141,7 @@ VECTOR = 4
 
 @dataclass(frozen=True)
 class GatherTerm:
-    """Rows of one operand that a program gathers.
+    """The rows of one operand that a program gathers.
 
     Attributes:
         width: elements of a row.
@@ -172,13 +172,15 @@ class GatherTerm:
         return held > 2 * profile.l2_bytes
 
     def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
-        """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
+        """Return (bytes from the L2 cache, bytes from device memory) with `programs` programs an item."""
         size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
         rows = self.rows.at(statistics.symbols)
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
         table = self.table_rows * size
-        taken_at_once, held, whole = table * self.table_width, table * self.held_width, table * self.whole_width
+        taken_at_once = table * self.table_width
+        held = table * self.held_width
+        whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.slabs ** -profile.laws["slab_power"], missed
@@ -193,7 +195,7 @@ LONGEST, REGISTERS = 16, 16
 
 
 class Cost:
-    """What a program does, counted in the symbols, and what that takes of a device's resources.
+    """The resources that a program uses, counted in symbols, and the time they take on a device.
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
@@ -225,7 +227,9 @@ class Cost:
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
         self.slabs = self._slabs(a.letter for a in p.axes)
-        values = (2 * STORED if p.half else STORED.bytes) if p.view.values.held else ZERO
+        values = ZERO
+        if p.view.values.held:
+            values = 2 * STORED if p.half else STORED.bytes
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
@@ -233,8 +237,12 @@ class Cost:
         self.gathers: list[GatherTerm] = []
         self.multiply = self.dot = self.staged = self.converted = self.halved = self.expanded = ZERO
         self.added_rows = self.added_bytes = ZERO
-        self.output, self.owned, self.copies = ONE.bytes * (p.rows * p.width), True, 1
-        self.met, self.lane, self.sparse = 0, 0.0, False
+        self.output = ONE.bytes * (p.rows * p.width)
+        self.owned = True
+        self.copies = 1
+        self.met = 0
+        self.lane = 0.0
+        self.sparse = False
         self.visit(p.body, ITEMS * self.programs)
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
@@ -266,7 +274,7 @@ class Cost:
 
     @cached_property
     def listed(self) -> Count:
-        """Bytes of the lists of coordinates along sides, as those of windows."""
+        """The bytes of coordinate lists along sides, such as those of windows."""
         read = zip(self._levels(), self.p.view.lookups, strict=True)
         return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
 
@@ -282,7 +290,7 @@ class Cost:
 
     # -- statements -------------------------------------------------------------------------------------------------
     def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
-        """Count statements that are executed so often, and those in their loops."""
+        """Count statements that run `visits` times, and the statements in their loops."""
         for s in body:
             match s:
                 case ir.Loop():
@@ -302,7 +310,7 @@ class Cost:
 
     @cached_property
     def _brought(self) -> set[ir.Tile]:
-        """Tiles that dots in bfloat16 read and that were gathered in another type."""
+        """Return the gathered tiles that dots in bfloat16 must cast first."""
         gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
@@ -316,7 +324,9 @@ class Cost:
 
     def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
-        o, width, size = s.operand, self._cells(s.operand.axes), 2 * ONE if s.operand.rounded else ONE.bytes
+        o = s.operand
+        width = self._cells(s.operand.axes)
+        size = 2 * ONE if s.operand.rounded else ONE.bytes
         held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
@@ -357,7 +367,7 @@ class Cost:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
     def _often(self, key: ir.Key) -> bool:
-        """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
+        """True if the additions to one row lie apart: a lane or a nonzero has coordinates that the row lacks."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
 
@@ -376,15 +386,15 @@ class Cost:
         written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [f"reads {name} in bfloat16, to which it is rounded first" for name, _ in self.rounded]
-        lines += [f"splits {name}, whose largest element is found first" for name, _ in self.split]
-        lines += [f"reads {name} in halves, in which it is stored first" for name, _ in self.halves]
-        lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
+        lines += [f"reads {name} in bfloat16, cast before the launch" for name, _ in self.rounded]
+        lines += [f"splits {name} into float16 halves, scaled by its largest element" for name, _ in self.split]
+        lines += [f"reads {name} as float16 halves, split before the launch" for name, _ in self.halves]
+        lines.append(f"{'stores' if self.owned else 'adds to'} {self.added_rows} rows of the result")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
 
     def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
-        """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
+        """Return (least bytes moved by device memory, bytes moved to registers, flops in dots and outside)."""
         at = statistics.symbols
         moved, flops = self.once.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
         return moved, self._read(statistics, profile), flops
@@ -417,7 +427,10 @@ class Cost:
 
     def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Return how often a CPU does each thing that takes it time, by its name in `DeviceProfile.loops`."""
-        at, lines, far, farther = statistics.symbols, 0.0, 0.0, 0.0
+        at = statistics.symbols
+        lines = 0.0
+        far = 0.0
+        farther = 0.0
         for g in self.gathers:
             moved, missed = g.moved(statistics, profile, 1)
             lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
@@ -461,7 +474,9 @@ class Cost:
         if profile.loops and self.turn is None:
             rates = profile.loops["native" if self.p.schedule.native else "torch"]
             return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
-        each, at, law = self.seconds(statistics, profile), statistics.symbols, profile.laws
+        each = self.seconds(statistics, profile)
+        at = statistics.symbols
+        law = profile.laws
         rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
@@ -508,9 +523,13 @@ class Cost:
         chain, law = statistics.chain * profile.wait, profile.laws
         if not self.p.view.blocks:
             return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near, line, among_others = law["near_wait"], 1.0, 1.0
+        near = law["near_wait"]
+        line = 1.0
+        among_others = 1.0
         if self.p.schedule.registers >= law["roomy"]:
-            near, line, among_others = law["roomy_near_wait"], law["roomy_line_wait"], law["roomy_busy_wait"]
+            near = law["roomy_near_wait"]
+            line = law["roomy_line_wait"]
+            among_others = law["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
@@ -519,7 +538,7 @@ class Cost:
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
-        """What a turn over a tile takes beside its dots, of the profile's `tile`."""
+        """Return the overhead of one loop step over a tile, as a share of the profile's `tile`."""
         volume, law = self.p.view.values.volume, profile.laws
         if self.readers < self.programs:  # each program takes a share of the tile
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
@@ -540,6 +559,6 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost_of(program: ir.TileProgram) -> Cost:
-    """What a program costs, as its format prices it where no tile program is run."""
+    """Return the cost of a program; formats that run no tile program give a class of their own."""
     kind: type[Cost] = getattr(program, "priced_by", Cost)
     return kind(program)

@@ -1,0 +1,261 @@
+"""Indexing of sparse tensors: ints, slices, ``...``, None, index tensors and masks of modes.
+
+In: a SparseTensor without blocks, and a list of indices. Out: a SparseTensor, a dense tensor or an element,
+differentiable; see `Structure.__getitem__`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.support.compiled import native
+from sparsetc.support.entry import entry_point
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor import loops
+from sparsetc.tensor.pattern import Pattern
+
+SEARCHED = 16
+"""How many times as many rows as are taken a matrix has for each to be searched for, and not all of them once."""
+Taken = tuple[Pattern, torch.Tensor | None]
+"""A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
+
+
+def sorted_pattern(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
+    """The coalesced pattern of unique coordinates in any order, and the entries in its order."""
+    if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
+        order = crd.lexsort(rows, shape)
+        rows, entries = rows[:, order], order if entries is None else entries[order]
+    return Pattern(rows.contiguous(), shape, True), entries
+
+
+def indexed(x: Any, keys: list[Any]) -> Any:
+    """Elements by a list of indices; see `Structure.__getitem__`."""
+    keys = [_index(key, x) for key in keys]
+    count = sum(key is not None and key is not Ellipsis for key in keys)
+    if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
+        raise ShapeError(f"{count} indices, and {keys.count(Ellipsis)} of …, for {x.ndim} modes")
+    at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
+    keys[at : at + 1] = [slice(None)] * (x.ndim - count)
+    modes = iter(enumerate(x.shape))
+    keys = [key if key is None else _within(key, *next(modes)) for key in keys]
+    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
+    if len(picked) > 1:
+        return _picked(x, keys, picked)
+    coords = x._pattern.coords
+    shape = list[int]()
+    rows = list[torch.Tensor]()
+    values = x._values
+    axis = 1
+    mode = 0
+    kept: torch.Tensor | None = None  # which of the entries that are left, in order
+    in_order = True
+    if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
+        indices = keys[0].indices(x.shape[0])
+        if len(range(*indices)) <= x.nnz:
+            keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
+    if isinstance(keys[0], torch.Tensor):
+        kept, row = _runs(x._pattern, keys[0])
+        rows = [row]
+        shape = [keys[0].numel()]
+        mode = 1
+    else:
+        range_of_rows = slice(*_range(coords[0], keys[0], x.shape[0]))
+        coords, values = coords[:, range_of_rows], values[range_of_rows]
+    for key in keys[mode:]:
+        dense = mode >= x.sparse_order
+        if key is None:
+            if dense:
+                values, axis = values.unsqueeze(axis), axis + 1
+            else:
+                rows.append(torch.zeros_like(_at(coords[0], kept)))
+                shape.append(1)
+            continue
+        size = x.shape[mode]
+        if dense:
+            values, axis = _of_dense(values, axis, key, size)
+        else:
+            row, n = _at(coords[mode], kept), size
+            if isinstance(key, torch.Tensor):
+                kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
+                kept, row, n = _selected(kept, row, key, size, rows)
+                in_order = False
+            elif key != slice(None):
+                inside, row, n = _sliced(row, key, size, mode == 0)
+                in_order &= isinstance(key, int) or key.step is None or key.step > 0
+                if inside is not None and not bool(inside.all()):
+                    inside = inside.nonzero()[:, 0]
+                    kept = inside if kept is None else kept.index_select(0, inside)
+                    row, *rows = (r.index_select(0, inside) for r in (row, *rows))
+            if not isinstance(key, int):
+                rows.append(row)
+                shape.append(n)
+        mode += 1
+    values = values.clone() if kept is None else values.index_select(0, kept)
+    if not rows:
+        return values.sum(0, dtype=values.dtype)  # of one, or of none
+    taken = torch.stack(rows)
+    if in_order:
+        return x._make(Pattern(taken, tuple(shape), True), values)
+    pattern, order = sorted_pattern(taken, tuple(shape), None)
+    return x._make(pattern, values if order is None else values.index_select(0, order))
+
+
+def _at(row: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    return row if kept is None else row.index_select(0, kept)
+
+
+def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
+    """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
+    if isinstance(key, int):
+        key = slice(key, key + 1)
+    if not isinstance(key, slice) or key == slice(None):
+        return 0, row.numel()
+    taken = range(*key.indices(size))
+    low, high = (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
+    first, end = torch.searchsorted(row, row.new_tensor([low, high])).tolist()
+    return first, max(first, end)
+
+
+def _index(key: Any, x: Any) -> Any:
+    """An index as an int, a slice, None, Ellipsis, an int64 tensor, or a mask."""
+    if isinstance(key, slice):
+        if key.step == 0 or not all(n is None or hasattr(n, "__index__") for n in (key.start, key.stop, key.step)):
+            raise ShapeError(f"a slice is of integers, with a step that is not 0, found {key}")
+        return key
+    if key is None or key is Ellipsis:
+        return key
+    if isinstance(key, list | tuple | np.ndarray):
+        key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
+    if isinstance(key, torch.Tensor) and key.ndim:
+        if key.ndim > 1 or key.is_floating_point() or key.is_complex():
+            raise ShapeError(
+                f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
+            )
+        return (key.bool() if key.dtype in (torch.bool, torch.uint8) else key.long()).to(x.device)
+    try:
+        if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
+            raise TypeError
+        return operator.index(key)
+    except TypeError:
+        raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
+
+
+def _within(index: Any, mode: int, size: int) -> Any:
+    """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
+    if isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dtype != torch.bool and not len(index)):
+        return index
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+        if len(index) != size:
+            raise ShapeError(f"a mask of {len(index)} elements is not one of mode {mode}, of size {size}")
+        return index.nonzero()[:, 0]
+    low, high = (int(index.min()), int(index.max())) if isinstance(index, torch.Tensor) else (index, index)
+    if low < -size or high >= size:
+        raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
+    if isinstance(index, torch.Tensor):
+        return torch.where(index < 0, index + size, index)
+    return index % size
+
+
+def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch.Tensor | None, torch.Tensor, int]:
+    """Return which coordinates an int or a slice takes, None for all, their new values, and the new size.
+
+    Args:
+        row: the coordinates of a mode.
+        key: the int or the slice.
+        size: of the mode.
+        within: whether no coordinate is before or behind what is taken.
+    """
+    if isinstance(key, int):
+        return None if within else row == key, row, 1
+    start, stop, step = key.indices(size)
+    n = len(range(start, stop, step))
+    place = row - start
+    if within and step == 1:
+        return None, place, n
+    inside = torch.ones_like(row, dtype=torch.bool) if step == 1 else place % step == 0
+    place = place if step == 1 else torch.div(place, step, rounding_mode="floor")
+    return inside & (place >= 0) & (place < n), place, n
+
+
+@entry_point
+def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entries at the places of the first mode that an index names, in its order, and its position for each."""
+    row, size = pattern.coords[0], pattern.shape[0]
+    if size > SEARCHED * index.numel():
+        first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
+    else:
+        begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
+        first, end = begins.index_select(0, index), begins.index_select(0, index + 1)
+    times = end - first
+    ends = torch.cumsum(times, 0)
+    if enumerate_runs := native(loops.runs, row.device, row.numel()):
+        count = int(ends[-1]) if len(ends) else 0
+        entries, position = row.new_empty(count), row.new_empty(count)
+        enumerate_runs(first, times, entries, position)
+        return entries, position
+    position = torch.repeat_interleave(times)
+    ahead = first - (ends - times)  # of an entry's number among all that are taken
+    return ahead.index_select(0, position).add_(torch.arange(position.numel(), device=row.device)), position
+
+
+def _selected(
+    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The entries at the places that an index names, once for each time that it does; rows so far follow."""
+    order = torch.sort(index, stable=True)
+    if size <= row.numel() + index.numel():
+        counts = torch.bincount(index, minlength=size)
+        first, times = torch.cumsum(counts, 0) - counts, counts.index_select(0, row)
+        taken = times.nonzero()[:, 0]
+        times, row, kept, *rows[:] = (r.index_select(0, taken) for r in (times, row, kept, *rows))
+        first = first.index_select(0, row)
+    else:
+        first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+        times = last - first
+    which = torch.repeat_interleave(times)
+    before = torch.cumsum(times, 0) - times
+    number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]
+    rows[:] = [r[which] for r in rows]
+    return kept[which], order.indices[number], index.numel()
+
+
+def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[torch.Tensor, int]:
+    """Values with one of their dense modes indexed, and the axis of the next."""
+    if isinstance(key, int):
+        return values.select(axis, key), axis
+    if not isinstance(key, torch.Tensor):
+        key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
+    return values.index_select(axis, key), axis + 1
+
+
+def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
+    """Positions that several index tensors of one length name together, as one mode; see `Structure.__getitem__`."""
+    if any(key is None or isinstance(key, int) for key in keys):
+        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
+    x = x.expand_dense()
+    index = [keys[m] for m in picked]
+    if len({i.numel() for i in index}) > 1:
+        raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
+    others = [m for m in range(x.ndim) if m not in picked]
+    x = x.permute(*picked, *others)
+    sizes = x.shape[: len(picked)]
+    keys_of = crd.numbered(
+        [torch.cat((row, i)) for row, i in zip(x._pattern.coords, index, strict=False)],
+        sizes,
+        x._pattern.nnz + index[0].numel(),
+        x._pattern.coords[0],
+    )
+    joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
+    shape = (max(1, keys_of.count), *x.shape[len(picked) :])
+    found = indexed(
+        x._make(Pattern(joined, shape, True), x._values), [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)]
+    )
+    if not others:
+        return found.to_dense()
+    at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
+    return found.permute(*range(1, at + 1), 0, *range(at + 1, found.ndim))
