@@ -74,7 +74,7 @@ def _computed(
     with_lse: bool,
 ) -> Any:
     options = of_call(settings)
-    if traced_by_modes() and not transforming():
+    if traced_by_modes() and not transforming() and not torch.compiler.is_exporting():
         result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
         return (result, lse) if with_lse else result
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)

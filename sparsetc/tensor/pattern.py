@@ -36,10 +36,12 @@ its kernel and those of two gradients, their storages, and as much again for som
 @contextmanager
 def lasting() -> Iterator[None]:
     """A block that makes tensors which outlive a call: they serve under any mode, followed and traced by nothing."""
-    no_trace = _disable_current_modes if traced_by_modes() else nullcontext
+    traced = traced_by_modes()
+    no_trace = _disable_current_modes if traced else nullcontext
+    no_record = torch._C.DisableTorchFunction if traced else nullcontext  # of the settings below, in what is exported
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
     no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
-    with no_trace(), torch.inference_mode(False), torch.no_grad(), no_transform():
+    with no_record(), no_trace(), torch.inference_mode(False), torch.no_grad(), no_transform():
         yield
 
 

@@ -93,6 +93,11 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
         if name == "matvec":  # by which scipy knows an operator; but it also reads numpy's dtype
             raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
+        if name == "is_quantized":  # what torch.export asks of buffers first
+            raise DtypeError(
+                "torch.export takes no SparseTensor as a buffer: make it an attribute of the module, or the .weight of "
+                "a stc.nn.SparseLinear there, which moves and is saved with it"
+            )
         if name not in ("_pattern", "_values"):
             in_place = name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name)
             said = IN_PLACE.format(name) if in_place else f"{type(self).__name__!r} object has no attribute {name!r}"
