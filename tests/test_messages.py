@@ -321,11 +321,6 @@ def test_coordinates_of_a_subclass_are_plain(kind: Callable[[torch.Tensor], torc
         (lambda e: torch.sparse.sampled_addmm(e, torch.ones(2, 3, 4), torch.ones(2, 4, 3)), "three batches of them"),
         (lambda e: torch.deg2rad(e.to(torch.complex64)), "deg2rad takes no torch.complex64"),
         (lambda e: stc.einsum("ij,j->i", e.to_scipy(), torch.ones(3).double()), r"\.astype\(dtype\) of numpy, scipy"),
-        (lambda e: stc.SparseTensor.coerce(e.to_scipy().astype("uint16")), r'\.astype\("int32"\)'),
-        (
-            lambda e: stc.SparseTensor.from_table({"i": [0], "v": np.ones(1, "uint16")}, ["i"], "v"),
-            r'\.astype\("int32"\)',
-        ),
     ],
 )
 def test_a_refusal_names_what_can_be_called(call: Callable[[stc.SparseTensor], object], said: str) -> None:

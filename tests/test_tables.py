@@ -72,7 +72,6 @@ FAULTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "large": ({"j": np.array([0, 2**63, 1, 1], np.uint64)}, CoordinateError, f"column 'j' holds {2**63}; "),
     "bools": ({"i": [True, False, True, True]}, FormatError, "column 'i' holds bool; coordinates are integers"),
     "words": ({"value": list("abcd")}, FormatError, "column 'value' holds .*; values are numbers"),
-    "flags": ({"value": np.arange(4, dtype=np.uint16)}, DtypeError, "found torch.uint16"),
 }
 
 

@@ -33,8 +33,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64, in
             memory of its own.
         values: (nnz,) or, with trailing dense modes ("semi-sparse", as torch's hybrid COO), (nnz, *dense sizes).
-            float64/32/16, bfloat16, complex64/128, uint8, int8..int64 or bool; the dtype is kept. NaN and
-            infinities are allowed and treated as values; so are explicit zeros. Duplicates of bools are joined by or.
+            float64/32/16, bfloat16, complex64/128, uint8, int8..int64 or bool; the dtype is kept. uint16 becomes
+            int32, uint32 and uint64 int64, as torch computes nothing with them. NaN and infinities are allowed and
+            treated as values; so are explicit zeros. Duplicates of bools are joined by or.
         shape: sizes of all modes, the dense ones last. Without it, largest coordinate + 1 and the dense sizes.
             The product of sizes may pass 2**63. A size of 0 is legal when there are no nonzeros.
         coalesce: sort lexicographically and sum duplicates (the default). float16 and bfloat16 are summed in
@@ -334,12 +335,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         values = self._values.to(*plain, **kwargs)
         if values is self._values:
             return self
+        check_dtype(values.dtype)
         of_sums = values.dtype in INTEGERS and self.dtype not in INTEGERS  # of the sum alone
         if not self.is_coalesced and (of_sums or torch.bool in (values.dtype, self.dtype)):
             return self.coalesce().to(*args, **kwargs)
         if values.device == self.device:
             return self.with_values(values)
-        check_dtype(values.dtype)
         coords = self.coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
         return SparseTensor._make(self._pattern.like(coords, self.is_coalesced), values)
 
