@@ -48,6 +48,13 @@ def _known(settings: Settings) -> Settings:
     return settings
 
 
+def _share(dropout: float) -> float:
+    """A share, from 0 to 1; `ShapeError` for others, when a layer is made."""
+    if not 0 <= dropout <= 1:
+        raise ShapeError(f"dropout is a share, from 0 to 1, found {dropout!r:.80}")
+    return dropout
+
+
 class SparseLinear(nn.Module):
     """A linear layer whose weight has nonzeros at fixed places: ``x @ W.T + bias`` for (*, inputs) activations.
 
@@ -237,6 +244,7 @@ class GATConv(nn.Module):
         out_channels: features of a node and a head.
         heads: each of which has weights of its own; their results stand side by side.
         negative_slope: of the leaky ReLU of scores.
+        dropout: the share of weights that are set to 0 while training, others being divided by ``1 - dropout``.
         add_self_loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins
             source i and target i, as in PyG, which is right only where the targets are the first of the sources.
         settings: of `einsum`.
@@ -252,6 +260,7 @@ class GATConv(nn.Module):
         out_channels: int,
         heads: int = 1,
         negative_slope: float = 0.2,
+        dropout: float = 0.0,
         add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
@@ -259,7 +268,8 @@ class GATConv(nn.Module):
         self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
         self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
+        self.negative_slope, self.dropout, self.add_self_loops = negative_slope, _share(dropout), add_self_loops
+        self.settings = _known(settings)
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
@@ -280,7 +290,8 @@ class GATConv(nn.Module):
         by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
         by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        return _of_heads(_gat(self.negative_slope), pattern, tensors, self.settings, "GATConv", self.bias)
+        body = _gat(self.negative_slope, self.dropout if self.training else 0.0)
+        return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the (nodes, heads, out_channels) products with the weight."""
@@ -297,6 +308,7 @@ class GATv2Conv(nn.Module):
         out_channels: of a node and a head.
         heads: each of which has weights of its own; their results stand side by side.
         negative_slope: of the leaky ReLU.
+        dropout: of weights, as of `GATConv`.
         add_self_loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
         settings: of `einsum`.
 
@@ -311,6 +323,7 @@ class GATv2Conv(nn.Module):
         out_channels: int,
         heads: int = 1,
         negative_slope: float = 0.2,
+        dropout: float = 0.0,
         add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
@@ -318,7 +331,8 @@ class GATv2Conv(nn.Module):
         self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
         self.score = nn.Parameter(torch.empty(heads, out_channels))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope, self.add_self_loops, self.settings = negative_slope, add_self_loops, _known(settings)
+        self.negative_slope, self.dropout, self.add_self_loops = negative_slope, _share(dropout), add_self_loops
+        self.settings = _known(settings)
         nn.init.xavier_uniform_(self.score)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -329,7 +343,8 @@ class GATv2Conv(nn.Module):
             for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
         )
         tensors = [target, source, self.score]
-        return _of_heads(_gat2(self.negative_slope), pattern, tensors, self.settings, "GATv2Conv", self.bias)
+        body = _gat2(self.negative_slope, self.dropout if self.training else 0.0)
+        return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
 
 
 def _of_graph(
@@ -353,23 +368,29 @@ def _of_heads(
 ) -> torch.Tensor:
     """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
     pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
-    sums: torch.Tensor = computed(body, pairs, tensors, settings, name).transpose(0, 1)
+    seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
+    sums: torch.Tensor = computed(body, pairs, tensors, settings, name, seed).transpose(0, 1)
     return sums.flatten(1).to(bias.dtype) + bias
 
 
 @lru_cache(maxsize=64)
-def _gat(slope: float) -> Body:
+def _gat(slope: float, dropout: float = 0.0) -> Body:
     """Return graph attention as a body; kernels are kept by it."""
     sides: dict[str, Side] = {"target": "rows", "source": "columns"}
-    return Body({}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, "mixed")
+
+    def score(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return functional.leaky_relu(target + source, slope)
+
+    return Body({}, sides, score, True, "features", dropout=dropout)
 
 
 @lru_cache(maxsize=64)
-def _gat2(slope: float) -> Body:
+def _gat2(slope: float, dropout: float = 0.0) -> Body:
     def inner(target: torch.Tensor, source: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
         return functional.leaky_relu(target + source, slope) * score
 
-    return Body({"s": ("target", "source")}, {}, lambda s: s, True, "source", inner={"s": (inner, "mixing")})
+    products, inners = {"s": ("target", "source")}, {"s": (inner, "mixing")}
+    return Body(products, {}, lambda s: s, True, "source", dropout=dropout, inner=inners)
 
 
 def _adjacency(given: Any, name: str) -> SparseTensor:
