@@ -354,7 +354,7 @@ def test_plans_and_explanations() -> None:
         pair.plan,
         pair.explain(),
     ]
-    for thing in [*things, stc.plan_hls(3), stc.plan_bcb(i=8), kernel.contraction.settings]:
+    for thing in [*things, stc.plans.plan_hls(3), stc.plans.plan_bcb(i=8), kernel.contraction.settings]:
         for how in (pickle.dumps, lambda t: pickle.dumps(copy.deepcopy(t))):
             assert pickle.loads(how(thing)) == thing
 

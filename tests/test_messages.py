@@ -75,7 +75,7 @@ def test_a_call_has_no_device_to_choose(call: Callable[..., object]) -> None:
         call("ijk,jr->ir", x(), dense(5, 2))
 
 
-@pytest.mark.parametrize("plan", ["bcb", "scalar", "bcb+scalar", stc.plan_bcb(i=4)])
+@pytest.mark.parametrize("plan", ["bcb", "scalar", "bcb+scalar", stc.plans.plan_bcb(i=4)])
 def test_a_plan_of_pairs_for_one_operand(plan: Any) -> None:
     with pytest.raises(
         stc.PlanError, match=r'is for two or more sparse operands, and "ijk,jr->ir" has one; known.*coo'

@@ -103,7 +103,7 @@ def parse_tree(text: str) -> Tree:
     """The tree that a text stands for; `PlanError` where it stands for none.
 
     Examples:
-        >>> stc.parse_tree("sum[j k](X * B * C)").factors
+        >>> stc.plans.parse_tree("sum[j k](X * B * C)").factors
         ('X', 'B', 'C')
     """
     if not isinstance(text, str):

@@ -79,11 +79,6 @@ class Pattern:
 
     Attributes:
         labels: names of modes and of indices, empty where there are none.
-        counts: distinct coordinates and the like, for the planner: a few numbers for each set of modes.
-        number: the number that a graph which torch traces knows the pattern by.
-        results: patterns of results in traced graphs, by the names of the contractions that give them.
-        ones: True for a pattern of the package's own whose values are 1 in every einsum.
-        uses: how often einsums used it.
 
     Examples:
         >>> x = stc.eye(3)
@@ -96,13 +91,13 @@ class Pattern:
         *("counts", "labels", "number", "ones", "results", "uses"),
     )
 
-    counts: dict[Any, Any]
     labels: Labels
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
-    number: int
-    ones: bool
-    results: dict[str, Pattern]
+    counts: dict[Any, Any]  # distinct coordinates and the like, for the planner: a few numbers for each set of modes
+    number: int  # by which a graph that torch traces knows the pattern
+    ones: bool  # of a pattern of the package's own whose values are 1 in every einsum
+    results: dict[str, Pattern]  # of sparse results in traced graphs, by the names of the contractions that give them
     uses: Uses
 
     def __init__(
