@@ -412,7 +412,7 @@ def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
         missing[rows[rows == columns]] = False
         coords = torch.cat((pattern.coords, missing.nonzero().T.expand(2, -1)), 1)
         order = crd.lexsort(coords, pattern.shape)
-        return Pattern(coords[:, order].contiguous(), pattern.shape, True), order
+        return pattern.like(coords[:, order].contiguous(), True), order
 
     return pattern._once("with loops", made)
 

@@ -40,7 +40,7 @@ from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.device.profile import of_backend
 from sparsetc.explain import Explanation, device_name
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
@@ -48,7 +48,7 @@ from sparsetc.planner.candidate import Choice
 from sparsetc.planner.workload import choose_together
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Labels, Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
 
@@ -125,6 +125,8 @@ class Contraction:
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
         self._pattern = None if pattern is None else _place(pattern, patterns)
+        if isinstance(self._pattern, Pattern):
+            self._pattern.labels = _labels_by_letter(bound.einsum, patterns, self._pattern.order)
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -236,6 +238,16 @@ class Contraction:
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
     """Return the number of a pattern among some, else the pattern: what is kept for a pattern does not refer to it."""
     return next((n for n, own in enumerate(patterns) if own is pattern), pattern)
+
+
+def _labels_by_letter(einsum: Einsum, patterns: Patterns, order: int) -> Labels:
+    """Labels of a result's sparse modes, of operands that have their letters; empty unless each mode has a name."""
+    terms = [einsum.inputs[position] for position in einsum.sparse]
+    named: dict[str, Any] = {}
+    for term, pattern in zip(terms, patterns, strict=True):
+        named |= dict(zip(term, pattern.labels.items(), strict=False))
+    labels = dict(named[letter] for letter in einsum.output[:order] if letter in named)
+    return labels if len(labels) == order else {}
 
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()

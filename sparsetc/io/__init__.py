@@ -18,6 +18,7 @@ from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, numbers, p
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
+from sparsetc.support.notices import warn
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -26,6 +27,8 @@ __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
 """What ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
+LABELLED = (".npz", ".parquet")
+"""What keeps labels."""
 READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
 """Suffixes that ``read`` understands."""
 
@@ -96,7 +99,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
 
     The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
     file's. ``.npz`` and ``.parquet`` are exact for every dtype; Binsparse has no float16 and bfloat16, ``.tns`` holds
-    real numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, of which others have all values.
+    real numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, of which others have all values, and
+    ``.npz`` and ``.parquet`` alone keep labels; a warning says where labels are left behind.
 
     Raises:
         IOFormatError: an unknown suffix.
@@ -116,6 +120,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     tensor = SparseTensor.coerce(x)
     if tensor is None:
         raise FormatError(f"write takes a sparse tensor, {not_sparse(x)}")
+    if tensor.labels and suffix not in LABELLED:
+        warn(f"a {suffix} file holds no labels: write {' or '.join(LABELLED)}, or x.to_table() by a library of tables")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
     if suffix.startswith(".bsp"):

@@ -239,10 +239,13 @@ class Pattern:
             coords = coords[:, order]
         blocks = None if self._blocks is None else self._blocks.permuted(modes)
         pattern = Pattern(coords.contiguous(), shape, self._coalesced, blocks)
-        if self.labels:
-            named = [*self.labels.items()]
-            pattern.labels = dict(named[mode] for mode in modes)
+        pattern.labels = self.labels_of(modes)
         return pattern, order
+
+    def labels_of(self, modes: Sequence[int]) -> Labels:
+        """The labels of some modes, in this order; empty where there are none."""
+        named = [*self.labels.items()]
+        return dict(named[mode] for mode in modes) if named else {}
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
         """The pattern with one mode for each letter of its modes, made once, and which entry each is; None as they are.
@@ -284,7 +287,9 @@ class Pattern:
         def made() -> tuple[Pattern, BlockCut]:
             assert self._blocks is not None
             cut = BlockCut.of(self._blocks, self._coords, self._coalesced, sides)
-            return Pattern(cut.coords, cut.blocks.grid, self._coalesced), cut
+            pattern = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
+            pattern.labels = self.labels if set(sides) == {1} else {}
+            return pattern, cut
 
         return self._once(("cut", sides), made)
 

@@ -23,7 +23,7 @@ from sparsetc.tensor import loops
 from sparsetc.tensor.arithmetic import IN_PLACE, where_holds
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Labels, Pattern
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -546,10 +546,18 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
     if not rows:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
     taken = torch.stack(rows)
-    if in_order:
-        return x._make(Pattern(taken, tuple(shape), True), values)
-    pattern, order = _sorted(taken, tuple(shape), None)
+    pattern, order = (Pattern(taken, tuple(shape), True), None) if in_order else _sorted(taken, tuple(shape), None)
+    pattern.labels = _labels_at(x._pattern.labels, keys)
     return x._make(pattern, values if order is None else values.index_select(0, order))
+
+
+def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
+    """Labels of what indices take; none where there is a new mode, which has no name."""
+    if any(key is None for key in keys):
+        return {}
+    places = [key.cpu().numpy() if isinstance(key, torch.Tensor) else key for key in keys]
+    named = zip(labels.items(), places, strict=False)
+    return {name: of if of is None else of[key] for (name, of), key in named if not isinstance(key, int)}
 
 
 def _at(row: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:

@@ -92,8 +92,8 @@ def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
 def labels_of(x: SparseTensor) -> Labels:
     """Names of the sparse modes, in their order, and the labels of each; None of a mode that has numbers alone.
 
-    They stay with whatever keeps all modes and their sizes: operators, new values, copies, another order of modes,
-    another device, and files ``.npz``. A tensor without labels has an empty mapping.
+    They stay with the modes through operators, new values, copies, slices and index tensors, sums, sparse results of
+    einsums, another device, and files ``.npz`` and ``.parquet``. A tensor without labels has an empty mapping.
     """
     return dict(x.pattern.labels)
 
