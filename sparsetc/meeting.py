@@ -174,7 +174,9 @@ def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern,
     else:
         found = as_operand(given, "pattern")
     if not isinstance(found, SparseTensor):
-        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns")
+        dense = isinstance(found, torch.Tensor)
+        advice = ": a dense mask is boolean, as mask != 0, and numbers that are added to scores are bias="
+        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns{advice if dense else ''}")
     pattern, sizes = found.coalesce().pattern, tuple(found.shape)
     _check(sizes[-2:], found.device, shape, device)
     if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):

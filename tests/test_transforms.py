@@ -248,6 +248,12 @@ for path in Path({str(tmp_path)!r}).glob("*.pt2"):
 
 
 def test_a_program_of_any_number_of_rows_names_no_kernel() -> None:
+    attended = stc.masks.causal()
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return stc.attention(q, q, q, attended)
+
     layer = stc.nn.SparseLinear.from_dense(torch.eye(3, 4), torch.ones(3))
     rows = {0: torch.export.Dim("rows")}
     program = torch.export.export(layer, (torch.rand(3, 2, 4),), dynamic_shapes=(rows,))
@@ -256,6 +262,9 @@ def test_a_program_of_any_number_of_rows_names_no_kernel() -> None:
             given = torch.rand(count, 2, 4, requires_grad=True)
             torch.testing.assert_close(module(given), given[..., :3] + 1)
     torch.testing.assert_close(torch.autograd.grad(program.module()(given).sum(), given)[0][..., 0], torch.ones(5, 2))
+    module = torch.export.export(Attention(), (torch.rand(3, 2, 5, 4),), dynamic_shapes=(rows,)).module()
+    for q in (torch.rand(1, 2, 5, 4), torch.rand(7, 2, 5, 4)):
+        torch.testing.assert_close(module(q), torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True))
 
 
 @pytest.mark.parametrize(
@@ -281,6 +290,16 @@ def test_a_damaged_program_is_refused(x: stc.SparseTensor, b: torch.Tensor, old:
     program.recompile()
     with pytest.raises(stc.FormatError, match="is no einsum; the program is damaged"):
         program(b)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_traced_by_torchscript_is_refused(grad: bool) -> None:
+    layer = stc.nn.SparseLinear.from_dense(torch.eye(4))
+    with (
+        torch.set_grad_enabled(grad),
+        pytest.raises(stc.TransformError, match=r"jit\.trace records no .* torch\.export"),
+    ):
+        torch.jit.trace(layer, torch.rand(3, 4))
 
 
 def test_a_buffer_that_torch_cannot_export_is_refused_by_one_sentence(x: stc.SparseTensor, b: torch.Tensor) -> None:

@@ -39,6 +39,7 @@ from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.device.profile import of_backend
+from sparsetc.errors import TransformError
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
@@ -213,7 +214,12 @@ class Contraction:
         Raises:
             DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
                 or a transform of `torch.func` is active.
+            TransformError: torch.jit.trace calls.
         """
+        if torch._C._get_tracing_state() is not None:
+            raise TransformError(
+                "torch.jit.trace records no sparse kernels; torch.export.export makes programs of them"
+            )
         if torch.autograd._profiler_enabled():
             # A range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`.
             with record_function(f'sparsetc "{self.equation}" {self.leaf.plan.name}'):

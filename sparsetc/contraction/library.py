@@ -88,7 +88,7 @@ def _description(made: Contraction) -> str:
         "settings": {"output": made.form, **{name: value for name, value in settings if value is not None}},
         "terms": einsum.inputs,
         "sparse": einsum.sparse,
-        "shapes": [made.bound.shape(place) for place in einsum.sparse],
+        "shapes": [pattern.shape if pattern.blocks is None else pattern.blocks.shape for pattern in patterns],
         "in_blocks": [pattern.blocks is not None for pattern in patterns],
         "coalesced": [pattern.is_coalesced for pattern in patterns],
         "result": [*made.shape[: len(made.shape) - len(letters)], *letters],
@@ -121,8 +121,8 @@ def _described(name: str) -> dict[str, Any] | None:
 def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense: Tensors) -> torch.Tensor:
     """Return the result of a described einsum, or its values; kernels are kept with the tensors of coordinates."""
     others, sparse = iter(dense), {}
-    kinds = zip(about["sparse"], places, values, about["shapes"], about["in_blocks"], about["coalesced"], strict=True)
-    for place, coords, value, shape, in_blocks, coalesced in kinds:
+    kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
+    for value, (place, coords, shape, in_blocks, coalesced) in zip(values, kinds, strict=True):
         make = SparseTensor.from_blocks if in_blocks else SparseTensor
         sparse[place] = make(coords, value, shape, coalesce=coalesced)
     operands = [sparse[n] if n in sparse else next(others) for n in range(len(about["terms"]))]
@@ -130,10 +130,17 @@ def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense
     return result if isinstance(result, torch.Tensor) else result._values
 
 
+def _shapes_of(about: Mapping[str, Any], values: Tensors) -> list[tuple[Any, ...]]:
+    """Return the shapes of described sparse operands, whose dense modes are those of their values."""
+    kinds = zip(about["shapes"], about["in_blocks"], values, strict=True)
+    return [(*shape, *value.shape[1 + len(shape) * in_blocks :]) for shape, in_blocks, value in kinds]
+
+
 def _shape_of(about: Mapping[str, Any], tensors: Tensors) -> list[Any]:
     """Return the shape of a described einsum's result; sizes may be symbols."""
-    dense = iter(tensors[2 * len(about["sparse"]) :])
-    fixed = dict(zip(about["sparse"], about["shapes"], strict=True))
+    count = len(about["sparse"])
+    dense = iter(tensors[2 * count :])
+    fixed = dict(zip(about["sparse"], _shapes_of(about, tensors[:count]), strict=True))
     sizes: dict[str, Any] = {}
     for place, term in sorted(enumerate(about["terms"]), key=lambda term: term[0] not in fixed):
         shape = fixed[place] if place in fixed else next(dense).shape

@@ -197,7 +197,9 @@ def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind
     """The extrema or products of groups: by pieces where these beat a scatter, whose gradients are slow."""
     _, rows, count = groups_of(pattern, kept)
     in_pieces = values.is_floating_point() and values.numel() and not transforming()
-    if not in_pieces or not (values.is_cuda or values.requires_grad or prod(values.shape[1:]) <= NARROW):
+    width = prod(values.shape[1:])
+    narrow = isinstance(width, torch.SymInt) or width <= NARROW  # of a symbol nothing is asked: it would be fixed
+    if not in_pieces or not (values.is_cuda or values.requires_grad or narrow):
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
     order, levels = _pieces(pattern, kept, PIECE)
