@@ -182,6 +182,26 @@ def test_labels_stay() -> None:
     assert blocks.to_table()["a"].tolist() == list("wwxxyyzz")
 
 
+def test_texts_are_labels_of_indices() -> None:
+    dense = torch.arange(1.0, 7).view(2, 3)
+    x = stc.SparseTensor.from_dense(dense).with_labels({"user": ["ann", "bob"], "item": ["tea", "ale", "tea"]})
+    assert x["bob", "ale"].item() == 5
+    assert x["ann"].labels["item"].tolist() == ["tea", "ale", "tea"]
+    assert x[:, ["ale", "tea"]].to_dense().tolist() == [[2, 1], [5, 4]]  # of equal labels the first
+    assert x[np.array(["bob"]), 1:].to_dense().tolist() == [[5, 6]]
+    assert "(ann, ale)  2" in str(x)
+    assert "(bob, tea)  4" in x._repr_html_()
+    for key, error, words in (
+        ("eve", CoordinateError, "mode 'user' has no label 'eve'"),
+        ((0, ["ale", "rum"]), CoordinateError, "mode 'item' has no label 'rum'"),
+    ):
+        with pytest.raises(error, match=words):
+            x[key]
+    for y in (stc.eye(2), stc.eye(2).with_labels({"a": [5, 7], "b": None})):
+        with pytest.raises(ShapeError, match="mode 0 has no labels of text, found 'ann' as an index"):
+            y["ann"]
+
+
 NAMES = {"user": list("abc"), "item": list("wxyz"), "week": None}
 TAKEN: dict[str, tuple[Callable[[stc.SparseTensor], Any], dict[str, list[str] | None]]] = {
     "slice": (lambda x: x[1:], NAMES | {"user": ["b", "c"]}),

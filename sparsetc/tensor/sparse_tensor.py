@@ -236,7 +236,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def __str__(self) -> str:
         from sparsetc.tensor.picture import first_entries  # where one is printed
 
-        lines = [] if self.device.type == "meta" else first_entries(self.coords, self._values)
+        lines = [] if self.device.type == "meta" else first_entries(self._pattern, self._values)
         return "\n  ".join([repr(self), *lines])
 
     def _repr_html_(self) -> str:
@@ -248,7 +248,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
         rows |= {"modes": ", ".join(self._pattern.labels)} if self._pattern.labels else {}
         picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)
-        lines = first_entries(self.coords, self._values)
+        lines = first_entries(self._pattern, self._values)
         return as_html("SparseTensor", {**rows, "device": self.device}, picture, lines)
 
     # ---- what it is not, though Python or numpy would take it for one -------------------------------------------

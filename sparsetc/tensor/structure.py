@@ -311,14 +311,15 @@ class Structure:
         Args:
             key: of one mode, or a tuple. Several index tensors have one length and pick positions together; these
                 become one mode, in their place where they are neighbours, else the first. A mask is of one mode, or a
-                SparseTensor of this shape: entries are taken where it has one that is not 0, as `where` does.
+                SparseTensor of this shape: entries are taken where it has one that is not 0, as `where` does. Texts
+                are labels: ``x["ann"]``, ``x[:, ["tea", "milk"]]``.
 
         Returns:
             A SparseTensor while a mode with coordinates is left; else a dense tensor, or one element. Index tensors for
             all modes give the elements that they name, as a dense tensor of one mode.
 
         Raises:
-            CoordinateError: an index past a mode.
+            CoordinateError: an index past a mode, or a label that it has not.
             ShapeError: a mask of another length, more indices than modes, or what is no index.
         """
         if isinstance(key, Structure):
@@ -491,11 +492,12 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
     keys = [_index(key, x) for key in keys]
     count = sum(key is not None and key is not Ellipsis for key in keys)
     if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
-        raise ShapeError(f"{count} indices, and {keys.count(Ellipsis)} of …, for {x.ndim} modes")
+        raise ShapeError(f"{count} indices, and {sum(key is Ellipsis for key in keys)} of …, for {x.ndim} modes")
     at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (x.ndim - count)
     modes = iter(enumerate(x.shape))
-    keys = [key if key is None else _within(key, *next(modes)) for key in keys]
+    labels = x._pattern.labels
+    keys = [key if key is None else _within(key, *next(modes), labels) for key in keys]
     picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
@@ -584,6 +586,8 @@ def _index(key: Any, x: Any) -> Any:
         return key
     if key is None or key is Ellipsis:
         return key
+    if isinstance(key, str) or (isinstance(key, list | np.ndarray) and np.asarray(key).dtype.kind == "U"):
+        return np.asarray(key)
     if isinstance(key, list | tuple | np.ndarray):
         key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
     if isinstance(key, torch.Tensor) and key.ndim:
@@ -600,8 +604,23 @@ def _index(key: Any, x: Any) -> Any:
         raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
 
 
-def _within(index: Any, mode: int, size: int) -> Any:
+def _places_of(names: np.ndarray, mode: int, labels: Labels) -> Any:
+    """The index of a label of a mode, or an index tensor of several."""
+    name, known = [*labels.items()][mode] if mode < len(labels) else ("", None)
+    if known is None or known.dtype.kind != "U":
+        raise ShapeError(f"mode {mode} has no labels of text, found {str(names)[:60]!r} as an index")
+    places = {label: place for place, label in reversed([*enumerate(known.tolist())])}
+    try:
+        found = [places[label] for label in names.ravel().tolist()]
+    except KeyError as error:
+        raise CoordinateError(f"mode {name!r} has no label {str(error.args[0])[:60]!r}") from None
+    return torch.tensor(found, dtype=torch.int64) if names.ndim else found[0]
+
+
+def _within(index: Any, mode: int, size: int, labels: Labels) -> Any:
     """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
+    if isinstance(index, np.ndarray):
+        index = _places_of(index, mode, labels)
     if isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dtype != torch.bool and not len(index)):
         return index
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
