@@ -340,9 +340,22 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     np.add.at(expected, (rows[:, 0], rows[:, 1]), rows[:, 2])
     assert main(["pack", str(path), str(tmp_path / "x.parquet"), "--columns", "i", "j", "count"]) == 0
     assert (stc.read(tmp_path / "x.parquet").to_dense().numpy() == expected).all()
-    path.write_text(CSV)
-    with pytest.raises(stc.IOFormatError, match="'user' holds labels"):
-        stc.pack(path, tmp_path / "y.parquet", columns=["user", "rating"])
+    named = "".join(f"n{i},2026-01-{1 + j % 28:02},{n}\n" for i, j, n in rows[:60_000].tolist())
+    path.write_text(f"user,day,count\n{named}late,2025-12-31,1\n")
+    columns = ["user", "day", "count"]
+    whole, target = stc.read(path, columns=columns), tmp_path / "y.parquet"
+    stc.pack(path, target, columns=columns)
+    packed = stc.read(target)
+    assert torch.equal(packed.coords, whole.coords)
+    assert torch.equal(packed.values, whole.values)
+    assert {name: of.tolist() for name, of in packed.labels.items()} == {
+        name: of.tolist() for name, of in whole.labels.items()
+    }
+    assert packed.labels["day"][0] == "2025-12-31"
+    path.write_text("i,x,count\n1,0.5,1\n")
+    for wrong, words in (("x", "neither integers nor labels"), ("who", "no column 'who' among 'i', 'x', 'count'")):
+        with pytest.raises(stc.IOFormatError, match=words):
+            stc.pack(path, target, columns=["i", wrong, "count"])
     path.write_text("i,count\n")
     with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
         stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])

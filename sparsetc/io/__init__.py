@@ -84,7 +84,7 @@ def read(
         elif suffix == ".parquet":
             found = parquet.read(path, dtype, columns)
         elif suffix in foreign.CSV:
-            found = next(foreign.csv_blocks(path, columns, whole=True))
+            found = foreign.csv_table(path, columns)
             found = found if dtype is None else found.with_values(numbers.cast(found.values, dtype))
         elif suffix in foreign.READERS:
             found = foreign.read(path, suffix, dtype)

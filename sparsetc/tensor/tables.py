@@ -58,8 +58,8 @@ def from_table(
     coordinates = coordinates if isinstance(coordinates, str) else list(coordinates)
     if isinstance(coordinates, str) or not coordinates:
         raise FormatError(f"coordinates must be a list of names of columns, one a mode; found {coordinates!r}")
-    columns = [_column(table, name) for name in coordinates]
-    columns.append(np.ones(len(columns[0]), np.int64) if values is None else _column(table, values))
+    columns = [column_of(table, name) for name in coordinates]
+    columns.append(np.ones(len(columns[0]), np.int64) if values is None else column_of(table, values))
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise FormatError(f"columns {', '.join(map(repr, (*coordinates, values)))} have different lengths, {lengths}")
@@ -144,7 +144,7 @@ def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
     return {**columns, "value": values}
 
 
-def _column(table: Any, name: str) -> np.ndarray:
+def column_of(table: Any, name: str) -> np.ndarray:
     """A column as a contiguous ndarray; FormatError if it is not there, or not all of it is."""
     every = names(table)
     if every.count(name) != 1:
