@@ -25,6 +25,27 @@ from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
 from sparsetc.tensor.sums import INTEGERS
 
+INSTEAD = {
+    **{"numpy": ".to_dense().numpy(), or .to_numpy() for coordinates and values", "tolist": ".to_dense().tolist()"},
+    **{"backward": "gradients start at a number, as .sum().backward()", "data": "take .detach(), or .values.data"},
+    **{
+        "_nnz": "take .nnz",
+        "_indices": "take .coords",
+        "sparse_dim": "take .sparse_order",
+        "dense_dim": "take .dense_order",
+    },
+    **dict.fromkeys(
+        ("to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc"), "to_torch(layout) makes one of torch's"
+    ),
+    **dict.fromkeys(("crow_indices", "col_indices"), "to_torch(torch.sparse_csr) has them"),
+    **dict.fromkeys(
+        ("new_zeros", "new_ones", "new_full", "new_empty"), "take x.values.new_…, or stc.zeros and stc.full"
+    ),
+    **{"masked_select": "take x[mask].values", "masked_fill": "take stc.where(mask, value, x), or map()"},
+    **{"layout": "convert it by .to_torch() for what asks for a layout of torch's"},
+}
+"""What is said of attributes that torch's tensors have and this one has not, beyond to_dense() and values."""
+
 
 class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     """A sparse tensor in coordinate form, immutable by convention.
@@ -100,8 +121,10 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                 "a stc.nn.SparseLinear there, which moves and is saved with it"
             )
         if name not in ("_pattern", "_values"):
-            in_place = name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name)
-            said = IN_PLACE.format(name) if in_place else f"{type(self).__name__!r} object has no attribute {name!r}"
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hasattr(torch.Tensor, name) and not name.startswith("__"):
+                said = f"a SparseTensor has no {name}: {INSTEAD.get(name, 'call .to_dense(), or compute with .values')}"
+                said = IN_PLACE.format(name) if name.endswith("_") else said
             raise AttributeError(said, name=name, obj=self)
         unsorted = self._unsorted
         if unsorted is not None:  # else another thread has set both in the meantime
