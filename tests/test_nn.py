@@ -345,6 +345,26 @@ def test_graph_attention(targets: int, sources: int, loops: bool) -> None:
     torch.testing.assert_close(found, dense_attention(layer, meets, x[:sources], other_targets))
 
 
+@pytest.mark.parametrize("kind", [stc.nn.GATConv, stc.nn.GATv2Conv])
+def test_dropout_of_graph_attention(kind: Any) -> None:
+    """Of weights, as PyG's: with one neighbour each, a row is 0 or twice what it is without."""
+    layer, x = kind(3, 2, heads=400, dropout=0.5, add_self_loops=False), torch.rand(4, 3)
+    adjacency = stc.eye(4)[torch.tensor([1, 2, 3, 0])]
+    for name, parameter in layer.named_parameters():
+        parameter.data *= "bias" not in name
+    whole = layer.eval()(adjacency, x).view(4, 400, 2)
+    x.requires_grad_()
+    dropped = layer.train()(adjacency, x).view(4, 400, 2)
+    share = dropped / whole
+    torch.testing.assert_close(share[..., 0], share[..., 1])
+    torch.testing.assert_close(share, torch.where(share > 1, 2.0, 0.0))
+    assert 0.4 < share.count_nonzero() / share.numel() < 0.6
+    gradient = torch.autograd.grad(dropped.sum(), x)[0]
+    torch.testing.assert_close((gradient * x).sum(), dropped.sum())  # which is linear in x
+    with pytest.raises(stc.ShapeError, match="dropout is a share, from 0 to 1, found 2"):
+        kind(3, 2, dropout=2)
+
+
 def test_where_weights_start() -> None:
     torch.manual_seed(0)
     layer, bound = stc.nn.GATConv(5, 40, heads=30), (6 / 70) ** 0.5  # Glorot and Bengio's
