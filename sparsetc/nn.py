@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.errors import CoordinateError, DtypeError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.message_passing import fuse
@@ -35,7 +35,7 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "fuse", "normalized"]
+__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "fuse", "normalized", "sparsify"]
 
 EQUATION = "oi,bi->bo"
 KERNELS = 16
@@ -210,6 +210,55 @@ class SparseLinear(nn.Module):
                 self.values.data = self.values.new_empty(shape)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
         self._weight = self._at_places()
+
+
+def sparsify(
+    model: nn.Module,
+    masks: Mapping[str, torch.Tensor] | float | None = None,
+    blocksize: tuple[int, int] | None = None,
+    **settings: Unpack[Settings],
+) -> nn.Module:
+    """Put a `SparseLinear` in the place of each linear layer of a model that is pruned.
+
+    Layers of a subclass of `torch.nn.Linear`, whose weights others may read, stay as they are.
+
+    Args:
+        model: changed in place, unless it is a linear layer itself.
+        masks: a mask of the weight by the name of each layer, as ``named_modules`` has it; or a number: weights of a
+            larger magnitude stay, in all layers. None: what `torch.nn.utils.prune` left, of layers that it pruned.
+        blocksize: of blocks that hold a weight that stays; see `SparseLinear.from_dense`.
+        settings: of `einsum`, for each call.
+
+    Returns:
+        The model; of a linear layer the new one.
+
+    Raises:
+        KeywordError: a name that no linear layer has.
+
+    Examples:
+        >>> stc.nn.sparsify(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), {"0": torch.eye(3, 4)})
+        Sequential(
+          (0): SparseLinear(in_features=4, out_features=3, nnz=3, bias=True)
+          (1): ReLU()
+        )
+    """
+    places = [*model.named_modules(remove_duplicate=False)]
+    linear = {name: module for name, module in places if type(module) is nn.Linear}
+    if isinstance(masks, Mapping) and (unknown := sorted(masks.keys() - linear.keys())):
+        raise KeywordError(f"no linear layer is called {unknown[0]!r}; there are {', '.join(map(repr, linear))[:200]}")
+    made: dict[nn.Module, SparseLinear] = {}
+    for name, module in linear.items():
+        mask: Any = masks.get(name) if isinstance(masks, Mapping) else getattr(module, "weight_mask", None)
+        if isinstance(masks, int | float):
+            mask = module.weight.detach().abs() > masks
+        if mask is not None and module not in made:
+            weight: Any = getattr(module, "weight_orig", module.weight)
+            layer = SparseLinear.from_dense(weight, module.bias, mask, blocksize, **settings)
+            made[module] = layer.train(module.training)
+    for name, module in linear.items():  # one that stands in two places stands there again
+        if module in made and name:
+            model.set_submodule(name, made[module])
+    return made.get(model, model)
 
 
 class GraphConv(nn.Module):
