@@ -70,9 +70,7 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by price, those that do not fit last; among plans too close to tell apart the simplest comes
-    first.
-    """
+    """Sort candidates by expected time, those that do not fit last; of those too close to call the simplest is first."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
     near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
     if near:
@@ -91,7 +89,7 @@ def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate
 
 
 def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
-    """Most nonzeros that a work item takes, of a tensor of so many."""
+    """Return the most nonzeros of a work item, for a tensor of `nnz` nonzeros."""
     least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
     return max(least, min(most, 1 << max(nnz // problem.rules["programs"], 1).bit_length() - 1))
 
@@ -128,6 +126,6 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
 
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
-    """A plan of one part, as ``coo`` or as fibers."""
+    """Return a candidate of one part, stored as ``coo`` or as fibers."""
     part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
     return Candidate(Plan(name, (part,)), (expected,))

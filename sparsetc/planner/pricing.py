@@ -78,7 +78,7 @@ def price(candidate: Candidate, problem: Problem) -> Candidate:
 def seconds_of(
     plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], backend: str, profile: DeviceProfile
 ) -> tuple[float, ...]:
-    """Return the seconds of one call, by part: 0 for one without nonzeros, unless no part has any.
+    """Return the expected seconds of one call, by part; a part without nonzeros takes 0.
 
     What a launch takes is its first part's.
 
@@ -155,7 +155,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """Return the cost of a program; it is the same for every tensor of these sizes and storage."""
+    """Return the cost of a program, which depends on sizes and storage only."""
     return cost_of(drafted(bound, view, schedule, target))
 
 
