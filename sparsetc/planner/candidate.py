@@ -70,7 +70,7 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by expected time, those that do not fit last; of those too close to call the simplest is first."""
+    """Sort candidates by expected time, those that do not fit last; of near equals the simplest is first."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
     near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
     if near:
