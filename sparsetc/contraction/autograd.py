@@ -308,8 +308,8 @@ class StepFunction(Multilinear):
 # -- several at once --------------------------------------------------------------------------------------------------
 
 MOST_TOGETHER = 1 << 22
-"""Nonzeros up to which values are packed for several steps at once, which takes 4 bytes each. Not measured: of 3.3 M
-the host took three times as long as the kernels (H200, `benchmarks/results/calls.json`)."""
+"""Most nonzeros to pack for several steps at once, at 4 bytes each. Not measured: of 3.3 M the host took three times as
+long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
 Job = tuple["Contraction", Pattern, torch.Tensor | None, list[torch.Tensor]]

@@ -42,8 +42,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 # -- operands in blocks -----------------------------------------------------------------------------------------------
 
 LAST = 64
-"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
-instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
+"""Least side of a block for copying tf32 operands with the summed positions last: Hopper's matrix instruction reads
+both sides along the sum, and other orders reach its shared memory 4 bytes at a time."""
 
 
 @dataclass(frozen=True)

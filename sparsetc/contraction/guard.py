@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparsetc.contraction.contraction import Contraction
 
 _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Dtypes whose sums would overflow where no element is infinite."""
+"""Dtypes with sums that may overflow although no element is infinite, and the dtypes to sum them in."""
 
 
 class Guard:

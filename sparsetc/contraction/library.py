@@ -36,7 +36,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured
 
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
-"""Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
+"""Contractions that graphs refer to by name, kept with a pattern that lives as long as the graph can be used."""
 
 
 def _of(key: str) -> Contraction:
@@ -338,7 +338,7 @@ def _compiled(
 
 
 _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-"""What `torch.compiler.assume_constant_result` marks functions with; it would import Dynamo, which takes a second."""
+"""Marked as by `torch.compiler.assume_constant_result`, which would import Dynamo; that takes a second."""
 
 
 def _stand_in(

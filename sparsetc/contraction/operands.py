@@ -109,7 +109,7 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tenso
 
 
 WIDE = 8
-"""Elements behind a mode from which it is contracted where it lies: a copy of the tensor took up to twice as long (one
+"""Least elements behind a mode for contracting it in its place: copying the tensor first took up to twice as long (one
 core, 10 shapes of TTM chains)."""
 
 

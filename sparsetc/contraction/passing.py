@@ -34,11 +34,11 @@ from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 TURNS = 3
 """Patterns in turn that must have been used a few times before no kernel is compiled for the next."""
 FEW = 8
-"""Uses of a pattern that are few: more than the layers of most networks, which use a graph once each in a step, and
-fewer than take the time of a compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
+"""Most uses of a pattern that count as few: more than most networks have layers, and fewer than take the time of a
+compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
-"""Entries of a pattern, and elements of the rows that are gathered or added to, beyond which kernels are compiled: it
-takes little beside the run, and kernels gather no rows into memory and add long ones in pieces."""
+"""Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
+little beside the run, and kernels do not gather rows into memory."""
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ from sparsetc.tuning.search import Search, Trial, shortlist
 KEPT = 64
 """Storages that candidates pack, kept while they are timed."""
 ROUNDS = 3
-"""Calls that candidates have, where they take turns."""
+"""Calls that each candidate is timed for, when candidates are timed in calls."""
 CLOSE = 1.1
-"""How many times what the fastest takes, when they are compiled, candidates may take that have turns in calls."""
+"""Candidates within this factor of the fastest go on to be timed in calls."""
 
 
 @dataclass

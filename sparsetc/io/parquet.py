@@ -30,7 +30,7 @@ from sparsetc.tensor.inputs import DTYPES, NAMED, SUMMED_IN, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 KEY, VERSION = b"sparsetc", 1
-"""The name of the JSON beside the schema that says shape and dtype, and the version that it states."""
+"""The name of the JSON with shape and dtype beside the schema, and its version."""
 NUMBERS = 1 << 20
 """Coordinates and values of a row group that is written, together."""
 INT32_SIZES = 2**31

@@ -150,7 +150,7 @@ def in_blocks(
 
 
 FREE, INNER = 64, 32
-"""Positions that the free letters of a block make, and the contracted ones, where the modes are that long."""
+"""Positions along a block's free letters, and along its contracted letters, if the modes are that long."""
 
 
 def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
@@ -260,8 +260,8 @@ class Blocking:
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more pairs is made by several programs and added up."""
 FEWEST_PAIRS, PROGRAMS = 32, 512
-"""Fewest pairs to which runs are split, and programs up to which they are, so that each of a GPU's multiprocessors has
-some: a program takes its pairs one after another."""
+"""Fewest pairs of a part of a run, and programs aimed at when runs are cut, so that each multiprocessor has some: a
+program multiplies its pairs one after another."""
 
 
 @dataclass(frozen=True)

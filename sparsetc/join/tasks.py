@@ -126,7 +126,7 @@ KEPT_TASKS = (1 << 31) - (1 << 13)
 KEPT_BYTES = 5
 """Bytes that a kept task takes: the result's entry, and how far p lies above the base of its frame."""
 FRAME = 256
-"""Tasks that share a base: every matched entry of x has a task, so p rises by less than that in a frame."""
+"""Tasks with a common base: each matched entry of x has a task, so p rises by less than this in a frame."""
 ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
@@ -249,8 +249,8 @@ class NonzeroPairList:
 
 
 SPREAD = 64
-"""Places for each task up to which they are marked: two words of marks and two of counts, which are zeroed, counted,
-summed and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
+"""Most places for each task when places are marked: marks and counts are zeroed, counted, summed and read, about 60
+bytes of traffic beside the sectors that a task's own accesses take; not measured."""
 FEW = 1 << 26
 """Places that are marked however few the tasks: 16 MB, less time than launches take."""
 ROW_WORDS = 1 << 14
@@ -259,7 +259,7 @@ WORD = 32
 PLACE_BYTES = 2 * 4 / WORD
 """Bytes that a place takes while tasks are marked: its part of a word, and of the count up to it."""
 BLOCK = 1024
-"""Tasks of a program, and words that one counts: eight a thread, so that as many loads are under way. Not measured."""
+"""Tasks of a program, and words it counts: eight a thread, so that as many loads are under way. Not measured."""
 WORDS = 64
 """Words whose places a program writes, a lane a bit. Not measured."""
 

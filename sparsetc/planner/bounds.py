@@ -43,7 +43,7 @@ ERROR = 1.25
 MOST_COLUMNS = 1 << 48
 """Possible columns above which those of a sample are numbered."""
 MANY = 1 << 20
-"""Tiles of which each takes what tiles take where there are many."""
+"""The number of tiles from which each takes the time that a tile takes among many."""
 SPREAD = 0x1E3779B97F4A7C15
 """An odd number by which keys are spread."""
 

@@ -28,8 +28,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 T = TypeVar("T")
 
 ON_HOST = 1 << 16
-"""Nonzeros of a tensor on a GPU up to which rows and samples are counted on the host, where no launch is waited for:
-new R-MAT graphs of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
+"""Most nonzeros of a GPU tensor to count rows and samples of on the host, which waits for no launches: new R-MAT graphs
+of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
 NEIGHBOURS = 1024
 """Nonzeros that are looked at to tell how many have a neighbour."""
 OWN = 8

@@ -94,7 +94,7 @@ class Method:
 
 
 PLANS: dict[str, Method] = {}
-"""The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
+"""The plans of one sparse operand by name, in the order in which they are considered."""
 JOINS: dict[str, Method] = {}
 """The methods that run a join of two sparse operands, likewise."""
 
@@ -204,7 +204,7 @@ def _forget() -> None:
 
 
 PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, shape, storage)"}
-"""What a format must have, as its author writes it."""
+"""The required parts of a format, each as its author writes it."""
 
 
 def _holders(name: str) -> list[object]:
