@@ -31,7 +31,7 @@ from sparsetc.tensor.inputs import NAMED, dtype_name
 from sparsetc.tuning import command as tune
 
 CUT, REFUSED, INTERRUPTED = 1, 2, 130
-"""Exit statuses: of output that nobody reads on, of what is refused, and what a shell reports of an interrupt."""
+"""Exit statuses: output cut off by its reader, a refused request, and an interrupt, as a shell reports it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -423,7 +423,7 @@ for _maker in (causal, sliding_window, everything, prefix, global_tokens, dilate
 # -- tiles and entries ------------------------------------------------------------------------------------------------
 
 kept: Lru[Any, Any] = Lru(KEPT)
-"""What was made of masks, and of what others made that says which pairs meet; a mask is found again by its equal."""
+"""Results made of masks; a mask is found again by an equal one."""
 
 
 def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device: torch.device) -> Tiles:

@@ -92,7 +92,7 @@ class Traced(NamedTuple):
 
 
 known: Lru[str, Traced] = Lru(KEPT)
-"""What nodes of graphs stand for, by their keys: see `pairwise_ops`."""
+"""Traced functions by the keys that graphs' nodes name them by: see `pairwise_ops`."""
 _keys: Lru[Any, str] = Lru(KEPT)
 _numbers = itertools.count()
 

@@ -134,7 +134,7 @@ class Contraction:
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The leaves that run, in order: steps of one sparse operand, or pairs of two."""
+        """The contractions that run, in order: steps of one sparse operand, or pairs of two."""
         return getattr(self.leaf, "steps", (self.leaf,))
 
     @property
@@ -167,11 +167,11 @@ class Contraction:
             )
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+        """Return the pattern of a sparse result, given the operands' patterns; None if the result is dense."""
         return patterns[self._pattern] if isinstance(self._pattern, int) else self._pattern
 
     def packed(self, values: Tensors) -> Values | None:
-        """Return the sparse operands' values as the storages have them; None where each call reads them as they are."""
+        """Return the values in the order of the storage; None if each call reads them in the operand's order."""
         pull = self.pull
         if len(values) != 1 or not pull.values:
             return None
@@ -217,7 +217,7 @@ class Contraction:
         return result
 
     def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:
-        """The contraction of any operands of these shapes, in another dtype or by other settings; made once."""
+        """Return this contraction compiled for another dtype or other settings; it is made once for each `why`."""
         other = self._others.get(why)
         if other is None:
             like = torch.zeros((), dtype=dtype or self.dtype, device=self.device)
@@ -256,7 +256,7 @@ class Contraction:
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
+        """Return the gradient with respect to one operand, given that of the result; computed outside autograd."""
         tensors = [t.detach() for t in (*values, *dense)]
         wanted = tensors[operand].requires_grad_()
         with following():
@@ -285,7 +285,7 @@ T = TypeVar("T")
 
 
 def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
-    """The result of a contraction on operands of these patterns, from its values."""
+    """Make the result of a contraction, sparse or dense, from its values."""
     pattern = made.pattern_on(patterns) if made.sparse else None
     if pattern is None:
         return values
@@ -296,7 +296,7 @@ def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros
 def contraction(
     bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
 ) -> Contraction:
-    """Compile an einsum; `repeated` as of `Request`, `choice` as `Step` takes it, where there is one step."""
+    """Compile an einsum. For `repeated` see `Request`; `choice` is for an einsum of a single `Step`."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
@@ -344,14 +344,14 @@ def _tune(step: Step | Pair) -> None:
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
-    """The contraction kept for these patterns, this equation and these sizes, or a new one."""
+    """Return the contraction cached for these patterns, equation and sizes, or compile it."""
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
     key = _key(text, operands, settings, form)
     return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
 
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
-    """The contraction that is kept for these patterns, this equation and these sizes; None where there is none yet."""
+    """Return the contraction cached for these patterns, equation and sizes; None if there is none."""
     for first in operands:
         if isinstance(first, SparseTensor):
             return _found(first._pattern, _key(text, operands, settings, form)) if first._unsorted is None else None

@@ -40,7 +40,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured
 
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
-"""Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
+"""Contractions that graphs refer to by name, kept with a pattern that lives as long as the graph can be used."""
 
 
 def _of(key: str) -> Contraction:
@@ -197,7 +197,7 @@ def shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torc
 
 
 def _patterns_of(made: Contraction) -> list[Pattern]:
-    """The patterns of its sparse operands; those that are gone have left nothing to share, and are made again."""
+    """Return the patterns of a contraction's sparse operands, made again if they were freed."""
     return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
 
 
@@ -243,7 +243,7 @@ def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, Gradients, Gradie
 def _backward_of_gradient(
     ctx: Any, upstream: torch.Tensor
 ) -> tuple[None, Gradients, Gradients, None, torch.Tensor | None]:
-    """A contraction is linear in each operand, so a gradient's gradients are those of it with `upstream` put there."""
+    """Differentiate a gradient again: a contraction is linear in each operand, so `upstream` stands in its place."""
     *tensors, upstream_then = ctx.saved_tensors
     tensors[ctx.operand] = upstream
     values, dense = tensors[: ctx.count], tensors[ctx.count :]
@@ -267,7 +267,7 @@ torch.library.register_autograd("sparsetc::gradient", _backward_of_gradient, set
 
 
 def _register_batches(name: str) -> None:
-    """Rules for batches of an operator, those of `torch.func` and those of autograd: one after the other.
+    """Register an operator's batching rules for `torch.func` and for autograd: one after the other.
 
     They are asked for where no kernel can be compiled for all at once.
     """
@@ -429,7 +429,8 @@ def _number_of(size: Any) -> int:
 def _compiled(
     text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int, exporting: bool
 ) -> str:
-    """A form of result and the key of a contraction, kept or new, of operands of these kinds; empty where one is gone.
+    """Return the form of the result and the key of a contraction of operands of these kinds; empty if an operand was
+    freed.
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
@@ -454,7 +455,7 @@ def _compiled(
 
 
 _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-"""What `torch.compiler.assume_constant_result` marks functions with; it would import Dynamo, which takes a second."""
+"""Marked as by `torch.compiler.assume_constant_result`, which would import Dynamo; that takes a second."""
 
 
 def _stand_in(

@@ -53,7 +53,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
-"""What a storage of windows may name, and a partition that deals by them."""
+"""Parameters of a storage of windows, and of the partition that deals by them."""
 
 
 def sizes_of(storage: Storage) -> tuple[int, int, int, int]:

@@ -25,7 +25,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
 SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
-"""What ``read`` and ``write`` understand."""
+"""Suffixes of files that ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
 LABELLED = (".npz", ".parquet")
 """What keeps labels."""

@@ -34,9 +34,9 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
-"""The share of free memory that is taken where no limit is given: one part in so many."""
+"""Without a limit, one part in this many of the free memory is used."""
 FIXED = 96 * 2**20
-"""Bytes for what does not grow: DuckDB itself, a block of text, a row group and what is made of it."""
+"""Bytes that do not grow with the file: DuckDB itself, a block of text, a row group and its tensors."""
 THREAD = 32 * 2**20
 """Bytes that a thread of DuckDB sorts in, at least."""
 HELD = 8

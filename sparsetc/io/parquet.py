@@ -31,7 +31,7 @@ from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 KEY, LABELS, VERSION = b"sparsetc", b"sparsetc.labels", 1
-"""The name of the JSON beside the schema that says shape and dtype, and the version that it states."""
+"""The names of the JSON with shape and dtype and of that with labels, beside the schema, and the version."""
 PARSED = 60
 """Bytes of memory a character of parsed JSON takes at most: ``1,`` becomes a number and its place in a list."""
 NUMBERS = 1 << 20

@@ -23,12 +23,12 @@ from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support.pickles import Record, misfit
 
 PREFERRED = "preferred"
-"""The option of an ``"auto"`` request that names the plan to take where it applies."""
+"""The option of an ``"auto"`` request that names the plan to take if it applies."""
 SIDE = "side_"
-"""What stands before a letter in the name of the parameter that is a block's side along it."""
+"""The prefix of parameters that name a block's side along a letter."""
 
 DOTS = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
-"""How a dot of float32 multiplies, by ``precision=``, the most exact first."""
+"""The kind of float32 dot, by ``precision=``, the most exact first."""
 PRECISIONS = ("ieee", *DOTS.values())
 ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""

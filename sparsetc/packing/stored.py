@@ -19,7 +19,7 @@ from sparsetc.packing.base import Packed
 Arrays = dict[str, torch.Tensor]
 
 STORED, PLACE = "stored", "place"
-"""Beside the axes: where each value is stored, and its place in its tile, in the order in which tiles are stored."""
+"""Names, beside those of axes: the position of each stored value, and its place in its tile in the tile's order."""
 BITS = 1 << 16
 """Words of bits that are spread out at a time."""
 

@@ -21,13 +21,13 @@ from sparsetc.tensor import loops
 from sparsetc.tensor.pattern import Labels, Pattern
 
 SEARCHED = 16
-"""How many times as many rows as are taken a matrix has for each to be searched for, and not all of them once."""
+"""If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
 Taken = tuple[Pattern, torch.Tensor | None]
-"""A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
+"""A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
 
 def sorted_pattern(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
-    """The coalesced pattern of unique coordinates in any order, and the entries in its order."""
+    """Sort unique coordinates into a coalesced pattern; return it, and the entries in its order."""
     if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
         order = crd.lexsort(rows, shape)
         rows, entries = rows[:, order], order if entries is None else entries[order]
@@ -35,7 +35,7 @@ def sorted_pattern(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Te
 
 
 def indexed(x: Any, keys: list[Any]) -> Any:
-    """Elements by a list of indices; see `Structure.__getitem__`."""
+    """Return the elements at a list of indices; see `Structure.__getitem__`."""
     keys = [_index(key, x) for key in keys]
     count = sum(key is not None and key is not Ellipsis for key in keys)
     if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
@@ -213,7 +213,9 @@ def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch
 
 @entry_point
 def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries at the places of the first mode that an index names, in its order, and its position for each."""
+    """Return the entries at the indexed rows of the first mode, in the index's order, and each entry's place in the
+    index.
+    """
     row, size = pattern.coords[0], pattern.shape[0]
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
@@ -235,7 +237,9 @@ def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _selected(
     kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Select the entries at the positions of an index, once for each time it names them; earlier rows follow."""
+    """Return the entries at the indexed positions of a mode, repeated as the index repeats them, with coordinates
+    `rows`.
+    """
     order = torch.sort(index, stable=True)
     if size <= row.numel() + index.numel():
         counts = torch.bincount(index, minlength=size)
@@ -254,7 +258,7 @@ def _selected(
 
 
 def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[torch.Tensor, int]:
-    """Values with one of their dense modes indexed, and the axis of the next."""
+    """Index one dense mode of values; return them and the axis of the next mode."""
     if isinstance(key, int):
         return values.select(axis, key), axis
     if not isinstance(key, torch.Tensor):
@@ -263,7 +267,7 @@ def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[tor
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Positions that several index tensors of one length name together, as one mode; see `Structure.__getitem__`."""
+    """Pick positions by several index tensors of one length, as one mode; see `Structure.__getitem__`."""
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()

@@ -38,7 +38,7 @@ DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 """The dtypes that values may have."""
 
 SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What duplicates of a narrow dtype are summed in."""
+"""The dtypes that duplicates of narrow dtypes are summed in."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -51,7 +51,7 @@ NAMED = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
 CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
-"""How other objects get another dtype, as messages say it."""
+"""The conversions of other objects to another dtype, for messages."""
 
 
 def comes_from(obj: object, package: str) -> bool:
