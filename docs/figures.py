@@ -76,6 +76,69 @@ def instead_cpu() -> str:
     return _instead("instead_cpu", "a CPU")
 
 
+# -- when it pays ------------------------------------------------------------------------------------------------------
+
+
+def _kinds(name: str) -> str:
+    """Return the least, mean and largest ratio of each kind of task, the kind that loses most first."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in results(name)["rows"]:
+        if "call_ratio" in row:
+            kinds.setdefault(row["task"].partition(":")[0], []).append(row)
+    measures = ("call_ratio", "ratio") if name == "instead" else ("call_ratio",)
+    head = ["task", "rows"]
+    for what in ("call", "device")[: len(measures)]:
+        head += [f"{what}: least", "mean", "most"]
+    cells = []
+    for kind, rows in sorted(kinds.items(), key=lambda one: geometric_mean(row["call_ratio"] for row in one[1])):
+        line: list[Any] = [kind, len(rows)]
+        for measure in measures:
+            ratios = [row[measure] for row in rows if measure in row]
+            line += [min(ratios), geometric_mean(ratios), max(ratios)] if ratios else ["", "", ""]
+        cells.append(line)
+    return table(head, cells) + source(name)
+
+
+def _losing(name: str) -> str:
+    """Return the tasks whose call takes longer than what one would write instead, the slowest first."""
+    rows = sorted((row for row in results(name)["rows"] if row.get("call_ratio", 1) < 1), key=_call_ratio)
+    cells = [
+        (r["task"], r["instead_call"], r["ours"]["call_us"], r["peers"][r["instead_call"]]["call_us"], r["call_ratio"])
+        for r in rows
+    ]
+    said = f"{len(rows)} of {sum('call_ratio' in row for row in results(name)['rows'])} tasks are slower by calls.\n\n"
+    return said + table(("task", "instead", "sparsetc, µs", "instead, µs", "ratio"), cells) + source(name)
+
+
+def _call_ratio(row: dict[str, Any]) -> float:
+    ratio: float = row["call_ratio"]
+    return ratio
+
+
+@figure
+def pays() -> str:
+    """Return the kinds of tasks on a GPU."""
+    return _kinds("instead")
+
+
+@figure
+def pays_cpu() -> str:
+    """Return the kinds of tasks on a CPU."""
+    return _kinds("instead_cpu")
+
+
+@figure
+def losing() -> str:
+    """Return the tasks that lose on a GPU."""
+    return _losing("instead")
+
+
+@figure
+def losing_cpu() -> str:
+    """Return the tasks that lose on a CPU."""
+    return _losing("instead_cpu")
+
+
 # -- MTTKRP -----------------------------------------------------------------------------------------------------------
 
 

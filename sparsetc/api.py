@@ -56,39 +56,36 @@ def einsum(
 ) -> torch.Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
-    Takes what `torch.einsum` takes: ``einsum("ijk,jr,kr->ir", x, b, c)``, an implicit output, ``...``, spaces, a list
-    of operands, or operands with index lists. The sparse operand may be a `SparseTensor`, a torch tensor of any sparse
-    layout, or a scipy or pydata sparse array; dense operands may be ndarrays, which lie on the CPU. The first call for
-    an equation compiles it; the kernel is kept with the sparse operand's pattern, that of a torch tensor or of a scipy
-    CSR, CSC, BSR or COO array with the index arrays. Where patterns come and go, each used a few times, as a graph that
-    each step makes anew, the first uses of the next are done by torch's operations, and a kernel is compiled for what
-    stays.
+    The first call for an equation and a pattern compiles a kernel; later calls find it again. The kernel is kept with
+    the pattern: a `SparseTensor`'s, or the index arrays of a torch tensor or of a scipy CSR, CSC, BSR or COO array. If
+    many patterns come and go, such as a new graph at each training step, the first calls of a new pattern use torch's
+    operations, and a kernel is compiled only for a pattern that stays.
 
-    Values are packed once, and again when they changed. On a CPU every change is seen, also one through ``.data`` or an
-    ndarray of the same memory; on a GPU those that torch counts, and any made after a gradient of the values.
-
-    A sparse operand may be a `distributed.Sharded` one, of which each process has a share; all processes call then. The
-    dense result is a DTensor, each process having a part of its rows, or, with ``gather=True``, whole on all of them.
-
-    Where several sparse operands give tens of millions of results, a bar is drawn, with rich and on a terminal.
+    Values are packed once, and again after they change. On a CPU every change is noticed; on a GPU those that torch
+    counts (not writes through ``.data``).
 
     Args:
-        args: equation and operands. Dense operands have the sparse one's dtype and device.
-        output: ``"sparse"``, ``"dense"`` or ``"auto"``: sparse when the result keeps two or more of the sparse
-            operand's modes, one of them with coordinates, or all of them; of several sparse operands, when it keeps
-            any of their modes.
-        drop_zeros: leave out entries of a sparse result whose value is 0. Its pattern otherwise does not depend on
-            values.
-        reduce: ``"sum"``, or ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``: what is done, over the entries of the
-            one sparse operand, with its modes that the result has not; letters of dense operands alone are summed. A
-            result that no entry takes part in is 0, of a product 1.
-        settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``: as in
-            `options`.
+        args: an equation and its operands, in any form that `torch.einsum` takes: implicit output, ``...``, a list of
+            operands, or operands with index lists. A sparse operand is a `SparseTensor`, a sparse torch tensor, a scipy
+            or pydata array, or a `distributed.Sharded` tensor. Dense operands are tensors or ndarrays of its dtype and
+            device.
+        output: ``"sparse"``, ``"dense"`` or ``"auto"``. With one sparse operand, ``"auto"`` is sparse if the result
+            keeps all of its modes, or at least two of them and one with coordinates. With several sparse operands it is
+            sparse if the result keeps any of their modes.
+        drop_zeros: leave out entries of a sparse result whose value is 0. Without it the result's pattern does not
+            depend on values.
+        reduce: how to combine entries along the modes that the result does not keep: ``"sum"``, ``"mean"``, ``"amax"``,
+            ``"amin"`` or ``"prod"``. Others than ``"sum"`` take one sparse operand; letters that only dense operands
+            have are summed. A result without entries is 0, for ``"prod"`` 1.
+        settings: ``plan=``, ``precision=``, ``deterministic=``, ``memory_limit=``, ``cache_dir=``, ``backend=``,
+            ``tune=``, ``path=``: as in `options`. With a `distributed.Sharded` operand also ``gather=True``, for the
+            whole result on every rank.
 
     Returns:
-        A dense tensor, or a `SparseTensor`: of one sparse operand, on its (projected) pattern, a dense letter of the
-        result, and of that operand, being a dense mode of it; of several, on the contraction's own pattern, coalesced.
-        It is in blocks along the modes that operands in blocks give it.
+        A dense tensor or a `SparseTensor`, as `output` says. A sparse result of one sparse operand has that operand's
+        pattern without the modes that were summed; letters that only dense operands have become its dense modes. A
+        sparse result of several sparse operands has a pattern of its own. Both are coalesced. With a
+        `distributed.Sharded` operand a dense result is a DTensor.
 
     Raises:
         EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: before any kernel runs.
@@ -133,7 +130,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapp
 
 
 def sharded_of(args: tuple[Any, ...]) -> Any:
-    """The first operand that lies on several processes, which compiles einsums of itself; None if there is none."""
+    """Return the first operand that is sharded over processes, or None; its class compiles einsums of its own."""
     for operand in args:
         if "_einsum" in type(operand).__dict__:
             return operand
@@ -157,10 +154,20 @@ def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
 
 @entry_point
 def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **settings: Unpack[Settings]) -> Kernel:
-    """Plan, pack and generate once; call the `Kernel` often. Arguments as for `einsum`.
+    """Plan, pack and generate an einsum once, and return a `Kernel` to call often.
 
-    A kernel has the values packed that its sparse operand has now; see `Kernel` for which changes it notices. Of a
-    `distributed.Sharded` operand it is a `distributed.DistributedKernel`.
+    Args:
+        args: as for `einsum`; of dense operands only shapes, dtypes and devices are read.
+        output: as for `einsum`.
+        drop_zeros: as for `einsum`.
+        settings: as for `einsum`.
+
+    Returns:
+        A `Kernel`, called with the dense operands. It holds the sparse operand's values as packed now; `Kernel` says
+        which later changes it notices. With a `distributed.Sharded` operand, a `distributed.DistributedKernel`.
+
+    Raises:
+        EquationError, ShapeError, DtypeError, DeviceError, PlanError, OutOfMemoryError: as `einsum`.
 
     Examples:
         >>> k = stc.compile("ij,jr->ir", stc.eye(3), torch.ones(3, 2))
@@ -188,29 +195,27 @@ def compile_many(
     drop_zeros: bool = False,
     **settings: Unpack[Settings],
 ) -> tuple[Kernel, ...]:
-    """Compile several einsums of one sparse operand together, so that they may share one packed copy of it.
+    """Compile several einsums of one sparse operand together, so that they can share packed copies of it.
 
-    The einsums of a decomposition are an example: one a mode, of one tensor. With ``plan="auto"`` the set of plans is
-    taken that is expected to be fastest in sum, of those whose copies fit ``memory_limit=`` (what is free, where none
-    is set): a copy for each einsum, ``"mm-csf"``'s one for all, or for some. A plan that is named is taken wherever its
-    copies fit, and ``"mm-csf"`` for the others. Each kernel's `explain` says what was taken and what is stored. Values
-    too are packed once for all kernels that read them in one order.
+    A decomposition is an example: it has one einsum for each mode of one tensor. ``plan="auto"`` chooses the set of
+    plans with the least expected total time whose copies fit ``memory_limit=`` (by default the free memory): a copy for
+    each einsum, or one copy for several (plan ``"mm-csf"``). A plan given by name is used for as many einsums as fit,
+    and ``"mm-csf"`` for the others. `Kernel.explain` shows what was chosen and stored.
 
     Args:
-        equations: as `einsum` takes them; the first term of each is that of x.
+        equations: one or more equations; the first term of each is that of x.
         x: the sparse operand.
-        operands: for each equation its dense operands, in order; those of one equation may be given as a tensor if
-            there is just one.
-        output: the form of all results, as of `einsum`.
-        drop_zeros: as of `einsum`.
-        settings: as of `einsum`.
+        operands: for each equation its dense operands, in order; a single operand need not be in a list.
+        output: the form of all results, as for `einsum`.
+        drop_zeros: as for `einsum`.
+        settings: as for `einsum`.
 
     Returns:
-        A `Kernel` for each equation, to be called with its dense operands.
+        A tuple with a `Kernel` for each equation, called with its dense operands.
 
     Raises:
-        EquationError: no equations, another number of operands than equations, or a second sparse operand; and whatever
-            `compile` raises.
+        EquationError: no equations, a different number of operands, or a second sparse operand; and all that `compile`
+            raises.
 
     Examples:
         >>> x, a = stc.eye(3), torch.ones(3, 2)
@@ -270,9 +275,15 @@ def explain(*args: Any, symbolic: Literal[False] = False, **settings: Unpack[Aut
 @overload
 def explain(*args: Any, symbolic: Literal[True], **settings: Unpack[Auto]) -> SymbolicCost: ...
 def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost:
-    """Return how `einsum` would run: parts, formats, costs, why this plan; or its cost as formulas, where `symbolic`.
+    """Explain how `einsum` would run: parts, formats, bytes, expected time, and the plans that were not chosen.
 
-    Arguments as for `einsum`.
+    Args:
+        args: as for `einsum`.
+        symbolic: return the cost as formulas of sizes instead.
+        settings: as for `einsum`.
+
+    Returns:
+        An object that prints as a table; its ``to_dict()`` returns the same as data.
 
     Examples:
         >>> print(stc.explain("ij,jr->ir", stc.eye(8), torch.ones(8, 4), plan="coo"))
@@ -347,7 +358,7 @@ def register_op(function: F | None = None, *, replace: bool = False) -> F | Call
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Counts of what this process keeps in memory for patterns.
+    """Counts of the objects that this process keeps in memory for patterns.
 
     Attributes:
         patterns: live patterns that anything is kept for.
@@ -372,7 +383,7 @@ class CacheInfo:
 
 
 def cache_info() -> CacheInfo:
-    """Count what is kept in memory for the patterns of live tensors; `clear_cache` forgets it.
+    """Count the objects kept in memory for the patterns of live tensors; `clear_cache` drops them.
 
     Examples:
         >>> stc.clear_cache()
@@ -394,7 +405,7 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> None:
-    """Forget all that is kept in memory for patterns: counts, packed storages, kernels, and generated programs.
+    """Drop everything kept in memory for patterns: counts, packed storages, kernels, and generated programs.
 
     Kernels that are held go on as they are. The folder of generated sources (``cache_dir=``) is not touched.
 

@@ -41,20 +41,19 @@ STEPS = 20_000
 
 
 def calibrate() -> DeviceProfile:
-    """Measure the current GPU, or without one the CPU, and plan with what was found, in this process and in later ones.
+    """Measure the current GPU (without one, the CPU) and use the rates for planning, now and in later processes.
 
-    Of a GPU, it measures bytes a second of device memory, of the L2 and the L1 cache and of atomic additions,
-    operations a second outside dots and inside them at each precision, seconds to launch a kernel and to start a
-    program; and for two sparse operands torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros,
-    and products of pairs of blocks. This takes less than a minute and 1.4 GB of the device's memory. Of a CPU with
-    numba installed, it measures what nonzeros, fibers, rows and vectors take native loops and the torch programs, on
-    one thread, which takes a minute or two. Nothing else should run meanwhile.
+    On a GPU it measures the bandwidth of device memory, of the L2 and the L1 cache and of atomic additions, operations
+    a second outside and inside dots at each precision, and the time to launch a kernel and to start a program; for two
+    sparse operands also torch's dense products, zeros, gathers and calls, sums over pairs of nonzeros, and products of
+    pairs of blocks. This takes less than a minute and 1.4 GB of device memory. On a CPU with numba installed it
+    measures native loops and torch programs on one thread, in a minute or two. Run nothing else meanwhile.
 
-    The record, one for each kind of device, lies in ``profiles`` in the cache directory (``$SPARSETC_CACHE_DIR``,
-    ``options(cache_dir=)``). Kernels that were compiled before keep their plans.
+    The record, one for each kind of device, is written to ``profiles`` in the cache folder (``$SPARSETC_CACHE_DIR``,
+    ``options(cache_dir=)``). Kernels compiled before keep their plans.
 
     Returns:
-        the profile, of which ``measured`` names the fields that were measured here, and ``sources`` what all are from.
+        The profile. Its ``measured`` names the fields measured here, and ``sources`` says where each number is from.
 
     Raises:
         DeviceError: there is no GPU and no numba, the GPU is too busy to be measured, or Triton interprets
@@ -105,12 +104,12 @@ def table(found: DeviceProfile) -> str:
 
 
 def measured_loops() -> dict[str, dict[str, float]]:
-    """Return the seconds that native loops, and torch's programs, take for what `Cost.loops` counts."""
+    """Measure native loops and torch's programs. Return the seconds of each count of `Cost.loops`."""
     return {runner: fitted(list(timed(backend))) for runner, backend in (("native", "numba"), ("torch", "torch"))}
 
 
 def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:
-    """Yield the counts of what each kernel does, and the seconds that it takes."""
+    """Yield (counts, seconds) of each kernel of the calibration set."""
     generator = np.random.default_rng(0)
     for shape in TENSORS:
         coords = np.unique(np.stack([generator.integers(0, n, NONZEROS) for n in shape]), axis=1)
@@ -146,7 +145,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def fitted(kernels: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
-    """Return the seconds of each count, none below 0, whose sums are off by the least share of what kernels took.
+    """Fit non-negative seconds a count to the kernels' times by least relative error.
 
     Of a call itself it is what it takes beyond a launch. Steps are those by which Lee and Seung factor matrices.
     """

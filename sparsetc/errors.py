@@ -12,7 +12,7 @@ def printable(text: str) -> str:
 
 
 class SparsetcError(Exception):
-    """Anything that sparsetc refuses; catch this to catch them all.
+    """The base class of all errors that sparsetc raises.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(4, 2))
@@ -25,7 +25,7 @@ class SparsetcError(Exception):
 
 
 class EquationError(SparsetcError, ValueError):
-    """The equation cannot be read, or does not fit the operands given with it.
+    """Raised for an equation that cannot be read, or does not fit its operands.
 
     Examples:
         >>> stc.einsum("ij,j->i", stc.eye(3))
@@ -35,7 +35,7 @@ class EquationError(SparsetcError, ValueError):
 
 
 class KeywordError(SparsetcError, TypeError):
-    """A keyword that the function does not take; the message names the nearest that it takes.
+    """Raised for an unknown keyword argument; the message names the nearest known one.
 
     Examples:
         >>> stc.einsum("ij,j->i", stc.eye(3), torch.ones(3), precison="high")
@@ -45,7 +45,7 @@ class KeywordError(SparsetcError, TypeError):
 
 
 class ShapeError(SparsetcError, ValueError):
-    """Two sizes that must agree do not.
+    """Raised for two sizes that must be equal and differ.
 
     Examples:
         >>> stc.ttv(stc.eye(3), torch.ones(4), 1)
@@ -55,7 +55,7 @@ class ShapeError(SparsetcError, ValueError):
 
 
 class DtypeError(SparsetcError, TypeError):
-    """A dtype that cannot be computed with, or dtypes that must agree and do not.
+    """Raised for an unsupported dtype, or for dtypes that must be equal and differ.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3, dtype=torch.float64))
@@ -65,7 +65,7 @@ class DtypeError(SparsetcError, TypeError):
 
 
 class DeviceError(SparsetcError, RuntimeError):
-    """Operands live on different devices.
+    """Raised for operands on different devices.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3, device="meta"))
@@ -75,7 +75,7 @@ class DeviceError(SparsetcError, RuntimeError):
 
 
 class FormatError(SparsetcError, ValueError):
-    """A tensor, or its packed form, is not what its format promises.
+    """Raised for a tensor, or a packed form of one, with invalid contents.
 
     Examples:
         >>> stc.SparseTensor([[0, 1], [0, 1]], [1.0, 2.0, 3.0])
@@ -85,7 +85,7 @@ class FormatError(SparsetcError, ValueError):
 
 
 class CoordinateError(FormatError, IndexError):
-    """A coordinate lies outside its mode.
+    """Raised for a coordinate outside its mode.
 
     Examples:
         >>> stc.SparseTensor([[5], [0]], [1.0], (3, 3))
@@ -95,7 +95,7 @@ class CoordinateError(FormatError, IndexError):
 
 
 class PlanError(SparsetcError, ValueError):
-    """A plan that is not known, or that does not apply to this einsum.
+    """Raised for an unknown plan, or for a plan that does not apply to this einsum.
 
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(3), plan="fastest")
@@ -105,7 +105,7 @@ class PlanError(SparsetcError, ValueError):
 
 
 class DecompositionError(SparsetcError, ValueError):
-    """A rank, a mode, a start or another argument that no decomposition can begin with.
+    """Raised for an argument that a decomposition cannot start with, such as a rank, a mode or an initial model.
 
     Examples:
         >>> stc.decomposition.cp_als(stc.eye(3), 0)
@@ -115,7 +115,7 @@ class DecompositionError(SparsetcError, ValueError):
 
 
 class OutOfMemoryError(SparsetcError, MemoryError):
-    """A result or a packed form would pass the memory limit; refused before it is allocated.
+    """Raised before an allocation that would pass the memory limit.
 
     Examples:
         >>> stc.einsum("ij->ij", stc.eye(1000), output="dense", memory_limit="1MB")
@@ -125,7 +125,8 @@ class OutOfMemoryError(SparsetcError, MemoryError):
 
 
 class DistributedError(SparsetcError, RuntimeError):
-    """Ranks that were given different arguments, of which some failed, or that lost each other; it names them.
+    """Raised if ranks have different arguments, if some failed, or if the connection was lost; the message names the
+    ranks.
 
     Examples:
         >>> stc.einsum("ij->ij", stc.distributed.shard(stc.eye(3)), drop_zeros=True)
@@ -135,7 +136,8 @@ class DistributedError(SparsetcError, RuntimeError):
 
 
 class TransformError(SparsetcError, NotImplementedError):
-    """Gradients in batches, which autograd asks for as if for one, or a traced graph whose kernel is gone.
+    """Raised for an unsupported transform: batched gradients, gradients of a stream, or a traced graph without its
+    kernel.
 
     Examples:
         >>> stc.stream("ij,j->i", stc.eye(3), torch.ones(3, requires_grad=True))
@@ -145,7 +147,7 @@ class TransformError(SparsetcError, NotImplementedError):
 
 
 class IOFormatError(SparsetcError, ValueError):
-    """A file is not what its suffix promises; the message names file, line and text.
+    """Raised for a file with other contents than its suffix says; the message names file, line and text.
 
     Examples:
         >>> stc.read("tensor.txt")

@@ -137,12 +137,12 @@ class PairReport(StepReport):
     shares: tuple[tuple[int, int], ...] = ()
 
     def details(self) -> list[str]:
-        """Lines of the entries that meet, and of the result."""
+        """Return lines on the operands' roles, the pairs that meet, and the result."""
         r, c, k = self.block
         lines = [
-            f"roles    {self.roles or 'none'}",
-            f"meet     {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
-            f"unfolded {' x '.join(f'{n:,}' for n in self.unfolded)}",
+            f"indices  {self.roles or 'none'}",
+            f"products {self.tasks:,} pairs of nonzeros; {self.pairs:,} pairs of blocks {r}x{k} . {k}x{c}; "
+            f"as matrices {' x '.join(f'{n:,}' for n in self.unfolded)}",
         ]
         if self.shares:
             (filled, pairs), (rest, tasks) = self.shares
@@ -180,7 +180,7 @@ class Explanation:
 
     @property
     def step(self) -> OperandReport | None:
-        """The one step, where there is one, of one sparse operand."""
+        """The report of the only step, if it has one sparse operand; else None."""
         return self.steps[0] if len(self.steps) == 1 and isinstance(self.steps[0], OperandReport) else None
 
     def __getattr__(self, name: str) -> Any:
@@ -252,11 +252,7 @@ def _step_lines(step: StepReport) -> list[str]:
         for name, predicted in step.considered:
             lines.append(f"  {'does not fit' if predicted is None else f'{predicted:12.1f}'}  {name}")
     if step.dismissed:
-        lines += [
-            "",
-            "not counted, us at least by a sample:",
-            *(f"  {us:12.1f}  {name}" for name, us in step.dismissed),
-        ]
+        lines += ["", "not counted, least us by a sample:", *(f"  {us:12.1f}  {name}" for name, us in step.dismissed)]
     return lines
 
 

@@ -20,7 +20,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 class Steps(NamedTuple):
-    """When conjugate gradients end, and the settings of their products."""
+    """The stopping rule of conjugate gradients, and the settings of their products."""
 
     tol: float
     n_iter_max: int
@@ -32,22 +32,22 @@ def solve(
 ) -> torch.Tensor:
     """Solve ``a @ x = b`` by conjugate gradients, preconditioned by the diagonal (Jacobi).
 
-    Gradients of b, and of the entries of a, come from one more solution, with the gradient of x on the right.
+    Differentiable in b and in the entries of a: the backward solves once more, with the gradient of x on the right.
 
     Args:
         a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked.
         b: (n,), or (n, k) for k right sides, which are solved together.
-        tol: how long the residual may be, times the length of b, in each column.
-        n_iter_max: steps at most, 10 n by default. A warning says that they were not enough.
+        tol: stop when the residual's norm is below ``tol`` times the norm of b, in each column.
+        n_iter_max: the most steps, 10 n by default. A warning says if they were not enough.
         settings: of `einsum`, for the products.
 
     Returns:
         x, of the shape of b.
 
     Raises:
-        ShapeError: a matrix that is not square, or a b that does not fit.
-        FormatError: a matrix that is found not to be positive definite.
-        DtypeError: integers or values of 16 bits.
+        ShapeError: the matrix is not square, or b does not fit.
+        FormatError: the matrix turns out not to be positive definite.
+        DtypeError: integers, or values of 16 bits.
 
     Examples:
         >>> stc.solve(2 * stc.eye(3), torch.tensor([2.0, 4.0, 6.0]))

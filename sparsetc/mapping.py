@@ -1,4 +1,4 @@
-"""A function of one's own of the entries of a pattern, in one kernel: `map_entries`.
+"""`map_entries`: a user's function of the entries of a pattern, in one kernel.
 
 In: a function, the pattern, and what the function is given for each entry. Out: the sums over rows, or a sparse tensor,
 differentiable. Attention is one case of it.
@@ -73,35 +73,35 @@ def map_entries(
     output: Literal["dense", "sparse"] = "dense",
     **settings: Unpack[Settings],
 ) -> torch.Tensor | SparseTensor:
-    """Apply a function to each entry (i, j) of a pattern, and sum over the entries of each row.
+    """Apply a function to each entry (i, j) of a pattern, and sum the results over each row.
 
-    The function is given, by name, products of rows of two tables, and numbers by row, by column and by entry. On a GPU
-    one kernel computes the result and two its gradients, and nothing is formed for all entries, if the function is of
-    elementwise operations that kernels have. Elsewhere, and for other functions, there are steps; the log
-    (``logging.getLogger("sparsetc")``, level DEBUG) says why.
+    The function's arguments are named: inner products of rows of two tables, and numbers by row, by column and by
+    entry. On a GPU, one kernel computes the result and two its gradients, without memory for all entries, if the
+    function uses elementwise operations that kernels have. Elsewhere, and for other functions, several steps run; the
+    log (``logging.getLogger("sparsetc")``, level DEBUG) says why.
 
     Args:
-        function: of tensors of one shape, elementwise, as torch operations. It is traced once for all functions of the
-            same code and constants: numbers that it finds elsewhere are constants.
-        pattern: (rows, columns), as `attention` takes it.
-        products: name -> (left, right) tables, (*heads, rows, d) and (*heads, columns, d): the function is given the
-            sum over d of ``left[i, d] * right[j, d]``. All tables have one dtype.
-        rows: name -> (*heads, rows): the function is given the number of row i.
-        columns: name -> (*heads, columns): that of column j.
-        entries: name -> (nnz,) or (*heads, nnz), in lexicographic order: that of the entry.
-        softmax: whether results of the function are normalised: their exponentials over the sum of these along a row.
-        values: (*heads, columns, width): rows that are summed, each times the function's result.
-        output: ``"sparse"`` for the function's results themselves.
-        settings: of `einsum`, for products in steps; kernels take precision and cache_dir.
+        function: takes tensors of one shape by name, and returns one; elementwise torch operations. It is traced
+            once for all functions with the same code and constants; other numbers that it reads are constants.
+        pattern: (rows, columns), as for `attention`.
+        products: name -> (left, right) tables, (*heads, rows, d) and (*heads, columns, d): the argument is the sum
+            over d of ``left[i, d] * right[j, d]``. All tables have one dtype.
+        rows: name -> (*heads, rows): the argument is the number of row i.
+        columns: name -> (*heads, columns): the argument is the number of column j.
+        entries: name -> (nnz,) or (*heads, nnz), in lexicographic order: the argument is the number of the entry.
+        softmax: normalise results: their exponentials over the sum of exponentials along a row.
+        values: (*heads, columns, width): sum rows of it, each times the function's result.
+        output: ``"sparse"`` returns the function's results themselves.
+        settings: of `einsum`, for products in steps; kernels use precision and cache_dir.
 
     Returns:
-        (*heads, rows, width) sums of rows of `values`; without these (*heads, rows) sums of the function's results.
-        With ``output="sparse"`` a SparseTensor of these results, with dense modes for heads.
+        (*heads, rows, width) sums of rows of `values`; without `values`, (*heads, rows) sums of results. With
+        ``output="sparse"`` a SparseTensor of the results, with dense modes for heads.
 
     Raises:
-        KeywordError: a name that is given twice, or nothing to compute with.
+        KeywordError: a name given twice, or nothing to compute with.
         DtypeError: tables of several dtypes, or inputs that are not floating point.
-        ShapeError: sizes that do not fit together, or the pattern.
+        ShapeError: sizes and pattern do not fit together.
 
     Examples:
         The Poisson loss of a factorisation, over nonzeros x (Hong, Kolda and Duersch 2020), with gradients:

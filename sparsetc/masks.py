@@ -1,4 +1,4 @@
-"""Masks of attention, combined by ``&``, ``|`` and ``~``: which queries meet which keys, without a tensor of all pairs.
+"""Masks of attention: rules for the keys of each query, combined by ``&``, ``|`` and ``~``, without n x n memory.
 
 In: positions. Out: a `Mask`, which `attention` takes for any number of queries and keys. A mask knows of a rectangle of
 pairs whether some or all of them meet, so a kernel's tiles are found by halving squares that are mixed. The time that
@@ -69,7 +69,7 @@ def numbered(number: int) -> Mask | None:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """The pairs of queries i and keys j that meet. Masks that are made alike are equal.
+    """A rule for the keys j that each query i attends to. Equal masks made twice compare equal.
 
     Attributes:
         made: what tells the mask from others.
@@ -491,7 +491,7 @@ def turned_tiles(tiles: Tiles) -> Tiles:
 
 @entry_point
 def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """Return the entries of a mask, made once for a shape; they take 16 bytes each."""
+    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
 
     def made() -> Pattern:
         with lasting():

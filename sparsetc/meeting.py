@@ -1,4 +1,4 @@
-"""`Pairs` of all that says which queries meet which keys: masks, sparse, boolean and jagged tensors, block masks.
+"""Conversion of masks, sparse tensors, boolean tensors, block masks and rows to `Pairs` of queries and keys.
 
 In: what users have. Out: one pattern or mask for all heads, or a stack of them, one a head or a batch. What is made of
 an object is kept while the object lives, and found again by it.
@@ -63,7 +63,7 @@ def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.d
 
 
 def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:
-    """Return the sizes of those modes of the heads that have the same pattern."""
+    """Return the sizes of the modes of heads that share a pattern."""
     if pairs.patterns == 1:
         return heads
     count, sizes = 1, list(heads)
@@ -139,7 +139,7 @@ def _of_dense(
 def within_sequences(
     pattern: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[masks.Mask, torch.Tensor]:
-    """Return the mask of pairs within each sequence of jagged nested tensors, and where those of queries begin.
+    """Return the mask of pairs within each sequence of jagged nested tensors, and the begins of the queries' sequences.
 
     Raises:
         FormatError: other nested tensors, or a pattern that is no mask.
@@ -167,7 +167,7 @@ def within_sequences(
 
 
 def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern, Sizes]:
-    """Return the coalesced pattern of two modes, or of three where there are several, and the sizes in front."""
+    """Return a coalesced pattern of two modes (three for a stack), and the sizes of its leading modes."""
     if isinstance(given, tuple) and len(given) in (2, 4):
         operand: Any = _of_rows(given, shape)
     elif isinstance(given, Pattern):
@@ -187,7 +187,7 @@ def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern,
 
 
 def _stacked(pattern: Pattern) -> Pattern:
-    """Return a pattern whose modes in front of the last two are one, or none where there is one position of it."""
+    """Return a pattern with its leading modes joined to one, or removed if they have a single position."""
     blocks = pattern.blocks
     if blocks is not None and prod(blocks.sides[:-2]) != 1:
         pattern, blocks = single(pattern), None

@@ -83,7 +83,7 @@ class Edges:
 
     @cached_property
     def sorted(self) -> tuple[Pattern, Merge | None]:
-        """The pattern (targets, sources), and how weights of edges become values; None where they are these."""
+        """The pattern (targets, sources), and the map from weights of edges to its values; None if they are equal."""
         with lasting():
             coords = torch.stack((self.index[self.into], self.index[1 - self.into])).long()
             crd.check_range(coords, self.sizes, "edge")
@@ -92,7 +92,7 @@ class Edges:
 
     @cached_property
     def degree(self) -> torch.Tensor:
-        """(targets,) how many edges come into each, 1 where none does."""
+        """The number of edges into each target, (targets,), at least 1."""
         with lasting():
             return torch.bincount(self.index[self.into], minlength=self.sizes[0]).clamp(min=1)
 

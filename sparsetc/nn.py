@@ -49,26 +49,25 @@ def _known(settings: Settings) -> Settings:
 
 
 class SparseLinear(nn.Module):
-    """A linear layer whose weight has nonzeros at fixed places: ``x @ W.T + bias`` for (*, inputs) activations.
+    """Apply a linear layer whose weight has nonzeros at fixed positions: ``x @ W.T + bias`` for (*, inputs)
+    activations.
 
-    The weight may be in blocks, as `SparseTensor.from_blocks` and torch's BSR store it. It stays in blocks: their
-    elements are the parameters, gradients have their shape, and products use the matrix units of a GPU.
-
-    What is made of the places, as packed storages and kernels, is kept and made again only where they change: when the
-    module moves to another device, or a ``state_dict`` with other places is loaded.
+    A weight in blocks, as `SparseTensor.from_blocks` and torch's BSR store it, stays in blocks: all elements of the
+    blocks are parameters, and on a GPU products use the matrix units. Packed storage and kernels are kept until the
+    positions change: when the module moves to another device, or a ``state_dict`` with other positions is loaded.
 
     Args:
-        weight: sparse (outputs, inputs), or what `SparseTensor` takes for one. Its entries, or all elements of its
-            blocks, are the parameters, zeros among them too.
-        bias: (outputs,); None for none.
+        weight: sparse (outputs, inputs), or anything `SparseTensor.coerce` takes. Its entries, stored zeros too, or
+            all elements of its blocks, are the parameters.
+        bias: (outputs,), or None for no bias.
         settings: of `einsum`, for each call.
 
     Attributes:
-        values: (nnz,) parameter, in lexicographic order of `coords`; (nnz, *blocksize) of a weight in blocks.
-        coords: (2, nnz) int64 buffer: the places of nonzeros, or of blocks.
+        values: (nnz,) parameter, in lexicographic order of `coords`; (nnz, *blocksize) for a weight in blocks.
+        coords: (2, nnz) int64 buffer: the positions of nonzeros, or of blocks.
 
     Raises:
-        ShapeError: a weight that is no matrix.
+        ShapeError: the weight is not a matrix.
 
     Examples:
         >>> linear = torch.nn.Linear(4, 3)
@@ -103,10 +102,16 @@ class SparseLinear(nn.Module):
         blocksize: tuple[int, int] | None = None,
         **settings: Unpack[Settings],
     ) -> SparseLinear:
-        """The layer of a dense weight (outputs, inputs): of what is not 0 in it, or of the places of a mask.
+        """Make the layer of a dense weight: its nonzero elements are kept, or the positions of a mask.
 
-        With ``blocksize=(s, t)`` all blocks of s outputs and t inputs that hold such a place are kept. What else they
-        hold starts as 0, and is trained too. The sides need not divide the sizes of the weight.
+        Args:
+            weight: (outputs, inputs).
+            bias: (outputs,), or None for no bias.
+            mask: (outputs, inputs): keep exactly the positions where it is not 0, zeros too.
+            blocksize: sides (s, t): keep every block of s outputs and t inputs that holds such a position. The
+                block's other elements start at 0 and are trained too. The sides need not divide the sizes of the
+                weight.
+            settings: of `einsum`, for each call.
         """
         return cls(SparseTensor.from_dense(weight.detach(), mask=mask, blocksize=blocksize), bias, **settings)
 
@@ -114,9 +119,12 @@ class SparseLinear(nn.Module):
     def from_linear(
         cls, linear: nn.Linear, blocksize: tuple[int, int] | None = None, **settings: Unpack[Settings]
     ) -> SparseLinear:
-        """The layer of a dense one; where `torch.nn.utils.prune` pruned it, of the weights that its mask leaves.
+        """Make the layer of a `torch.nn.Linear`; of one pruned by `torch.nn.utils.prune`, the weights its mask leaves.
 
-        With `blocksize`, of the blocks that hold one of these, as `from_dense` says.
+        Args:
+            linear: the dense layer.
+            blocksize: as for `from_dense`.
+            settings: of `einsum`, for each call.
         """
         mask: Any = getattr(linear, "weight_mask", None)
         weight: Any = linear.weight if mask is None else linear.weight_orig
@@ -124,7 +132,7 @@ class SparseLinear(nn.Module):
 
     @property
     def weight(self) -> SparseTensor:
-        """The weight, (out_features, in_features), of the values as they are."""
+        """The weight as a SparseTensor (out_features, in_features), with its present values."""
         if self._weight.coords is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
             self._weight = self._at_places()
         return SparseTensor._make(self._weight.pattern, self.values)
@@ -173,7 +181,7 @@ class SparseLinear(nn.Module):
         return {**self.__dict__, "_kernels": {}}
 
     def extra_repr(self) -> str:
-        """Return the text that is printed of the layer."""
+        """Return sizes, number of nonzeros and bias for printing."""
         nnz, *blocksize = self.values.shape
         blocks = f", blocksize={tuple(blocksize)}" if blocksize else ""
         return (
@@ -198,12 +206,13 @@ class SparseLinear(nn.Module):
 
 
 class GraphConv(nn.Module):
-    """A graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), by the cheaper order of products.
+    """Apply a graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), in the cheaper order of
+    products.
 
     Args:
-        in_channels: features of a node.
-        out_channels: features of a node.
-        bias: whether one is added.
+        in_channels: features of a node before the layer.
+        out_channels: features of a node after it.
+        bias: add a learned bias.
         settings: of `einsum`.
 
     Examples:
@@ -218,7 +227,9 @@ class GraphConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
-        """Give (targets, out_channels), of an adjacency (targets, sources) and (sources, in_channels) features."""
+        """Apply the layer to (sources, in_channels) features and a (targets, sources) adjacency; returns (targets,
+        out_channels).
+        """
         graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
         adjacency = adjacency if graph is None else graph
         narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
@@ -228,17 +239,18 @@ class GraphConv(nn.Module):
 
 
 class GATConv(nn.Module):
-    """Graph attention (Veličković et al. 2018): sums over neighbours, weighted by a softmax of learned scores.
+    """Apply graph attention (Veličković et al. 2018): sums over neighbours, weighted by a softmax of learned scores.
 
-    Gives the numbers of PyG's GATConv with the same weights, where no edge is named twice.
+    Computes the same numbers as PyG's GATConv with the same weights, if no edge is given twice.
 
     Args:
         in_channels: features of a node.
         out_channels: features of a node and a head.
-        heads: each of which has weights of its own; their results stand side by side.
+        heads: number of heads, each with its own weights; their results are concatenated.
         negative_slope: of the leaky ReLU of scores.
-        add_self_loops: add an edge from node i to node i wherever it is missing. Of two kinds of nodes this joins
-            source i and target i, as in PyG, which is right only where the targets are the first of the sources.
+        add_self_loops: add an edge from node i to node i wherever it is missing. If sources and targets are different
+            nodes, this joins source i with target i, as in PyG; that is right only if the targets are the first
+            sources.
         settings: of `einsum`.
 
     Examples:
@@ -266,14 +278,14 @@ class GATConv(nn.Module):
         nn.init.xavier_uniform_(self.of_target)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Return (targets, heads * out_channels).
+        """Apply the layer; returns (targets, heads * out_channels).
 
         Args:
             adjacency: (targets, sources); values are not read.
-            x: (nodes, in_channels), or such a pair ``(of sources, of targets)`` where these are different nodes.
+            x: (nodes, in_channels), or a pair ``(sources, targets)`` of such tensors if these are different nodes.
 
         Raises:
-            ShapeError: features that do not fit the adjacency.
+            ShapeError: features do not fit the adjacency.
         """
         pattern, sources, targets = _of_graph(adjacency, x, self.linear.in_features, self.add_self_loops, "GATConv")
         of_sources = self._mixed(sources)
@@ -290,14 +302,14 @@ class GATConv(nn.Module):
 
 
 class GATv2Conv(nn.Module):
-    """Graph attention whose scores are ``a @ leaky_relu(W1 x_i + W2 x_j)`` (Brody et al. 2022).
+    """Apply graph attention with scores ``a @ leaky_relu(W1 x_i + W2 x_j)`` (Brody et al. 2022).
 
-    Gives the numbers of PyG's GATv2Conv with the same weights, where no edge is named twice.
+    Computes the same numbers as PyG's GATv2Conv with the same weights, if no edge is given twice.
 
     Args:
-        in_channels: of a node.
-        out_channels: of a node and a head.
-        heads: each of which has weights of its own; their results stand side by side.
+        in_channels: features of a node.
+        out_channels: features of a node and a head.
+        heads: number of heads, each with its own weights; their results are concatenated.
         negative_slope: of the leaky ReLU.
         add_self_loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
         settings: of `einsum`.
@@ -326,7 +338,7 @@ class GATv2Conv(nn.Module):
         nn.init.xavier_uniform_(self.score)
 
     def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Return (targets, heads * out_channels); arguments and errors as of `GATConv.forward`."""
+        """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
         pattern, *nodes = _of_graph(adjacency, x, self.of_source.in_features, self.add_self_loops, "GATv2Conv")
         source, target = (
             linear(one).unflatten(1, self.score.shape).transpose(0, 1)
@@ -387,7 +399,7 @@ def _adjacency(given: Any, name: str) -> SparseTensor:
 
 
 def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
-    """Return the pattern with all diagonal entries, and the number of each entry, those that were missing last."""
+    """Return the pattern with all diagonal entries, and the number of each entry; missing ones come last."""
 
     def made() -> tuple[Pattern, torch.Tensor]:
         rows, columns = pattern.coords
@@ -401,19 +413,19 @@ def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
 
 
 def normalized(adjacency: SparseTensor, add_self_loops: bool = True) -> SparseTensor:
-    """Divide each entry (i, j) of an adjacency by the roots of d_i and d_j, the sums of its rows (GCN's rule).
+    """Normalise an adjacency for GCN: entry (i, j) is divided by the roots of d_i and d_j, the sums of rows i and j.
 
-    Gives the numbers of PyG's ``gcn_norm`` of an ``edge_index``, where no self loop is named twice.
+    Computes the same numbers as PyG's ``gcn_norm`` of an ``edge_index``, if no self loop is given twice.
 
     Args:
-        adjacency: (nodes, nodes), nonnegative. Along dense modes, each position has its sums.
-        add_self_loops: add diagonal entries of 1 where they are missing first; those that are there stay as they are.
+        adjacency: (nodes, nodes), nonnegative. Each position along dense modes is normalised by itself.
+        add_self_loops: first add diagonal entries of 1 where they are missing; existing ones stay.
 
     Returns:
         A SparseTensor. Entries of a node whose sum is 0 become 0.
 
     Raises:
-        ShapeError: a matrix that is not square.
+        ShapeError: the matrix is not square.
         DtypeError: complex values.
 
     Examples:
@@ -439,18 +451,19 @@ def normalized(adjacency: SparseTensor, add_self_loops: bool = True) -> SparseTe
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """A batch of samples for `torch.utils.data.DataLoader`: graphs side by side in one, other tensors joined.
+    """Join samples to a batch, for `torch.utils.data.DataLoader`: graphs to one block-diagonal matrix, dense tensors by
+    rows.
 
     Args:
-        samples: sparse tensors of one order, dense tensors, numbers, or tuples of these, all alike. Sparse matrices of
-            graphs become blocks of one block-diagonal matrix; dense tensors are joined along their first mode, in which
-            a graph has a row a node, and those without modes, as labels, are stacked.
+        samples: sparse tensors of one order, dense tensors, numbers, or tuples of these, all alike. Dense tensors are
+            concatenated along their first mode, which has a row for each node; tensors without modes, such as labels,
+            are stacked.
 
     Returns:
-        A SparseTensor, a tensor, or a tuple of these. ``batch_of(sizes)`` tells which node is of which sample.
+        A SparseTensor, a tensor, or a tuple of these. ``batch_of(sizes)`` tells which node belongs to which sample.
 
     Raises:
-        ShapeError: no samples, or samples that are not all alike.
+        ShapeError: no samples, or samples that are not alike.
 
     Examples:
         >>> graphs, labels = stc.nn.collate([(stc.eye(2), 0), (stc.eye(3), 1)])
@@ -475,7 +488,7 @@ def _kind(sample: Any) -> str:
 
 
 def batch_of(sizes: Sequence[int]) -> torch.Tensor:
-    """(sum of sizes,) int64: the number of the sample that each row of a joined tensor is of.
+    """Return the number of the sample that each row of a joined batch belongs to, (sum of sizes,) int64.
 
     Examples:
         >>> stc.nn.batch_of([2, 3])

@@ -57,19 +57,19 @@ def mttkrp(
 def mttkrp(
     x: Any, factors: Sequence[Result | None], mode: int | None = None, **settings: Any
 ) -> Result | tuple[Result, ...]:
-    """Matricised tensor times Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
+    """Multiply a matricised tensor by a Khatri-Rao product: ``"ijk,jr,kr->ir"`` for order 3 and mode 0.
 
     Args:
         x: sparse, of any order >= 2.
-        factors: one (size, rank) matrix a mode, in order, dense or sparse; the one of `mode` is not read and may be
+        factors: one (size, rank) matrix a mode, in order, dense or sparse; that of `mode` is not read and may be
             None.
-        mode: the mode that is kept; negative counts from the end. None is every mode, by the same factors: where these
-            are dense, they are planned together and may share one copy of x, as `compile_many` says.
+        mode: the mode that is kept; negative counts from the end. None computes every mode with the same factors; if
+            these are dense, the einsums are planned together and may share one copy of x, as with `compile_many`.
         settings: as for `einsum`.
 
     Returns:
-        (size of `mode`, rank), dense (as all here, unless ``output="sparse"`` asks otherwise, or another operand than x
-        is sparse: then a `SparseTensor`, by `einsum`'s rule); a tuple of these, one a mode, where `mode` is None.
+        (size of `mode`, rank), dense, unless ``output="sparse"`` or a sparse factor makes it a `SparseTensor`; for
+        ``mode=None`` a tuple with one result a mode.
 
     Examples:
         >>> x = stc.full((2, 3, 4), 1.0)
@@ -90,7 +90,7 @@ def mttkrp(
 
 
 def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tuple[str, list[Result]]:
-    """The equation of one mode, and its operands."""
+    """Return the equation of one mode, and its operands."""
     matrices = _one_a_mode(x, factors, mode, "mttkrp", "factors")
     if len({f.shape[1] for f in matrices.values()}) > 1:
         ranks = ", ".join(f"{f.shape[1]} in mode {m}" for m, f in matrices.items())
@@ -112,11 +112,11 @@ def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings:
 def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
 def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) -> Result:
-    """Tensor times a chain of matrices, all modes but one contracted: ``"ijk,jr,ks->irs"`` for order 3 and mode 0.
+    """Multiply a tensor by a matrix along all modes but one: ``"ijk,jr,ks->irs"`` for order 3 and mode 0 (TTM chain).
 
     Args:
         x: sparse, of any order >= 2.
-        matrices: one (size, rank of the mode) matrix a mode; the one of `mode` is not read and may be None.
+        matrices: one (size, rank of the mode) matrix a mode; that of `mode` is not read and may be None.
         mode: the mode that is kept; negative counts from the end.
         settings: as for `einsum`.
 
@@ -146,22 +146,22 @@ def ttm(
 def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[Auto]) -> Result: ...
 @register_op
 def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Any) -> Result:
-    """Tensor times a (rank, size) matrix: ``"ijk,rj->irk"``; the mode keeps its place, and its size becomes the rank.
+    """Multiply a tensor by a (rank, size) matrix along a mode: ``"ijk,rj->irk"``; the mode's size becomes the rank.
 
-    So do Kolda & Bader (2009, section 2.5), tensorly and pyttb; `ttmc` and `mttkrp` take factors, (size, rank).
+    Same convention as Kolda & Bader (2009, section 2.5), tensorly and pyttb; `ttmc` and `mttkrp` take (size, rank)
+    factors instead.
 
     Args:
         x: sparse, of any order >= 1.
         matrix: (rank, size of `mode`).
         mode: the mode that is contracted; negative counts from the end.
-        transpose: the matrix is (size of `mode`, rank), as a factor is.
+        transpose: the matrix is (size of `mode`, rank), like a factor.
         settings: as for `einsum`.
 
     Returns:
-        Of x's order, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense. It has a fiber
-        of `rank` values wherever x has a nonzero fiber along `mode`. That fiber is a dense mode of the result
-        (`dense_order` 1) when `mode` is the last one, and is spelled out in coordinates otherwise, since dense modes
-        of a SparseTensor come last.
+        A tensor of x's order: a `SparseTensor` for order 3 and more, else dense. It has a fiber of `rank` values
+        wherever x has a nonzero fiber along `mode`. For the last mode the fiber is a dense mode of the result
+        (`dense_order` 1); for others each of its values is an entry, since dense modes of a SparseTensor come last.
 
     Examples:
         >>> stc.ttm(stc.full((2, 3, 4), 1.0), torch.ones(5, 3), 1).shape
@@ -178,7 +178,7 @@ def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[ToSparse]) -> Spar
 def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
 def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
-    """Tensor times vector: ``"ijk,j->ik"``; the mode is contracted away (SpTV).
+    """Multiply a tensor by a vector along a mode, which disappears: ``"ijk,j->ik"``.
 
     Args:
         x: sparse, of any order >= 1.
@@ -187,7 +187,7 @@ def ttv(x: Any, vector: Result, mode: int, **settings: Any) -> Result:
         settings: as for `einsum`.
 
     Returns:
-        Of order one less, by `einsum`'s rule for results: a `SparseTensor` for order 3 and more, else dense.
+        A tensor of order one less: a `SparseTensor` if x has order 3 or more, else dense.
 
     Examples:
         >>> stc.ttv(stc.full((2, 3, 4), 1.0), torch.ones(3), 1)
@@ -206,7 +206,7 @@ def _of_one_mode(
     settings: dict[str, Any],
     transpose: bool = False,
 ) -> Result:
-    """A tensor times a matrix (rank, size) or a vector of one mode, in whose place the result has the ranks."""
+    """Multiply a tensor by a (rank, size) matrix or a vector along one mode, which is replaced by the ranks."""
     sparse = _sparse(x, name)
     mode = _mode(sparse, mode, name)
     letters, rank = letters_of(sparse.order, len(ranks), name)
@@ -225,7 +225,7 @@ def spmm(a: Any, b: torch.Tensor, **settings: Unpack[ToSparse]) -> SparseTensor:
 def spmm(a: Any, b: torch.Tensor, **settings: Unpack[Auto]) -> torch.Tensor: ...
 @register_op
 def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
-    """Sparse matrix times dense matrix, ``"ij,jr->ir"``, or times a vector, ``"ij,j->i"``.
+    """Multiply a sparse matrix by a dense matrix, ``"ij,jr->ir"``, or by a vector, ``"ij,j->i"``.
 
     Args:
         a: sparse (rows, columns).
@@ -256,7 +256,7 @@ def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[ToDense]) -> t
 def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[Auto]) -> SparseTensor: ...
 @register_op
 def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
-    """Sampled dense-dense matrix product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
+    """Compute a sampled dense-dense product: a's values times ``left @ right.T`` at a's nonzeros, ``"ij,ir,jr->ij"``.
 
     Args:
         a: sparse (rows, columns).
@@ -265,8 +265,8 @@ def sddmm(a: Any, left: Result, right: Result, **settings: Any) -> Result:
         settings: as for `einsum`.
 
     Returns:
-        A `SparseTensor` of the pattern of a, coalesced, whose values are those of a times the inner products. With
-        heads it is ``einsum("ij,ihr,jhr->ijh", a, left, right)``.
+        A `SparseTensor` with the pattern of a, coalesced. For several heads write
+        ``einsum("ij,ihr,jhr->ijh", a, left, right)``.
 
     Examples:
         >>> stc.sddmm(stc.eye(3), torch.ones(3, 2), torch.ones(3, 2)).values
@@ -291,23 +291,22 @@ def contract(
     beta: float | complex = 0,
     **settings: Unpack[Auto],
 ) -> Result:
-    """Sum over modes of a sparse tensor and another, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
+    """Sum over modes of a sparse tensor and another tensor, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
 
     Args:
         x: sparse, of any order.
         y: sparse or dense, of any order.
-        modes: a number n, for the last n modes of x with the first n of y; or (modes of x, modes of y), in pairs.
-        input: what ``beta`` times is added, as torch.addmm's: of the result's shape, dtype and device, sparse or dense.
-        alpha: times the contraction.
-        beta: times `input`, which is not read if this is 0.
+        modes: a number n: the last n modes of x with the first n of y; or a pair (modes of x, modes of y).
+        input: a tensor to add, sparse or dense, of the result's shape, dtype and device.
+        alpha: factor of the contraction.
+        beta: factor of `input`, which is not read if this is 0.
         settings: as for `einsum`, ``drop_zeros=True`` included.
 
     Returns:
-        (x's other modes, then y's other modes), by `einsum`'s rule for results. Of a dense y: a `SparseTensor` when two
-        or more of x's modes are left, y's modes being dense modes of it; else dense. Of a sparse y: a `SparseTensor`
-        when any mode is left. With `input`, ``alpha * contraction + beta * input``: sparse, on the union of the
-        patterns, if both are sparse, else dense. Integers are added up in 64 bits, and refused where the sum does not
-        fit.
+        The tensor with x's other modes, then y's other modes. If y is dense, it is a `SparseTensor` when two or more
+        of x's modes are left, with y's modes as dense modes, else dense. If y is sparse, it is a `SparseTensor` when
+        any mode is left. With `input`, ``alpha * contraction + beta * input``, sparse if both are sparse. Integers are
+        added in 64 bits; a sum that does not fit is refused.
 
     Examples:
         >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape
@@ -351,14 +350,16 @@ def contract(
 
 @register_op
 def min_plus(x: Any, y: torch.Tensor) -> torch.Tensor:
-    """Least sums along the entries of a matrix, ``z[i, r] = min over j of x[i, j] + y[j, r]``, as of shortest paths.
+    """Multiply by a matrix in the min-plus semiring: ``z[i, r] = min over j of x[i, j] + y[j, r]``, a step of shortest
+    paths.
 
     Args:
-        x: sparse (rows, columns), of real values; a position without an entry is infinitely far.
+        x: sparse (rows, columns), of real values; an absent entry is an infinite distance.
         y: (columns, width) or (columns,).
 
     Returns:
-        (rows, width) or (rows,), dense; infinity of a row without entries. A row of sums is made an entry.
+        (rows, width) or (rows,), dense; infinity for a row without entries. It needs memory for a row of y at each
+        entry.
 
     Examples:
         >>> far = torch.tensor([0.0, torch.inf, torch.inf])
@@ -429,7 +430,7 @@ def _matrix(a: Any, name: str, other: Any = None) -> SparseTensor:
 
 
 def _call(name: str) -> str:
-    """How an operation is called."""
+    """Return the call of an operation as text."""
     named = [p.name for p in signature(OPERATIONS[name]).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return f"{name}({', '.join(named)})"
 
@@ -484,7 +485,7 @@ def _found(operand: Any) -> str:
 
 
 def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Modes of x and of y, of these shapes, that are summed together, not negative."""
+    """Return the modes of x and of y that are summed in pairs, counted from the first."""
     if isinstance(modes, int):
         if not 0 <= modes <= min(len(left), len(right)):
             raise ShapeError(

@@ -1,4 +1,4 @@
-"""Options that a user may set once instead of at every call: `options`, a context manager, safe between threads.
+"""`options`: settings made once instead of at every call, by a context manager that is safe between threads.
 
 In: keyword arguments. Out: an `Options` record read where a plan is made. Environment variables give the defaults of
 three of them: ``SPARSETC_CACHE_DIR``, ``SPARSETC_BACKEND`` and ``SPARSETC_TUNE``.
@@ -38,7 +38,7 @@ Reduction: TypeAlias = Literal["sum", "mean", "amax", "amin", "prod"]
 
 
 class Settings(TypedDict, total=False):
-    """Type the ``**settings`` of public functions, which mean what `options` says; None sets nothing.
+    """Types of the ``**settings`` of public functions, as `options` describes them; None sets nothing.
 
     `device` is of `options` alone, and `gather` of einsums of a `distributed.Sharded` operand; the others refuse it.
     """
@@ -56,7 +56,7 @@ class Settings(TypedDict, total=False):
 
 
 class EinsumSettings(Settings, total=False):
-    """Settings of functions that hand them to `einsum`; below, with the ``output=`` that says what is returned."""
+    """Types of the settings of functions that pass them to `einsum`."""
 
     drop_zeros: bool
 
@@ -89,12 +89,12 @@ class Options:
 
     @property
     def asks(self) -> bool:
-        """True if a plan, a path, sums in one order, a limit, a backend or a search were asked for."""
+        """True if a plan, path, deterministic sums, memory limit, backend or search was set."""
         settings = self.plan, self.path, self.deterministic, self.memory_limit, self.backend, self.tune
         return settings != ("auto", None, False, None, None, None)
 
     def effective_precision(self) -> str:
-        """``highest``, ``high`` or ``medium``; torch's own setting where none was given."""
+        """Return ``highest``, ``high`` or ``medium``: the option, or torch's own setting."""
         return self.precision or torch.get_float32_matmul_precision()
 
     @property
@@ -114,7 +114,8 @@ class Options:
         return {"auto": usual, "numba": "torch"}.get(self.named_backend, self.named_backend)
 
     def effective_native(self, device: torch.device) -> str:
-        """Return which torch programs run as native loops: ``none``, those of a lower ``price``, or ``all`` that can.
+        """Return the torch programs to run as native loops: ``none``, ``price`` for those priced lower, or ``all``
+        possible.
 
         Raises:
             PlanError: native loops were named, and numba is not installed or the operands are on a GPU.
@@ -145,7 +146,7 @@ class Options:
         return "now", seconds
 
     def memory_on(self, device: torch.device) -> int:
-        """Bytes that may be taken on a device: the limit that was set, or what is available now."""
+        """Return the bytes that may be allocated on a device: the limit if set, else the memory available now."""
         return available_memory(device) if self.memory_limit is None else self.memory_limit
 
 
@@ -154,9 +155,12 @@ _current: ContextVar[Options | None] = ContextVar("sparsetc_options", default=No
 
 
 def set_options(**settings: Unpack[Settings]) -> None:
-    """Set options, those of `options`, for all threads of this process; those not named stay as they are.
+    """Set options for all threads of this process; options not named keep their values.
 
-    Blocks of `options` and settings of a call go before.
+    A block of `options` and the settings of a call take precedence.
+
+    Args:
+        settings: as for `options`.
 
     Examples:
         >>> stc.set_options(memory_limit="8GB", precision="high")
@@ -176,7 +180,7 @@ def current() -> Options:
 
 @contextlib.contextmanager
 def in_force(chosen: Options) -> Iterator[Options]:
-    """Put these options in force within a ``with`` block."""
+    """Put options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
     limit = memory.limit_in_force.set(chosen.memory_limit)
     latest.number = _numbered(chosen)
@@ -189,7 +193,7 @@ def in_force(chosen: Options) -> Iterator[Options]:
 
 
 class Latest:
-    """A number for the options that this process set last, for graphs that are traced with them as constants.
+    """The number of the options last set in this process, by which traced graphs notice a change of settings.
 
     Attributes:
         traced: settings of the blocks that Dynamo is tracing now; none while anything runs.
@@ -220,31 +224,33 @@ _numbers = itertools.count(1)
 
 
 class options(contextlib.ContextDecorator):
-    """Set options within a ``with`` block, or for a function; those not named stay as they are.
+    """Set options within a ``with`` block, or for a decorated function; options not named keep their values.
+
+    Every function with ``**settings`` takes these options as keywords for a single call.
 
     Args:
-        settings: any of those below.
-        precision: ``"highest"`` (error of float32), ``"high"`` (tf32) or ``"medium"`` (dense operands and products of
-            matrices in bf16, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
-        plan: a plan's name, a `Plan`, or ``"auto"``.
-        deterministic: the same bits at every run: no sum depends on the order in which programs finish.
-        cache_dir: where generated source is kept, and the profiles of calibrated GPUs.
-        memory_limit: upper limit in bytes for a dense or an expanded result, for reading a file, and for packed
-            storage. Copies on the way are counted, and what would pass the limit is refused before it is allocated.
-            An einsum counts its result, and not what it takes to pack its operands. Tiles that would take more are
-            stored as bitmaps, and windows leave more rows to runs. A number, or text as in ``"8GB"`` and ``"512MiB"``.
-            Default: what is free.
-        device: where `read` puts tensors.
-        backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"``. With numba installed, programs run on a CPU as
-            native loops where these are expected to be faster; ``"numba"`` runs all as native loops that can, and
-            ``"torch"`` none.
-        tune: how the plan is chosen among those that are allowed. ``"model"`` (default): by the cost model, the same
-            at each run. ``"now"``: the candidates that it puts near its best are timed when a kernel is compiled, in a
-            second or in the number of seconds that is given. ``"calls"``: they take turns in the first calls. What was
-            timed is kept in the cache folder, and taken from there for the same problem; with ``deterministic=True``
-            nothing is timed.
-        path: the operands of each contraction, as opt_einsum gives them, ``[(0, 2), (0, 1)]``: positions in the list of
-            those left, to whose end each result is put. A sparse operand alone, ``(0,)``, is made dense.
+        settings: any of the following.
+        precision: ``"highest"`` (the error of float32), ``"high"`` (tf32) or ``"medium"`` (bfloat16 for dense
+            operands and matrix products, sums in float32). Default: ``torch.get_float32_matmul_precision()``.
+        plan: the name of a plan, a `Plan`, or ``"auto"`` (default).
+        deterministic: return the same bits at every run: no sum depends on the order in which programs finish.
+        cache_dir: folder for generated source, and for profiles of calibrated devices.
+        memory_limit: upper limit in bytes for a result, for packed storage, and for reading a file; a number, or
+            text such as ``"8GB"`` or ``"512MiB"``. Work that would pass the limit is refused before it allocates. To
+            stay below it, plan ``hls`` stores tiles as bitmaps, and plan ``window`` uses fewer windows. The temporary
+            memory of packing is not counted. Default: the free memory.
+        device: the device on which `read` puts tensors.
+        backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"`` (default). On a CPU with numba installed,
+            ``"auto"``
+            runs programs as native loops if these are expected to be faster; ``"numba"`` does so wherever it can,
+            ``"torch"`` never.
+        tune: how to choose among the possible plans. ``"model"`` (default): by the cost model, the same at each run.
+            ``"now"``: time the candidates that the model prices near the best, when a kernel is compiled, for a second
+            or for the number of seconds given. ``"calls"``: try them in turn in the first calls. Timings are kept in
+            the cache folder and used for the same problem again. With ``deterministic=True`` nothing is timed.
+        path: the operands of each contraction, as opt_einsum gives them: ``[(0, 2), (0, 1)]`` are positions in the
+            list of remaining operands, to whose end each result is appended. A sparse operand alone, ``(0,)``, is made
+            dense.
 
     Examples:
         >>> with stc.options(plan="coo", precision="high"):
@@ -277,7 +283,7 @@ class options(contextlib.ContextDecorator):
 
 
 def of_call(settings: Mapping[str, Any]) -> Options:
-    """The options in force here, with those of a call; errors as of `with_settings`, and of what no call can choose."""
+    """Return the options in force, overridden by those of a call. Raise an error for options that no call can set."""
     if settings.get("device") is not None:
         raise DeviceError(
             "device= says where `read` puts tensors (sparsetc.options); an einsum runs where its operands are: move "

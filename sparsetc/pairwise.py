@@ -1,4 +1,4 @@
-"""Bodies on tensors: by kernels where there are some, and elsewhere in steps, over the entries of a pattern.
+"""Evaluation of bodies on tensors: by kernels if possible, else in steps over the entries of a pattern.
 
 In: a body, the pairs that it is computed of, and tensors. Out: the result. The log says at level DEBUG which way was
 taken, and why. The steps are sampled products, the map on what these and the vectors are for each entry, a softmax over
@@ -83,7 +83,7 @@ def _computed(
 
 
 class Traced(NamedTuple):
-    """A node of a graph: the arguments of `computed` that are no tensors."""
+    """The constants of a graph node: the arguments of `computed` other than tensors."""
 
     body: Body
     pairs: Pairs
@@ -109,7 +109,7 @@ def key_of(traced: Traced) -> str:
 def kernels_of(
     body: Body, pairs: Pairs, tensors: Sequence[torch.Tensor], options: Options, name: str
 ) -> tuple[Kernels | None, Sequence[torch.Tensor]]:
-    """Return the kernels for some tensors, and the tensors as kernels read them; None where there are none."""
+    """Return the kernels for these tensors and the tensors in the kernels' layout; None if there are no kernels."""
     reason, kernels = _unfit(tensors, options), None
     if not reason:
         tensors = [*map(rows_whole, tensors)]
@@ -123,7 +123,7 @@ def kernels_of(
 
 
 def _unfit(tensors: Sequence[torch.Tensor], options: Options) -> str:
-    """Return why kernels cannot be used for such tensors, whatever the body; empty if they may be."""
+    """Return the reason why kernels cannot run on such tensors, for any body; empty if they can."""
     first = tensors[0]
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
@@ -230,7 +230,7 @@ def _at_entries(vector: torch.Tensor, pattern: Pattern, side: str) -> torch.Tens
 
 
 def _of_rows(groups: torch.Tensor, pattern: Pattern, pairs: Pairs, fill: float) -> torch.Tensor:
-    """Return (heads, rows) of the numbers of those rows that have entries."""
+    """Return (heads, rows) numbers, given those of the rows with entries; `fill` elsewhere."""
     *stack, row = groups_of(pattern, (*range(pattern.order - 1),)).pattern.coords
     rows = pairs.shape[0]
     whole = groups.new_full((pairs.patterns * rows, groups.shape[1]), fill)
@@ -257,7 +257,7 @@ def entries_of(pairs: Pairs) -> Pattern:
 
 
 def single(pattern: Pattern) -> Pattern:
-    """Return the pattern of single entries of one that may be in blocks."""
+    """Return the pattern of single entries, expanded if it is in blocks."""
     if pattern.blocks is None:
         return pattern
     whole = SparseTensor._make(pattern, torch.ones((), device=pattern.device).expand(pattern.values_shape(())))

@@ -44,7 +44,7 @@ def spy(
     bins: int = BINS,
     ax: Any = None,
 ) -> Any:
-    """Draw where a tensor has entries: the darker a cell, the more of them it holds.
+    """Draw the positions of entries: the darker a cell, the more of them it holds.
 
     Args:
         x: of any order; blocks and dense modes are drawn entry by entry.
@@ -88,7 +88,7 @@ def spy(
 
 
 def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, ax: Any = None) -> Any:
-    """Draw which part of its plan stores the entries of each region: a colour a part, of the one with the most there.
+    """Draw the part of a plan that stores the entries of each region, by colour.
 
     Args:
         kernel: of one sparse operand.
@@ -189,7 +189,7 @@ def factors(
 
 
 def fit(model: Factored, *, ax: Any = None) -> Any:
-    """Draw how a model came to fit, or its log-likelihood where it has that, iteration by iteration.
+    """Draw a model's fit, or its log-likelihood if it has one, iteration by iteration.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -227,7 +227,7 @@ def blocking(curve: BlockingCurve, *, ax: Any = None) -> Any:
 
 
 def _explained(kernel: Kernel) -> Explanation:
-    """Return the explanation of a kernel of one sparse operand; `PlanError` of others."""
+    """Return the explanation of a kernel of one sparse operand. Raise `PlanError` for other kernels."""
     explained: Explanation = kernel.explain()
     if explained.step is None:
         raise PlanError(f'"{kernel.equation}" has several sparse operands, and no parts to draw')
@@ -242,7 +242,7 @@ def _image(one: Any, cells: torch.Tensor, shape: Sequence[int], modes: tuple[int
 
 
 def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
-    """Return what stands beside points: the similarity, or the first and last of points that are drawn in one place."""
+    """Label each group of points at about one place by its similarity, or by the first and last of the group."""
     places: list[list[BlockingPoint]] = []
     for p in points:
         near = places[-1][0] if places else None
@@ -254,7 +254,7 @@ def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
 
 
 def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> Any:
-    """Return an array of so many axes: those given, or of a new figure, which only a notebook's cell keeps open."""
+    """Return an array of `count` axes: the ones given, or of a new figure."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -276,7 +276,7 @@ def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> A
 
 
 def _colors(count: int) -> list[Any]:
-    """Return colours that are told apart, for so many things."""
+    """Return `count` distinct colours."""
     import matplotlib
 
     return [matplotlib.colormaps["tab10"](n % 10) for n in range(count)]

@@ -1,4 +1,4 @@
-"""How objects are made again from what they pickle as.
+"""Functions that restore objects from their pickles.
 
 `saved` publishes these functions as ``sparsetc.support.pickles.…``, the names that files have; importing this module
 is what makes them known. Nothing else calls them.
@@ -33,17 +33,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @saved
-def sparse_tensor(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
-    """A SparseTensor with coordinates of its own, as older files have it."""
-    restored = tensor(pattern(coords, shape[: len(coords) if coords.ndim else 0], coalesced), values)
-    if restored.shape != shape:
-        raise FormatError(f"a saved SparseTensor has shape {shape}, and values {tuple(values.shape)}; it is damaged")
-    return restored
-
-
-@saved
 def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """A SparseTensor of a Pattern, which several may share; values are checked to be of it."""
+    """Restore a SparseTensor of a Pattern (which tensors may share), with checked values."""
     data = as_values(values)
     as_coords(pattern.coords, data)
     sides = () if pattern.blocks is None else pattern.blocks.sides
@@ -57,7 +48,7 @@ def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 @saved
 def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
-    """A Pattern. Nothing of what a file says is believed: coordinates in range, sorted and unique are checked."""
+    """Restore a Pattern; coordinates are checked to be in range, sorted and unique."""
     if coords.layout != torch.strided or coords.is_quantized:
         raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
     if coords.numel() * coords.element_size() > coords.untyped_storage().nbytes():
@@ -71,7 +62,7 @@ def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pa
 
 @saved
 def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
-    """A Pattern of blocks, checked as the others."""
+    """Restore a Pattern of blocks, with the same checks."""
     blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
     restored = pattern(coords, blocks.grid, coalesced)
     return Pattern(restored.coords, restored.shape, coalesced, blocks)
@@ -79,7 +70,7 @@ def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple
 
 @saved
 def labelled(pattern: Pattern, labels: dict[str, Any]) -> Pattern:
-    """A Pattern with names of modes and indices; it is the one given."""
+    """Restore a Pattern's labels."""
     try:
         arrays = {name: None if of is None else np.array(of[1], of[0]) for name, of in labels.items()}
     except Exception as error:  # of whatever numpy makes of it
@@ -92,7 +83,7 @@ def labelled(pattern: Pattern, labels: dict[str, Any]) -> Pattern:
 def kernel(
     equation: Spelled, sparse: tuple[SparseTensor, ...], settings: dict[str, Any], form: str, drop_zeros: bool = False
 ) -> Kernel:
-    """A kernel of one sparse operand or several, compiled here; the form of its output is auto, dense or sparse.
+    """Restore a kernel by compiling it.
 
     Kernels read what einsum and operands say, so both are checked. Dense operands are stand-ins of their shapes.
     """
@@ -117,7 +108,7 @@ def kernel(
 
 @saved
 def tree(text: str) -> Tree:
-    """Return a tree: what is multiplied, contracted and summed, in which order."""
+    """Restore a `Tree` from its text."""
     return parse_tree(text)
 
 
@@ -126,7 +117,7 @@ RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule
 
 @saved
 def record(kind: str, state: dict[str, Any]) -> Any:
-    """A plan, or what one is made of, by its fields."""
+    """Restore a plan or a part of one from its fields."""
     if kind not in RECORDS:
         raise FormatError(f"a saved record is one of {', '.join(RECORDS)}, found {kind!r}; it is damaged")
     return from_state(RECORDS[kind], state)

@@ -1,4 +1,4 @@
-"""Attention over a sparse pattern or a mask: one kernel where there is one, and three steps elsewhere.
+"""Attention over a sparse pattern or a mask: one kernel if possible, else three steps.
 
 In: queries, keys, values and which of them meet. Out: the rows of values that each query takes, differentiable. The
 three steps are a sampled product, a softmax over the entries of a row, and a product of the weights with the values.
@@ -83,50 +83,51 @@ def attention(
     return_lse: bool = False,
     **settings: Unpack[Settings],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Each query's mean of the values that it meets, weighted by ``softmax(scale * q @ k.T + bias)`` over these alone.
+    """Compute scaled dot-product attention over the pairs (query, key) of a pattern.
 
-    As `torch.nn.functional.scaled_dot_product_attention` with a mask that is minus infinity where the pattern has no
-    entry; a query that meets nothing, or whose bias is minus infinity wherever it meets a key, gets zeros. Nothing is
-    formed over all pairs. Scores, softmax and sums of 16-bit operands are in float32.
+    Equals `torch.nn.functional.scaled_dot_product_attention` with a mask of minus infinity where the pattern has no
+    entry, without memory for all pairs. A query without keys, or whose bias is minus infinity for all its keys, gets
+    zeros. Scores, softmax and sums of 16-bit operands are computed in float32.
 
-    On a GPU one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k and v
-    of up to 256 columns. They go through tiles of 64 queries by 64 keys, or through each query's entries where these
-    lie far apart. Values and keys that share such a tile with a query that does not meet them must be finite. On a CPU,
-    with a `plan`, in forward mode and in transforms of `torch.func`, and for gradients of gradients there are three
-    steps: a sampled product, `softmax`, and a product of the weights with the values.
-    ``logging.getLogger("sparsetc")`` says at level DEBUG which way was taken, and why.
+    On a GPU, one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k
+    and v of up to 256 columns. They work in tiles of 64 queries by 32 or 64 keys, or of 16 queries by gathered keys if
+    these lie far apart; values and keys in a tile must be finite, even those that some query of the tile does not
+    attend to. On a CPU, with a `plan`, in forward mode, in transforms of `torch.func`, and for second gradients, three
+    steps run instead: a sampled product, `softmax`, and a product with the values. The log says which way was taken,
+    and why (``logging.getLogger("sparsetc")``, level DEBUG).
 
     Args:
-        q: (*heads, rows, d); batches and heads, any number of modes, stand in front. Or a jagged nested tensor
-            (batch, heads, rows, d), as are k and v then: each of its sequences meets its own keys alone.
+        q: (*heads, rows, d) with any number of leading modes for batches and heads; or a jagged nested tensor
+            (batch, heads, rows, d), and then k and v too: each sequence attends to itself.
         k: (*heads, columns, d).
         v: (*heads, columns, width).
-        pattern: which queries meet which keys, of shape (rows, columns): a mask of `sparsetc.masks`, a `Pattern`, any
-            sparse tensor that `einsum` takes (values are not read, so stored zeros meet too; blocks are met whole),
-            FlashInfer's and scipy's pair ``(indptr, indices)`` of rows, FlashInfer's ``(indptr, indices, R, C)`` of
-            blocks, a boolean tensor that broadcasts to (*heads, rows, columns), as a padding mask (batch, 1, 1,
-            columns) does, or a `BlockMask` of FlexAttention. Sparse tensors may have modes for heads or batches in
-            front too: patterns follow the first modes of heads or the last. None: all pairs.
-        scale: that products are multiplied by; ``d ** -0.5`` by default.
-        bias: (nnz,), or what broadcasts to (*heads, nnz), added to the scaled products of entries in lexicographic
-            order. Of patterns by heads, entries are those of all patterns, and heads those that share one. Or a
-            function of (score, b, h, i, j), FlexAttention's ``score_mod``: the score of query i and key j of batch b
-            and head h in place of the scaled product. One that reads other tensors runs in steps.
-        dropout_p: the share of weights that are set to 0, while others are divided by ``1 - dropout_p``.
-        is_causal: meet only keys at ``j <= i`` among those of the pattern.
-        enable_gqa: let k and v have fewer heads (their last mode of heads), each for as many neighbouring heads of q.
-        return_lse: return the logarithm of each query's sum of exponentials too, (*heads, rows) float32; minus infinity
-            where it meets nothing. It is differentiable.
-        settings: of `einsum`, for both products of the three steps; the kernels take precision and cache_dir.
+        pattern: the pairs, of shape (rows, columns). A mask of `sparsetc.masks`; a `Pattern` or any sparse tensor
+            that `einsum` takes (values are not read, so stored zeros count, and blocks count whole); a pair ``(indptr,
+            indices)`` of rows, as of FlashInfer and scipy; FlashInfer's ``(indptr, indices, R, C)`` of blocks; a
+            boolean tensor that broadcasts to (*heads, rows, columns), such as a padding mask (batch, 1, 1, columns); or
+            a `BlockMask` of FlexAttention. Sparse tensors may have leading modes that match the first or the last
+            modes of heads. None: all pairs.
+        scale: factor of the products; ``d ** -0.5`` by default.
+        bias: added to the scaled products: (nnz,) or a tensor that broadcasts to (*heads, nnz), in lexicographic order
+            of entries. With patterns by heads, entries are those of all patterns, and heads those that share one. Or a
+            function (score, b, h, i, j) that replaces the scaled product of query i and key j, as FlexAttention's
+            ``score_mod``; one that reads other tensors runs in steps.
+        dropout_p: probability of a weight to be set to 0; others are divided by ``1 - dropout_p``.
+        is_causal: use only the entries with ``j <= i``.
+        enable_gqa: let k and v have fewer heads (in their last mode of heads), each for several neighbouring heads
+            of q.
+        return_lse: also return the logarithm of each query's sum of exponentials, (*heads, rows) float32, minus
+            infinity for a query without keys; differentiable.
+        settings: of `einsum`, for the products of the three steps; kernels use precision and cache_dir.
 
     Returns:
-        (*heads, rows, width), of the operands' dtype; with `return_lse` the pair of it and the logarithms.
+        (*heads, rows, width), of the operands' dtype; with `return_lse` a pair with the logarithms.
 
     Raises:
-        DtypeError: operands that are not dense, floating point and of one dtype, or a bias that is not floating point.
-        ShapeError: operands that do not fit together, or the pattern.
-        FormatError: what is no pattern.
-        DeviceError: a pattern that is elsewhere than q.
+        DtypeError: operands are not dense, floating point and of one dtype, or the bias is not floating point.
+        ShapeError: operands and pattern do not fit together.
+        FormatError: `pattern` is not a pattern.
+        DeviceError: pattern and q are on different devices.
 
     Examples:
         >>> q, k, v = torch.zeros(3, 2), torch.zeros(3, 2), torch.eye(3)
@@ -261,7 +262,7 @@ def _traced(
 
 
 def _number(pattern: Any) -> tuple[str, int] | None:
-    """Return what a graph knows a pattern by; None of what it does not know."""
+    """Return the identity of a pattern in a graph; None if the object has none."""
     if pattern is None:
         return "all", 0
     if isinstance(pattern, masks.Mask):

@@ -252,7 +252,7 @@ def test_what_cannot_win_is_not_counted(make: Any, monkeypatch: pytest.MonkeyPat
     counted = {name if isinstance(name, str) else name[0] for name in x.pattern.counts}
     assert not {"tiles", "windows"} & counted
     assert {name for name, _ in kernel.step.choice.dismissed} == {"dense", "hls", "window", "1-sa"}
-    assert "not counted, us at least by a sample:\n" in str(kernel.explain())
+    assert "not counted, least us by a sample:\n" in str(kernel.explain())
 
 
 def test_no_choice_is_lost_to_a_sample() -> None:

@@ -165,11 +165,8 @@ def test_files_that_hold_no_model_are_refused(tmp_path: Path) -> None:
         save_file(tensors, tmp_path / f"{name}.safetensors", metadata)
         with pytest.raises(stc.IOFormatError, match=rf"{name}\.safetensors: .*{message}"):
             CP.load(tmp_path / f"{name}.safetensors")
-    np.savez(tmp_path / "old.npz", kind=np.array("CP"), weights=np.ones(2), factor_0=np.ones((3, 2)))
-    with pytest.raises(stc.IOFormatError, match=r"old\.npz: a model of an earlier version .* numpy\.load"):
-        CP.load(tmp_path / "old.npz")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(stc.IOFormatError, match="pipe: a model is read from a file on disk"):
+    with pytest.raises(stc.IOFormatError, match="pipe: a model is read from a regular file"):
         CP.load(tmp_path / "pipe")
 
 

@@ -196,7 +196,7 @@ def test_what_it_costs(request_: stc.Plan) -> None:
     assert (found.stream, found.dot, found.gathers) == (other.stream, other.dot, other.gathers), "4 bytes a value"
     assert found.split == (("B", 34 * 8),)
     assert other.split == ()
-    assert "splits B, whose largest element is found first" in found.describe()
+    assert "splits B into float16 halves, scaled by its largest element" in found.describe()
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------

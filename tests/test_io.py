@@ -702,13 +702,13 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert capsys.readouterr().out == ""
     imported = builtins.__import__
 
-    def without_rich(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("rich"):
+    def without_tqdm(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("tqdm"):
             raise ImportError(name)
         return imported(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without_rich)
-    with pytest.warns(UserWarning, match="without rich"), progress.bar(2, "title", True) as at:
+    monkeypatch.setattr(builtins, "__import__", without_tqdm)
+    with pytest.warns(UserWarning, match="without tqdm"), progress.bar(2, "title", True) as at:
         at(1)
     with progress.bar(2, "title") as at:
         at(1)

@@ -85,7 +85,7 @@ tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 4 lanes, modes 0
       c_kr[lane,r] = gather C[at_k, r]
       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply
     total[lane,r] += einsum "nr,nr->nr" fiber_sum, b_jr  # multiply
-  add A[at_i, r] total[lane,r]  # lane summed here, once"""
+  add A[at_i, r] total[lane,r]  # lane summed once, here"""
 
 TTMC_COO = """\
 tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2
@@ -115,7 +115,7 @@ tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 32 lanes, mode
     c_jr[lane,r] = gather C[at_j, r]
     d_kr[lane,r] = gather D[at_k, r]
     term[lane,r] = einsum "n,nr,nr,nr->nr" x, b_ir, c_jr, d_kr  # multiply
-    store A[position] term[lane,r]  # r summed here, once"""
+    store A[position] term[lane,r]  # r summed once, here"""
 
 
 def test_a_tile_program_prints_as_its_grammar_says() -> None:
@@ -133,7 +133,7 @@ def test_a_slot_and_strided_rows_print() -> None:
         lowered("ijk,kr->ijr", "fiber", lines, Target(sparse=True, owned=True))
     )
     assert "add A[at_i*20 + at_j, r] fiber_sum[lane,r]" in str(lowered("ijk,kr->ijr", "fiber", lines))
-    assert str(lowered("ijk,kr->r", "coo", ROWS)).endswith("add A[0, r] total[lane,r]  # lane summed here, once")
+    assert str(lowered("ijk,kr->r", "coo", ROWS)).endswith("add A[0, r] total[lane,r]  # lane summed once, here")
 
 
 def test_a_computed_coordinate_prints_its_formula() -> None:
@@ -511,7 +511,7 @@ def test_a_cost_describes_itself() -> None:
         "streams 6*L + N*w + 2*N + 4*P bytes, writes R*32*w bytes",
         "gathers L rows of 32*w bytes of B",
         "gathers N rows of 32*w bytes of C",
-        "adds P rows",
+        "adds to P rows of the result",
         "64*L + 64*N flops outside dots",
     ]
     assert cost_of(lowered("ijk,jr,ks->irs", "coo", ROWS, dot=True)).describe()[-1].endswith(", 2048*N inside")

@@ -78,7 +78,7 @@ def test_an_import_loads_what_every_call_needs() -> None:
     code = (
         "import sys, torch\n"
         "before = set(sys.modules)\n"
-        "others = ('sympy', 'mpmath', 'opt_einsum', 'triton', 'scipy', 'rich')\n"
+        "others = ('sympy', 'mpmath', 'opt_einsum', 'triton', 'scipy', 'tqdm')\n"
         "held = {name: sys.modules[name] for name in others if name in before}\n"
         "sys.modules.update(dict.fromkeys(others))\n"
         "import sparsetc as stc\n"

@@ -394,11 +394,6 @@ def test_foreign_files(tmp_path: Path) -> None:
         stc.open_packed(tmp_path / "absent.parquet")
     with pytest.raises(IsADirectoryError):
         stc.open_packed(tmp_path)
-    for name in ("x.stc", "x.STC"):
-        (tmp_path / name).write_bytes(b"")
-        for opened in (stc.read, stc.open_packed):
-            with pytest.raises(stc.IOFormatError, match=r"\.stc files are no longer read; pack the source again"):
-                opened(tmp_path / name)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="FIFOs")

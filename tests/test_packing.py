@@ -415,7 +415,7 @@ def test_a_bad_line_is_named(tmp_path: Path, frugal: None) -> None:
 
 def test_names(tmp_path: Path) -> None:
     source = text(tmp_path / "x.tns", *entries(10))
-    for name in ("x.npz", "x.stc"):
+    for name in ("x.npz", "x.txt"):
         with pytest.raises(stc.IOFormatError, match=r"a packed file is called \.parquet"):
             stc.pack(source, tmp_path / name)
     (tmp_path / "x.npz.gz").write_bytes(b"")

@@ -25,12 +25,12 @@ class Terminal(io.StringIO):
 
 def watched_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Put a terminal in the place of stderr; from the test itself, since pytest sets stderr between its phases."""
-    pytest.importorskip("rich")
+    pytest.importorskip("tqdm")
     stderr = Terminal()
     monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    monkeypatch.setattr(progress, "PATIENCE", 0.2)  # tqdm draws ten times a second
     return stderr
 
 
@@ -48,7 +48,6 @@ def test_what_is_short_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with bar(10, "short") as at:
         at(10)
     assert terminal.getvalue() == ""
-    assert not progress._display.lines
 
 
 def test_each_thing_under_way_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +56,11 @@ def test_each_thing_under_way_has_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
         with bar(2_000_000, "inner") as at_inner:
             at(3)
             at_inner(1_000_000)
-            assert drawn(terminal, "3/10 iterations")
-            assert drawn(terminal, "1.0 MB/2.0 MB")
+            assert drawn(terminal, "3/10")
+            assert drawn(terminal, "1.00M/2.00M")
+        time.sleep(0.15)  # tqdm draws ten times a second
         at(7, "retitled")
         assert drawn(terminal, "retitled")
-    assert progress._display.drawn is None
-    assert not progress._display.lines
 
 
 def interrupted(terminal: Terminal) -> None:
@@ -75,8 +73,7 @@ def test_an_interrupt_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -
     terminal = watched_terminal(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         interrupted(terminal)
-    assert progress._display.drawn is None
-    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")  # the cursor is shown
+    assert terminal.getvalue().rsplit("\r", 1)[-1].strip() == ""
 
 
 CUBE = stc.SparseTensor(torch.arange(5).expand(3, 5), torch.arange(1.0, 6.0), (5, 5, 5))

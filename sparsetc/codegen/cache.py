@@ -43,13 +43,13 @@ _lock = Lock()
 
 
 def path_of(source: str, directory: Path, name: str) -> Path:
-    """Where this source lives: ``<name>_<digest of the text>.py``."""
+    """Return the path of a source: ``<name>_<digest of the text>.py``."""
     digest = hashlib.sha256(source.encode()).hexdigest()[: files.DIGITS]
     return directory / f"{name}_{digest}.py"
 
 
 def load(source: str, directory: Path | None = None, name: str = "kernel") -> tuple[ModuleType, Path]:
-    """The module that the text makes, made once, and the path of its copy in the cache, which is written if need be.
+    """Return the module that the text makes, and the path of its copy in the cache; both are made if they do not exist.
 
     While the file is the one that was seen last, it is not compared again.
     """
@@ -79,7 +79,7 @@ def _status(path: Path) -> tuple[int, ...] | None:
 
 
 def count() -> int:
-    """Return the number of modules in memory."""
+    """Return how many modules are in memory."""
     return len(_modules)
 
 
@@ -131,7 +131,7 @@ def _hide(name: str, entry: object) -> None:
 
 
 def _forget(module: ModuleType) -> None:
-    """Take the module from those that can be imported; kernels that have it keep it."""
+    """Remove the module from `sys.modules`; kernels that hold it keep it."""
     if sys.modules.get(module.__name__) is module:
         del sys.modules[module.__name__]
 
@@ -144,7 +144,7 @@ _refused: set[Path | None] = set()
 
 
 def keep(source: str, folder: Path | None, name: str) -> Path:
-    """The path of a file with this text, written where there is none yet; the folder is None where there is no home."""
+    """Return the path of a file with this text, written if it is missing. Without a home directory `folder` is None."""
     try:
         if folder is None:
             raise FileNotFoundError("there is no home directory")
@@ -198,7 +198,7 @@ def _remove(folder: Path, owner: int) -> None:
 
 
 def _intact(path: Path, data: bytes) -> bool:
-    """Return True if the file has these bytes; its use is noted, so that it is not the next to go."""
+    """True if the file has these bytes. Its use is noted, so that it is not the next file to be removed."""
     try:
         same = files.read_private(path, len(data)) == data
     except OSError:

@@ -60,7 +60,7 @@ def each(values: Values) -> Sequence[torch.Tensor | None]:
 
 @dataclass(frozen=True)
 class PartArrays:
-    """The tensors that a part's program reads beside values and dense operands, and how many items these make.
+    """The index tensors that a part's program reads, and the number of its work items.
 
     Attributes:
         index: the arrays that ``program.arrays`` names, in its order, without the values.
@@ -154,7 +154,7 @@ class Programs:
         return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        """Return the programs on these tensors: a function that adds every part into an output.
+        """Bind the programs to these tensors. Return a function that adds every part to an output.
 
         Args:
             arrays: what calls read.
@@ -233,7 +233,7 @@ class Programs:
         return [*counts, *pointers], places
 
     def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
-        """Return what Triton is told of a launch beside its arguments; registers where all parts say the same."""
+        """Return Triton's launch options; a limit of registers only if all parts have the same."""
         first, registers = self.programs[group[0]].schedule, {self.programs[n].schedule.registers for n in group}
         limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
         return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
@@ -261,7 +261,7 @@ class Programs:
 
 
 def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
-    """Return True if programs that torch would run are printed as native loops: all of a plan's parts, or none."""
+    """True if the torch programs of a plan run as native loops, which holds for all of its parts or none."""
     wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
     return wanted and not any(map(numba_source.unprinted, programs)) and usable()
 
@@ -371,14 +371,14 @@ def is_interpreted(kernel: Any) -> bool:
 
 
 def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: str) -> torch.dtype:
-    """How a part's values are stored, those of the operands being of `dtype`."""
+    """Return the dtype in which a part's values are stored, for operands of `dtype`."""
     if backend != "triton":
         return accumulator(dtype)
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
 
 
 def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
-    """(number of a dense operand, what is made of it) of each table that programs are given, in order."""
+    """Return (number of a dense operand, its conversion) of each table argument of the programs, in order."""
     numbers = {o.name: n for n, o in enumerate(programs[0].operands)}
     return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 

@@ -34,7 +34,7 @@ RANGES = 4
 
 @lru_cache(maxsize=1)
 def _vectors() -> str:
-    """Return the text of the functions that native loops call, which are compiled into them."""
+    """Return the source of the vector functions that are compiled into native loops."""
     from sparsetc.runtime import vectors
 
     return Path(vectors.__file__).read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def functions(module: ModuleType, programs: Sequence[TileProgram], source: str, 
 
 
 class Threads:
-    """Threads of Python that run native functions; a forked child, which has none of its parent's, makes its own."""
+    """A pool of Python threads for native functions. A forked child makes a new one."""
 
     def __init__(self) -> None:
         self._renew()
@@ -63,7 +63,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sparsetc")
 
     def run(self, threads: int, jobs: Sequence[Callable[[], None]]) -> None:
-        """Run jobs, so many at a time; the thread that calls takes part."""
+        """Run jobs on this many threads; the calling thread is one of them."""
         left = iter(jobs)
 
         def some() -> None:
@@ -86,7 +86,7 @@ def bind(
     known: Sequence[PartArrays],
     most: int,
 ) -> Call:
-    """Return native programs on these tensors, run by no more than `most` threads; arguments as of `Programs.bind`."""
+    """Bind native programs to these tensors, run by at most `most` threads; arguments as for `Programs.bind`."""
     parts = [
         _Part(function, program, part, now)
         for function, program, part, now in zip(functions, programs, arrays, known, strict=True)

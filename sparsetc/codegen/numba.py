@@ -173,7 +173,7 @@ class NumbaPrinter(Writer, Lines):
                 self.each(tile, "{0} += {1}", tile.name, one.name)
 
     def decode(self, s: ir.Decode) -> None:
-        """A coordinate; along a side the text of it, which is printed in the loop over the side."""
+        """Print a coordinate; a coordinate along a side is kept as text, which the loop over the side prints."""
         text = s.coordinate.text(self)
         if not s.along:
             self.put(f"{s.name} = {text}")
@@ -183,7 +183,7 @@ class NumbaPrinter(Writer, Lines):
         self.coordinates[s.letter] = f"min({text}, {s.end - 1})" if s.end else f"({text})"
 
     def value(self, s: ir.Value) -> None:
-        """Stored values: a number; of tiles an array, or what bits say of one."""
+        """Print the load of stored values: a number, an array for tiles, or a bitmap's values."""
         stored, name = self.p.stored(s.operand), s.out.name
         kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
         if isinstance(kind, Ones):
@@ -199,7 +199,7 @@ class NumbaPrinter(Writer, Lines):
             self.factors[name] = (Factor("values", strides, f"tile * {kind.volume}"),)
 
     def gather(self, s: ir.Gather) -> None:
-        """Where rows of a dense operand begin, or a number of it."""
+        """Print the address of rows of a dense operand, or the load of one number."""
         o, decodes = s.operand, self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
         begin = self.row(o.rows, [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))])
@@ -234,11 +234,11 @@ class NumbaPrinter(Writer, Lines):
 
     @property
     def decodes(self) -> dict[str, ir.Decode]:
-        """The statement that reads the coordinate which addresses rows, by letter."""
+        """Return by letter the statement that reads a row's coordinate."""
         return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
 
     def held(self, tile: ir.Tile) -> Factor:
-        """Where a tile that the program makes is kept: in a number, in registers, or in a local array."""
+        """Return where a tile of the program is kept: in a number, in registers, or in a local array."""
         axes = tile.within
         strides = tuple((c, self.p.elements(axes[n + 1 :])) for n, c in enumerate(axes))
         vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
@@ -288,7 +288,9 @@ class NumbaPrinter(Writer, Lines):
             self.nest(self.held(s.out), "=", factors, s.out.within)
 
     def add(self, s: ir.Add) -> None:
-        """Add to a row of the output, or to those along kept sides, or store them; none past the end of a mode."""
+        """Print the addition to (or store of) one output row, or the rows along kept sides; nothing past the end of a
+        mode.
+        """
         p, key = self.p, s.key
         sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
         conditions: list[str] = []
@@ -329,7 +331,7 @@ def inputs_of(s: ir.Statement) -> tuple[ir.Tile, ...]:
 
 
 def level_of(s: ir.Statement) -> int:
-    """The level at which a statement stands that reads tiles."""
+    """Return the level of a statement that reads tiles."""
     return s.key.level if isinstance(s, ir.Add) else max(t.level for t in inputs_of(s))
 
 

@@ -36,7 +36,7 @@ class Piece:
     base: str = ""
 
     def called(self, function: str) -> str:
-        """The name of a function for so many elements."""
+        """Return the name of a function for this number of elements."""
         return function if self.length == 1 else f"{function}{self.length}"
 
 
@@ -77,7 +77,7 @@ class Factor:
         return frozenset([axis for axis, _ in self.strides]) | {*self.along}
 
     def element(self, at: At, piece: Piece, vector: str) -> str:
-        """The name of a variable, or what loads from the array; of a piece where there is an axis of vectors."""
+        """Return the text of an element or vector: a variable's name, or a load from the array."""
         if self.in_array:
             load = piece.called("load") if vector and vector in self.axes else "load"
             return f"{load}({self.name}, {self.place(at, piece, vector)})"
@@ -111,7 +111,7 @@ class Lines:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Lines below a head; without one, as they are."""
+        """Print a head and indent the lines of this block; without a head they are not indented."""
         if head:
             self.put(head)
         self.indent += bool(head)
@@ -119,7 +119,7 @@ class Lines:
         self.indent -= bool(head)
 
     def variable(self, called: str, text: str = "") -> str:
-        """A name that no other variable has, to which a text is assigned."""
+        """Return a new variable name, and print the assignment of `text` to it."""
         self.variables += 1
         name = f"{called}{self.variables}"
         if text:
@@ -279,7 +279,7 @@ class Nest:
             self.lines.put(f"{total(piece)} += {' * '.join(filter(None, elements))}")
 
     def statement(self, at: At, piece: Piece, elements: Sequence[str]) -> None:
-        """Print what stores a product, or adds it to what is there."""
+        """Print the statement that stores a product or adds it to the result."""
         out, vector = self.out, self.vector if self.vector in self.out.axes else ""
         value = " * ".join(filter(None, elements)) or f"{self.p.output}.dtype.type(1)"
         if not out.in_array:

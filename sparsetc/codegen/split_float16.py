@@ -137,7 +137,7 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitO
 def _together(
     sizes: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Zeros in one allocation, and its pieces of these sizes, each aligned."""
+    """Return zeros in one allocation, and its aligned pieces of these sizes."""
     pieces = [n for size in sizes for n in (size, -size % (ALIGNED // dtype.itemsize))]
     whole = torch.zeros(sum(pieces), dtype=dtype, device=device)
     return whole, list(whole.split(pieces)[::2])
@@ -188,7 +188,9 @@ def verdicts(bits: torch.Tensor, most: torch.Tensor, spread: int) -> torch.Tenso
 
 
 def split_whole(values: torch.Tensor, most: torch.Tensor) -> InHalves:
-    """Contiguous values, float32, in halves, by their (1,) largest magnitude, or that of an operand they are of."""
+    """Split contiguous float32 values to halves, scaled by `most`, (1,) their largest magnitude or an upper bound of
+    it.
+    """
     high, low = (split_by_kernel if values.is_cuda else scaled_halves)(values, most)
     return high, low, most
 
@@ -205,7 +207,8 @@ def split_by_kernel(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Ten
 
 
 def extremes(values: torch.Tensor) -> torch.Tensor:
-    """(2,) int32: the bits of the largest magnitude, and how far those of the smallest but 0 are below `TOP`; or 0.
+    """Return (2,) int32: the bits of the largest magnitude, and the distance of the least nonzero one below `TOP` (or
+    0).
 
     Args:
         values: float32, of any shape; a GPU is not waited for.

@@ -1,4 +1,4 @@
-"""Kernels that split float32 values into float16 halves; `codegen.split_float16` says what those are, and launches.
+"""Kernels that split float32 values into two float16 halves; `codegen.split_float16` launches them.
 
 In: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile is in;
 `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
@@ -39,7 +39,7 @@ def magnitude(v):
 
 @triton.jit(do_not_specialize=["count", "programs"])
 def find(count, programs, values, found):
-    """Each program: the extremes of every so many blocks, and two atomics."""
+    """Find the extremes of every n-th block in each program, and combine them by two atomics."""
     program, lane = tl.program_id(0), tl.arange(0, LOOKED).to(tl.int64)
     full, wide = count // LOOKED, tl.full([], LOOKED, tl.int64)
     # The last values, of which no block is full, are the first program's.
@@ -63,7 +63,7 @@ def rows_of(line, position, inside, inner, side):
 
 @triton.jit
 def numbers(program):
-    """The numbers of a program's values, those of a thread far apart: a warp reads neighbours and holds a group.
+    """Return the numbers of a program's values; a thread's numbers lie far apart, so that a warp reads neighbours.
 
     Did the compiler know that numbers are consecutive, it would give each thread four in a row, to be read one by one
     all the same, as their count is no multiple of four, and moved between threads for what is addressed by position.

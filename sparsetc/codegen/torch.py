@@ -25,7 +25,7 @@ from sparsetc.ir.program.tile import TileProgram
 
 
 def function(p: TileProgram, integers: bool) -> list[str]:
-    """A program as a function of chunks; `integers` is that of `module_source`."""
+    """Return the lines of a program's function over chunks; `integers` as for `module_source`."""
     printer = TorchPrinter(p, integers)
     for s, _ in p.statements:
         if type(s) in STATEMENTS:
@@ -67,7 +67,7 @@ def value(printer: TorchPrinter, s: ir.Value) -> None:
 
 
 def gather(printer: TorchPrinter, s: ir.Gather) -> None:
-    """Rows of a dense operand, unless a sum adds them up as they lie there; 0 past the end of a mode."""
+    """Print the rows of a dense operand, unless a sum adds them where they lie; 0 past the end of a mode."""
     o, level = s.operand, s.out.level
     if s in printer.unread:
         return
@@ -121,7 +121,7 @@ def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str
 
 
 def viewed(printer: TorchPrinter, text: str, axes: tuple[str, ...], have: int) -> str:
-    """Rows of the axes, of a text that has so many axes: a view where these are more or fewer."""
+    """Return a text with `have` axes as rows of `axes`, viewed if the numbers differ."""
     return text if len(axes) == have else f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
 
 
@@ -156,7 +156,7 @@ def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[st
 
 
 def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
-    """The product, summed over the axes that it is not to have: an einsum, in which rows are one more letter."""
+    """Return the product of tiles, summed over all axes but `axes`: an einsum with one more letter for rows."""
     letters = {a.letter: a.letter for a in printer.p.axes if len(a.letter) == 1}
     free = (c for c in reversed(ascii_letters) if c not in letters)
     letters |= {name: next(free) for name in ("", *(a.letter for a in printer.p.axes if a.letter not in letters))}
@@ -170,7 +170,7 @@ def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[s
 
 
 def add(printer: TorchPrinter, s: ir.Add) -> None:
-    """Adds the rows to those of the output, or stores them where no others are added there."""
+    """Print the addition of rows to the output's rows, or their store if nothing else is added there."""
     p, level = printer.p, rows_of(printer.p, s.key.level)
     within = next((kept for t, (*_, kept) in printer.sampled.items() if t.out == s.source), s.source.within)
     kept = tuple(c for c in p.read_along(s.key.letters) if c in within)
@@ -192,7 +192,7 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
 
 
 def output_rows(printer: TorchPrinter, key: ir.Key, level: int, owned: bool) -> str:
-    """The output's rows, as they are stored or as a sum of coordinates; -1 past the end of a mode."""
+    """Return the text of the output's row numbers: stored ones, or a sum of coordinates; -1 past the end of a mode."""
     if key.kind == "slot":
         if not key.letters:
             return f"{key.array}[{RANGES[level]}]"

@@ -33,7 +33,7 @@ COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
 
 
 def rows_of(program: TileProgram, level: int) -> int:
-    """The level whose positions are the rows of what is made at a level: positions along a side make no rows."""
+    """Return the level whose positions are the rows of a tile made at `level`; positions along a side make no rows."""
     return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
@@ -73,7 +73,9 @@ class TorchPrinter(Writer):
         self.out.append("        " + text)
 
     def offsets(self, level: int) -> str:
-        """Where the rows of a level begin that belong to each row above, and where the last end, within the chunk."""
+        """Return the offsets within the chunk at which the rows of a level begin, for each row above, and the end of
+        the last.
+        """
         view, (first, end) = self.p.view, ENDS[level]
         if view.items.size and view.levels[0]:
             begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.items.size})"
@@ -85,7 +87,7 @@ class TorchPrinter(Writer):
         return f"{pointers[level]}_ptr[{above} : {last} + 1] - {first}"
 
     def spread(self, name: str, own: int, level: int) -> str:
-        """A row of one level repeated for each row of a deeper one that belongs to it."""
+        """Return a level's rows repeated for each row of a deeper level that belongs to them."""
         own, level = rows_of(self.p, own), rows_of(self.p, level)
         if own == level:
             return name
@@ -125,7 +127,7 @@ class TorchPrinter(Writer):
         return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
 
     def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
-        """A tensor of a letter's coordinates, laid out over rows of a level, then sides, then so many dense axes."""
+        """Return a letter's coordinates laid out over rows of a level, then sides, then `dense` axes of size 1."""
         text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
         along = self.decodes[letter].along
         return _laid_out(text, [":", *(":" if c in along else "None" for c in sides), *("None" for _ in range(dense))])
@@ -139,7 +141,7 @@ class TorchPrinter(Writer):
         return self.flat(text, operand.rows)
 
     def flat(self, text: str, letters: Sequence[str], then: str = "") -> str:
-        """Numbers over rows and sides in one row, once more is done to them."""
+        """Return numbers over rows and sides as one flat tensor, after the call `then`."""
         if not self.sided(letters):
             return text
         return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
@@ -161,7 +163,7 @@ class TorchPrinter(Writer):
         return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
 
     def factor(self, tile: Tile, axes: tuple[str, ...], level: int) -> str:
-        """A factor laid out over rows of a level, unless it has none, and the axes."""
+        """Return a factor laid out over rows of a level (unless it is constant) and the axes."""
         tile_axes, constant = tile.within, tile.name in self.constants
         name = tile.name if constant else self.spread(tile.name, tile.level, level)
         order = [tile_axes.index(a) for a in axes if a in tile_axes]
@@ -177,7 +179,7 @@ def _laid_out(text: str, index: Sequence[str]) -> str:
 
 
 def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
-    """A tile of some axes with these in an order, summed over those that it has besides."""
+    """Return a tile with its axes in the given order, summed over all others."""
     if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
         text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
     left = [a for a in own if a in axes]
@@ -187,7 +189,7 @@ def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
 
 
 def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
-    """The products that add up rows of an operand as they lie in its table, each weighted by the other factors.
+    """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
 
     Returns:
         For each, what gathers those rows, and the axes of the weights: none, or the first of the rows' axes, where rows
@@ -203,7 +205,7 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
 
 @lru_cache(maxsize=256)
 def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[str, ...]]]:
-    """Return the products of a row of one operand and a row of another, weighted and summed when they are stored.
+    """Find the products of a row of one operand with a row of another, weighted and summed when they are stored.
 
     Returns:
         For each product, the two gathers, first that of the mode that is stored first, and the axes that are kept.
@@ -230,7 +232,7 @@ def unread(program: TileProgram) -> set[Gather]:
 
 
 def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> tuple[str, ...] | None:
-    """The axes of the factors that weight the rows of another; None where these may not be added up so."""
+    """Return the axes of the factors that weight the rows of another; None if the rows cannot be added up in place."""
     axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
     have = {a for tile in others for a in tile.within}
     shared, apart = axes[: len(have)], axes[len(have) :]
@@ -254,7 +256,7 @@ Range = tuple[int, int, int, int, int, int]
 
 
 def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[Range]:
-    """Ranges of whole items, or of one item that holds all nonzeros, that make about so many elements each."""
+    """Cut a part into ranges of whole items, or of nonzeros of its only item, that make about `most` elements each."""
     view, per = program.view, elements(program)
     items = arrays.items
     stored = arrays.stored
@@ -286,7 +288,7 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 
 
 def few(program: TileProgram, arrays: PartArrays) -> bool:
-    """Return True if a program makes so few elements that other threads would cost more than they save."""
+    """True if a program makes so few elements that other threads would cost more than they save."""
     read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
     return arrays.stored * (sum(elements(program)) + read) <= FEW
 

@@ -46,7 +46,9 @@ def contiguous(view: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def _launch(shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Callable[..., None] | None:
-    """Return the launch of the kernel for views of this shape, given their elements and the result's; None for none."""
+    """Return a launch of the kernel for views of this shape, called with source and result; None if it cannot copy
+    them.
+    """
     matrices = as_matrices(shape, strides)
     if matrices is None:
         return None

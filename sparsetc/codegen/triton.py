@@ -40,13 +40,15 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Counts that a part's function takes: `programs` where an axis is in slabs, then what its kernel is given too."""
+    """Return the count arguments of a part's function: `programs` if an axis is in slabs, then the kernel's numbers."""
     slabs = any(axis.slab for axis in program.axes)
     return [*(["programs"] if slabs else []), *numbers_of(program)]
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:
-    """Numbers that a kernel takes for a part: `nonzeros` where chunks are equal, sizes that coordinates may reach."""
+    """Return the number arguments of a part's kernel: `nonzeros` if chunks are equal, and sizes that coordinates may
+    reach.
+    """
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
@@ -74,7 +76,7 @@ def nested(printer: TritonPrinter, body: Sequence[ir.Statement]) -> None:
 
 
 def decode(printer: TritonPrinter, s: ir.Decode) -> None:
-    """A coordinate; of those along a side, also whether they lie inside the tile and the mode."""
+    """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
     printer.level = s.level
     for _ in printer.each(s.level):
         printer.put(f"{s.name}{printer.copy} = {s.coordinate.text(printer)}")
@@ -196,7 +198,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
 
 
 def half_of(s: ir.Product, half: str) -> ir.Product:
-    """The product of one half of each side."""
+    """Return the product of the `half` (high or low) of each side."""
     left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
     return replace(s, left=left, right=right)
 
@@ -239,7 +241,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
 
 
 def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
-    """Terms and conditions of a sparse output, whose slots are stored a kept position; -1 is none."""
+    """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
     p, places = printer.p, tuple(c for c in axes if c in key.letters)
     sizes = [p.axis(c).size for c in key.letters]
     # A loop's number may be a plain one, so that a sum widens it.

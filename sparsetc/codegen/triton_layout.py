@@ -50,7 +50,7 @@ class TritonPrinter(Writer):
     """
 
     def __init__(self, program: TileProgram, sums: str, widen: bool) -> None:
-        """Take a program, Triton's type of its sums, and whether the operands are narrower than these."""
+        """Set the program, Triton's type of its sums, and whether operands must be widened to it."""
         self.p = program
         self.acc = sums
         self.widen = f".to({sums})" if widen else ""
@@ -99,7 +99,7 @@ class TritonPrinter(Writer):
         self.copy = ""
 
     def copied(self, axes: Sequence[str], level: int) -> Iterator[int]:
-        """The copies of a statement over these axes, for each of the vectors that an axis is in."""
+        """Yield for each copy of a statement over these axes, for every vector of a split axis."""
         for _ in self.vectors(axes):
             yield from self.each(level)
 
@@ -122,16 +122,18 @@ class TritonPrinter(Writer):
 
     # -- axes in pieces ---------------------------------------------------------------------------------------------
     def pieced(self, axes: Iterable[str]) -> DenseAxis | None:
-        """The one of these axes that is in pieces, if one is."""
+        """Return the axis among these that is split into vectors, if there is one."""
         return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
 
     def piece(self, axes: Iterable[str]) -> str:
-        """Suffix of what has an axis in pieces: the place at which the vector begins, none for the first."""
+        """Return the suffix of a variable along a split axis: the place at which the vector begins, empty for the
+        first.
+        """
         axis = self.pieced(axes) if self.vector else None
         return f"_{axis.vectors[self.vector][0]}" if axis else ""
 
     def vectors(self, axes: Iterable[str]) -> Iterator[None]:
-        """The vectors that a statement over these axes is printed for, each while it is the one at hand."""
+        """Yield once for each vector of a statement over these axes, with the vector selected meanwhile."""
         axis = self.pieced(axes)
         for self.vector in range(len(axis.pieces) if axis else 1):
             yield
@@ -154,12 +156,12 @@ class TritonPrinter(Writer):
         return self.limit(letter) if letter in self.p.letters else names.inside(letter) + self.piece((letter,))
 
     def limit(self, letter: str) -> str:
-        """The condition that positions along a side of a tile are of the tile; empty where all are."""
+        """Return the condition that positions along a side lie inside the tile; empty if all do."""
         axis = self.p.axis(letter)
         return f"{names.side(letter)} < {axis.size}" if axis.ragged else ""
 
     def begin(self, letter: str) -> str:
-        """The first position that a program, or a turn of a loop, has along a side that it has not all of at once."""
+        """Return the first position of a program, or of a loop step, along a side that is taken in blocks."""
         if letter not in self.p.letters:
             return f"{names.block(letter)} * {self.p.axis(letter).block}"
         return names.side(letter) if self.p.axis(letter).block == 1 else names.first(letter)
@@ -174,7 +176,7 @@ class TritonPrinter(Writer):
         return self.p.view.lanes if axis == LANES else self.vector_of(axis)[1]
 
     def shape(self, tile: Tile) -> list[int]:
-        """The shape of a tile: that of a matrix where its axes are folded in two."""
+        """Return the shape of a tile, or of a matrix if its axes are folded in two."""
         sizes = [self.size(a) for a in tile.axes]
         return [prod(sizes[: tile.folded]), prod(sizes[tile.folded :])] if tile.folded else sizes
 
@@ -188,7 +190,7 @@ class TritonPrinter(Writer):
         return f"tl.reshape({name}, {[self.size(a) for a in tile.axes]})" if folds else name
 
     def named(self, tile: Tile) -> str:
-        """The tile's name, with the numbers of its piece and of the copy of its statement."""
+        """Return the tile's variable name, with the number of its vector and of the statement's copy."""
         return f"{tile.name}{self.piece(tile.axes)}{self.copy if tile.level == LEAF else ''}"
 
     def factor(self, tile: Tile, axes: Sequence[str]) -> str:
@@ -206,7 +208,7 @@ class TritonPrinter(Writer):
         return " * ".join(self.factor(t, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
 
     def summed(self, tile: Tile, left: Sequence[str]) -> tuple[str, list[str]]:
-        """(a tile summed over all axes but those that are left, its axes)."""
+        """Return (text of the tile summed over all axes not in `left`, its remaining axes)."""
         text, axes = self.unfolded(tile, self.named(tile)), list(tile.axes)
         for axis in [a for a in axes if a not in left]:
             text = f"tl.sum({text}, {axes.index(axis)})"
@@ -215,7 +217,7 @@ class TritonPrinter(Writer):
 
     # -- addresses --------------------------------------------------------------------------------------------------
     def rows(self, strides: Iterable[tuple[str, int]], axes: Sequence[str], level: int, elements: int) -> list[str]:
-        """Terms of the address of rows, laid out; those that depend on the same axes are added up first.
+        """Return the terms of the address of rows; terms that depend on the same axes are added first.
 
         Args:
             strides: the letters whose coordinates say which rows these are, and what each is multiplied by.
@@ -293,7 +295,7 @@ def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) 
 
 
 def all_of(conditions: Iterable[str]) -> str:
-    """Conditions as one; empty where there is none."""
+    """Join conditions by "and"; empty if there are none."""
     each = [c for c in conditions if c]
     if len(each) < 2:
         return "".join(each)

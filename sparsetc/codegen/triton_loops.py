@@ -45,7 +45,7 @@ def head(printer: TritonPrinter) -> None:
 
 
 def _numbers(printer: TritonPrinter) -> None:
-    """The numbers of the program's blocks and of its item, of which the grid takes that of a slab last."""
+    """Print the numbers of the program's blocks and of its work item; the block of a slab comes last."""
     p, rest = printer.p, "pid"
     for axis in p.split:
         if not axis.slab:
@@ -67,7 +67,7 @@ def _numbers(printer: TritonPrinter) -> None:
 
 
 def ahead(printer: TritonPrinter, level: int) -> None:
-    """Load the rows that items, or fibers, add to when these are known: what is loaded when it is needed is waited for.
+    """Load the output rows of items or fibers as soon as they are known, since a load at its use would be waited for.
 
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
     """
@@ -88,7 +88,7 @@ def _bare(text: str) -> str:
 
 
 def _dense(printer: TritonPrinter, axis: DenseAxis) -> None:
-    """The positions of a dense axis that the program takes, and which of them it has."""
+    """Print the positions of the program along a dense axis, and the mask of those that exist."""
     base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
     for _ in printer.vectors((axis.letter,)):
         first, length, ragged = printer.vector_of(axis.letter)
@@ -136,7 +136,7 @@ def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
 
 
 def _block(printer: TritonPrinter, lanes: int) -> None:
-    """The first nonzero of a block, its steps, those in which all lanes have a nonzero, and its fibers."""
+    """Print a block's first nonzero, its steps, the steps in which all lanes have a nonzero, and its fibers."""
     printer.put("first = tl.load(block_ptr + block)")
     printer.put(f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}")
     printer.put("full = tl.load(block_full + block)")

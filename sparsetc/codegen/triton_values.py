@@ -45,7 +45,7 @@ def head(printer: TritonPrinter) -> None:
 
 
 def first(printer: TritonPrinter) -> None:
-    """The first values of the turn's tiles, of those stored as bitmaps; of a tile taken in slices, the slice's."""
+    """Print the first value of each tile stored as a bitmap; of a tile taken in slices, the slice's first."""
     for s in printer.values:
         stored = printer.p.stored(s.operand)
         if stored.values.bitmap:
@@ -80,7 +80,7 @@ def _ones(printer: TritonPrinter, s: Value, stored: Stored) -> None:
 
 
 def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
-    """A tile of which all positions are stored; both halves of one in halves."""
+    """Print the load of a tile stored whole; in split float16, of both halves."""
     terms, mask = _place(printer, s, stored)
     at = " + ".join([f"{_number(printer, stored)} * {stored.values.volume}", *terms])
     for array, half in zip(stored.held, names.IN_HALVES if stored.values.halves else ("",), strict=True):
@@ -88,7 +88,7 @@ def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
 
 
 def _widened(printer: TritonPrinter, s: Value, stored: Stored) -> str:
-    """Return the text that brings values to the type of the sums; empty where they have it or need not.
+    """Return the conversion of values to the type of the sums; empty if none is needed.
 
     Dots of two stored operands take narrow values as they are, and add up wide.
     """
@@ -106,14 +106,14 @@ def _dimensions(tile: Tile) -> tuple[tuple[str, ...], ...]:
 
 
 def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str], str]:
-    """(terms of the positions of a tile of values, the condition that they are of the tile)."""
+    """Return (terms of the positions of a tile of values, condition that they lie inside the tile)."""
     return place(printer, s.out, {c: stored.stride(c) for c in stored.letters}, ("across", "along"))
 
 
 def place(
     printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Sequence[str]
 ) -> tuple[list[str], str]:
-    """Return terms of the positions of a tile that is loaded whole, and the condition that they exist.
+    """Return the terms of the positions of a tile that is loaded whole, and the condition for their existence.
 
     Args:
         printer: of the function.
@@ -144,7 +144,7 @@ def flat(letters: Sequence[str]) -> str:
 def _flat(
     printer: TritonPrinter, strides: Mapping[str, int], name: str, letters: tuple[str, ...]
 ) -> tuple[str, int, str]:
-    """(positions along several sides as one number, its stride, the condition that they are of the tile)."""
+    """Return (positions along several sides as one number, its stride, condition that they lie inside the tile)."""
     last = letters[-1]
     if len(letters) == 1:
         return printer.at(last), strides[last], printer.within(last)
@@ -181,7 +181,7 @@ def count(v):
 
 
 def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int, int, int, int] | None:
-    """Return which bits are counted together, for one step of a value that is in order.
+    """Return the groups of bits counted together in one step of a value in order.
 
     Returns:
         Units that are counted, padding included: a word, or a row where a word has several; positions of one; positions
@@ -230,7 +230,7 @@ def _word(printer: TritonPrinter, stored: Stored, at: str, mask: str = "") -> st
 
 
 def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
-    """The values at the positions of a step, 0 where there is none."""
+    """Print the values at the positions of a step of a bitmap, 0 where no bit is set."""
     if not (bits := counted_bits(printer, s, stored)):
         _search(printer, s, stored)
         return

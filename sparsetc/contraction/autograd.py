@@ -80,7 +80,7 @@ FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "A
 
 @contextmanager
 def following() -> Iterator[None]:
-    """A block that autograd follows, inside of operators of a library too, which run where it is off."""
+    """Enable autograd in this block, also inside operators of a library, where it is off."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in FOLLOWED:
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
@@ -127,7 +127,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Transformed(_Rows):
-    """The form that `torch.func` takes, of which a call takes three times as long outside of it."""
+    """The autograd function for `torch.func`; outside of transforms a call of it takes three times as long."""
 
     @staticmethod
     def forward(function: Multilinear, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -382,7 +382,8 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
 
 @lasting()
 def _places(storages: Sequence[Packed]) -> tuple[torch.Tensor, list[int], bool]:
-    """Where the values of several storages stand among an operand's, one storage after the other, and their sizes.
+    """Return the positions of the values of several storages among an operand's values, and their number in each
+    storage.
 
     Places count from a zero that is put before the values, where some storage is padded with it.
     """

@@ -59,7 +59,7 @@ _numbers = itertools.count()
 
 
 class Contraction:
-    """An einsum compiled for the patterns of its operands: rewrites round a leaf, which is what runs.
+    """An einsum compiled for the patterns of its operands: rewrites around the leaf that runs.
 
     Attributes:
         key: the name by which operators of `torch.library` know the contraction.
@@ -284,7 +284,7 @@ def contraction(
 
 
 def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
-    """Compile what runs an einsum; return it, the rewrites round it, and the einsum that these lead to."""
+    """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
     wanted = requested(request.settings.plan)
     if choice is None and (len(request.operands) > 2 or request.settings.path or wanted.path or wanted == STEPS):
         from sparsetc.contraction.path import Path, in_steps  # which few einsums need

@@ -48,7 +48,7 @@ instruction reads both sides along what it sums, and other orders reach its shar
 
 @dataclass(frozen=True)
 class Letterings:
-    """The letters that are cut, which are then those of positions in blocks.
+    """The letters of modes in blocks; after the cut they number positions within a block.
 
     Attributes:
         sides: the side of blocks along each of them.
@@ -59,7 +59,7 @@ class Letterings:
     blocks: dict[str, str]
 
     def term(self, letters: Iterable[str]) -> Letters:
-        """Letters, each that is cut behind that of its blocks."""
+        """Return the letters with a letter for blocks before each one that is cut."""
         return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
 
     def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:

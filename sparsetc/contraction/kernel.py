@@ -39,15 +39,17 @@ Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], s
 class Kernel(Inspectable):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
-    A kernel of one sparse operand has its values packed, and packs them again at a call where torch's count of versions
-    says that they changed; values that require a gradient where `einsum` would. Values changed in any other way, as
-    through ``.data`` or an ndarray of the same memory, are for `with_values`; `einsum` sees those too, and so does a
-    kernel whose values are not packed: of several sparse operands, of one in blocks, and of one with dense modes unless
-    these are expanded (for a sparse result of them alone, or by the plan).
+    A kernel of one sparse operand holds its packed values. At a call it packs them again if torch's version count
+    says
+    that they changed, or after a gradient of them. Other changes, such as writes through ``.data`` or an ndarray of
+    the same
+    memory, need `with_values`; `einsum` notices those too. A kernel of several sparse operands, of one in blocks, or
+    of one
+    with dense modes that are not expanded, reads the values at each call.
 
-    It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs; with `drop_zeros`
-    a graph breaks at the call. It pickles as its equation, operands and settings, and is compiled again where it is
-    loaded.
+    It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs; with
+    `drop_zeros` a graph
+    breaks at the call. It pickles as its equation, operands and settings, and is compiled again when it is loaded.
 
     Examples:
         >>> b = torch.ones(3, 2)
@@ -165,12 +167,12 @@ class Kernel(Inspectable):
         return LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
 
     def with_values(self, *values: torch.Tensor | None) -> Kernel:
-        """A kernel for other values of its patterns: (nnz, *dense sizes) for each sparse operand, None to keep one's.
+        """Return a kernel for other values of the same patterns; only the new values are packed.
 
-        The dense sizes are those that the kernel was compiled for, whose equation has a letter for each; for others
-        compile it of ``x.with_values(values)``.
-
-        Nothing is planned or generated again, and no index is stored again: only the new values are packed.
+        Args:
+            values: (nnz, *dense sizes) for each sparse operand, or None to keep its values. The dense sizes are
+                those that the
+                kernel was compiled for; for others compile ``x.with_values(values)``.
         """
         pairs = zip(self.operands, self._given(values), strict=True)
         return self._on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
@@ -231,24 +233,26 @@ class Kernel(Inspectable):
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The contractions that run, in order: of one sparse operand, or of two; those with dense modes join to one."""
+        """The contractions in the order in which they run, each of one sparse operand or of two."""
         return self.contraction.steps
 
     @property
     def step(self) -> Any:
-        """The only step; PlanError of a kernel that takes another number of them, which are `steps`."""
+        """The only step. Raise `PlanError` if the kernel has another number of `steps`."""
         if len(self.steps) != 1:
             raise PlanError(f'"{self.equation}" takes {len(self.steps)} steps: see .steps')
         return self.steps[0]
 
     @property
     def pattern(self) -> Pattern | None:
-        """A sparse result's pattern; None of a dense one."""
+        """The pattern of a sparse result; None for a dense one."""
         return self.contraction.pattern_on(self._patterns)
 
     @property
     def nnz(self) -> int:
-        """Nonzeros of the one sparse operand; of several, entries of a sparse result, or elements of a dense one."""
+        """The nonzeros of the only sparse operand; with several, the entries of a sparse result or elements of a dense
+        one.
+        """
         return self.operands[0].nnz if len(self.operands) == 1 else self.contraction.result_size
 
     def ptx(self, target: str = "sm_90") -> str:
@@ -274,31 +278,33 @@ class Kernel(Inspectable):
         return self.steps[0].cost()
 
     def benchmark(self, *dense: torch.Tensor, seconds: float = 0.2) -> Timing:
-        """Time calls with these dense operands: `median` seconds, `low` and `high` quartiles, number of `calls`.
+        """Time calls with these dense operands; returns `median` seconds, quartiles `low` and `high`, and the number of
+        `calls`.
 
-        On a GPU it is the time of the device, with the L2 cache written over before each call; on a CPU, of its clock.
+        On a GPU it is the time of the device, with the L2 cache overwritten before each call; on a CPU it is wall
+        time.
 
         Args:
             dense: as for a call.
-            seconds: that calls are timed for; three are made at least.
+            seconds: the time to spend; at least three calls are made.
+
+        Raises:
+            SparsetcError: as a call.
 
         Examples:
             >>> k = stc.compile("ij,j->i", stc.eye(3), torch.ones(3))
             >>> k.benchmark(torch.ones(3), seconds=0.01).calls >= 3
             True
-
-        Raises:
-            As a call.
         """
         with torch.no_grad():
             self(*dense)
             return timed([lambda: self(*dense)], self.contraction.device, seconds)[0]
 
     def explain(self, symbolic: bool = False) -> Any:
-        """Parts or steps, costs, and why this plan: prints as a table; ``to_dict()`` gives the same as data.
+        """Return parts or steps, costs, and why this plan; prints as a table, ``to_dict()`` returns the same as data.
 
         Args:
-            symbolic: give `cost` instead, which prints as formulas.
+            symbolic: return `cost` instead, which prints as formulas.
         """
         return self.cost if symbolic else self.contraction.explain()
 
@@ -322,7 +328,7 @@ RESULT = -1
 
 
 def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: torch.Tensor) -> Any:
-    """The first two, below autograd: `run`, which is what torch leaves of them in a graph once it made gradients."""
+    """Run the kernel or its gradient below autograd: the node `run` of a graph whose gradients torch has made."""
     return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
 
 

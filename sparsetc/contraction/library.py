@@ -147,7 +147,7 @@ def _backward_of_gradient(
 
 
 def _gradients(ctx: Any, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> tuple[Gradients, Gradients]:
-    """The gradients that are wanted for values and for dense operands, but for the operand that `upstream` is of."""
+    """Return the gradients wanted of values and of dense operands, without the operand in place of `upstream`."""
     values, dense = list(tensors[: ctx.count]), list(tensors[ctx.count :])
     wanted = [w for kind in ctx.needs_input_grad[1:3] for w in kind]
     gradients = [
@@ -285,7 +285,7 @@ def _constant(setting: Any) -> Any:
 
 
 def _setting(constant: Any) -> Any:
-    """The setting that `_constant` was given."""
+    """Return the setting that `_constant` encoded."""
     if not isinstance(constant, tuple):
         return constant
     first, *others = constant or ((),)

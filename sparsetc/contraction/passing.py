@@ -1,4 +1,4 @@
-"""Einsums of patterns that come and go, as a graph that each step makes anew, by torch's operations on their entries.
+"""Einsums of patterns that come and go, such as a new graph at each step, by torch's operations on their entries.
 
 In: an einsum of one sparse operand, and how often einsums used its pattern. Out: its dense result, differentiable, or
 None where a kernel is to be compiled. To sort, plan and pack takes longer than ten calls, so it is for a pattern that
@@ -103,7 +103,7 @@ def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses
 
 @dataclass(frozen=True)
 class Table:
-    """A dense operand as rows that are gathered: which letters number them, and how its dimensions are ordered for it.
+    """A dense operand as rows to gather: the letters that number the rows, and the order of its dimensions.
 
     Attributes:
         letters: those that the sparse operand has too.

@@ -1,4 +1,5 @@
-"""An einsum of one sparse operand -> what its plan is chosen by; then a plan -> what runs it, packed and generated.
+"""Preparation of an einsum of one sparse operand: the problem to plan; then, by a plan, packed arrays and an
+executable.
 
 In: a `Request` that no rule rewrites. Out: `Preparation`: the einsum's output and the problem of planning it; of a
 `Plan`, an executable and the arrays that it reads. Nothing here touches values.
@@ -48,7 +49,7 @@ class BoundPart:
 
     @property
     def reads_zeros(self) -> bool:
-        """True if the program multiplies positions that hold no nonzero, which an infinity would turn into NaN."""
+        """True if the program multiplies positions without a nonzero; an infinity there would give NaN."""
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
@@ -133,7 +134,8 @@ class Preparation:
     def _in_partial_rows(
         self, chosen: Sequence[Part], parts: Sequence[BoundPart]
     ) -> tuple[SecondPass, list[BoundPart]]:
-        """The parts such that each result which would be added has a row of its own, and what adds these up.
+        """Give each result that would be added a partial row of its own. Return the second pass that sums them, and the
+        parts.
 
         The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
         it come first.
@@ -156,7 +158,7 @@ class Preparation:
         return SecondPass.of(torch.cat(each), first), bound
 
     def bound_parts(self, plan: Plan) -> tuple[tuple[int, ...], list[BoundPart]]:
-        """The parts of a plan that hold nonzeros, each packed and lowered, and which ones of the plan these are.
+        """Pack and lower the parts of a plan that hold nonzeros. Return their numbers in the plan, and the parts.
 
         Arguments and errors as of `prepare`.
         """
@@ -325,7 +327,7 @@ class Preparation:
         return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
 
     def _slot_of_nonzeros(self) -> torch.Tensor:
-        """(nnz,) the row of a sparse output each nonzero adds to."""
+        """Return (nnz,) the row of a sparse output that each nonzero adds to."""
         if self.output.slot is None:
             return torch.arange(self.operand.nnz, device=self.device)
         return self.output.slot

@@ -161,7 +161,7 @@ RULES = (broadcast, dense_modes.blocks, dense_modes.entries, coordinates, produc
 
 
 def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
-    """Return the rewrites by which an einsum is run, outermost first, and what they lead to.
+    """Return the rewrites of an einsum, outermost first, and the einsum that they lead to.
 
     Raises:
         EquationError: there are not letters enough.

@@ -148,7 +148,7 @@ class Step(Preparation, Inspectable):
         return with_settings(self.settings, {"plan": plan_of_derived(self.settings.plan)})
 
     def _guard(self) -> Guard | None:
-        """Return the guard that says which operands the step takes; None where it takes all.
+        """Return the guard of the operands that the step takes; None if it takes all.
 
         Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
         which come first where there are any, and dense operands that halves are exact enough for. What they do not take

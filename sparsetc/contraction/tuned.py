@@ -109,7 +109,7 @@ def tune(made: Step | Pair) -> None:
 
 
 def _considered(made: Step | Pair, name: str) -> list[Candidate]:
-    """The candidates, that of the cost model first; those too that need not be considered for one einsum alone."""
+    """Return the candidates to time, the cost model's choice first; also those not considered for a single einsum."""
     methods = PLANS if isinstance(made, Step) else JOINS
     asked = [methods[name]] if name in methods else methods.values()
     candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
@@ -136,7 +136,7 @@ def _facts(made: Step | Pair) -> Facts:
 
 
 def as_candidate(step: Step) -> Candidate:
-    """The plan that a step has, priced by the sizes that its parts were expected to have."""
+    """Return a step's plan as a candidate, priced by the expected sizes of its parts."""
     chosen = step.choice
     return price(Candidate(chosen.plan, chosen.expected, describe(chosen.plan, step.problem)), step.problem)
 
@@ -195,7 +195,7 @@ def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
 
 
 def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], runs: dict[str, Run]) -> None:
-    """Run by the fastest plan that was timed, as it was made ready for that; as before where none was."""
+    """Switch to the fastest timed plan, as it was prepared for timing; change nothing if none was timed."""
     best, first = known.best(candidates), candidates[0].name
     if best is None:
         return

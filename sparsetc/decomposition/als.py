@@ -65,7 +65,7 @@ class Equations:
             self._make_gram(mode)
 
     def join(self) -> None:
-        """Make what was made of one rank's rows that of all, once all ranks have their equations."""
+        """Sum the equations of one rank's rows over all ranks."""
         self.norm = self._summed(self.norm.square()).sqrt()
         self._summed(self.grams)
 
@@ -160,7 +160,7 @@ class Sweep:
         self.balance()
 
     def fit_scale(self) -> None:
-        """Scale a start as it fits best, or, where more of it fits worse, to the length of X.
+        """Scale a start to its best fit; if a larger model fits worse, scale it to the norm of X.
 
         Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
         says little of them, most would stay and cancel.

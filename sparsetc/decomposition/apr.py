@@ -59,7 +59,7 @@ def cp_apr(
         kappa_tol: the share of its component below which an entry counts as 0.
         callback: called as ``callback(model, error)`` after each outer iteration with a copy and ``1 - fit``; True
             stops.
-        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+        progress: a bar with the fit, by tqdm (extra ``progress``): True from the start, None on a terminal after two
             seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
@@ -104,7 +104,7 @@ def cp_apr(
         return entries.clamp(min=epsilon)
 
     def multiplier(mode: int) -> torch.Tensor:
-        """(size, rank) what the factor of a mode, which has the weights, is multiplied by."""
+        """Return the (size, rank) multiplier of a mode's factor, which holds the weights."""
         return kernels[mode](factors, sparse.values / at_nonzeros(*factors))
 
     def sweep() -> None:

@@ -1,4 +1,4 @@
-"""Checks of the arguments of every decomposition, before any kernel runs.
+"""Checks of a decomposition's arguments, before any kernel runs.
 
 In: arguments as users give them. Out: the same, checked and in one form; errors say what was expected and found.
 """
@@ -96,7 +96,7 @@ def kind(dtype: torch.dtype, device: torch.device, shape: Sequence[int], name: s
 
 
 def check_values(values: torch.Tensor, name: str) -> None:
-    """FormatError of values that are not finite, or whose squares, which fits are sums of, overflow or vanish."""
+    """Raise `FormatError` if values are not finite, or if the sum of their squares overflows or vanishes."""
     if not values.numel():
         return
     largest, square = torch.stack((values.abs().max(), values.square().sum())).tolist()
@@ -139,7 +139,7 @@ def level(given: Any, what: str) -> float:
 
 
 def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int, ...]:
-    """The modes that are not fixed, of which there must be one; negative numbers count from the end."""
+    """Return the modes that are not fixed, at least one; negative numbers count from the end."""
     kept = set()
     if fixed is None:
         fixed = ()
@@ -199,7 +199,7 @@ def nonnegative(factors: Sequence[torch.Tensor], name: str) -> None:
 
 
 def generator(random_state: Any, name: str) -> torch.Generator | None:
-    """Return the generator of a random start: as given, of a seed, or None for torch's own."""
+    """Return the generator of a random start: the one given, a new one of a seed, or None for torch's own."""
     if random_state is None or isinstance(random_state, torch.Generator):
         return random_state
     try:

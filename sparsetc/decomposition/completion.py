@@ -21,7 +21,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 def observed(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
-    """The values wherever a mask says that an entry is known, 0 where x has none.
+    """Return the values at all known entries of a mask, 0 where x has no entry.
 
     Args:
         x: of single nonzeros, coalesced.
@@ -60,13 +60,13 @@ def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
 
 
 def _check_no_nan(given: torch.Tensor, name: str) -> None:
-    """FormatError of a mask that says neither that an entry is known nor that it is not; waits for a GPU once."""
+    """Raise `FormatError` if a mask holds NaN; waits for a GPU once."""
     if bool(given.isnan().any()):
         raise FormatError(f"{name}: the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
 
 
 def _on_mask(x: SparseTensor, mask: SparseTensor) -> SparseTensor:
-    """The tensor on the positions of a mask that are not 0: a sum of both, which says of each entry what it is."""
+    """Return the tensor on the nonzero positions of a mask, found by adding both as two dense modes."""
     given = torch.stack((x.values, torch.zeros_like(x.values)), 1)
     known = torch.stack((torch.zeros_like(mask.values), mask.values != 0), 1).to(x.dtype)
     both = SparseTensor(torch.cat((x.coords, mask.coords), 1), torch.cat((given, known)), (*x.shape, 2), check=False)
@@ -113,7 +113,7 @@ class Observed(Equations):
         return ((factor[:, None] @ gram)[:, 0] * factor).sum(dtype=torch.float64)
 
     def norms(self) -> torch.Tensor:
-        """(order, rank) float64 lengths of the columns, from the factors as they are."""
+        """Return (order, rank) float64 norms of the columns of the present factors."""
         return torch.stack([torch.linalg.vector_norm(f, dim=0, dtype=torch.float64) for f in self._factors])
 
     def scaled(self, scales: torch.Tensor) -> None:

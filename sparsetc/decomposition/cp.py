@@ -70,7 +70,7 @@ def cp_als(
             sparse or bool tensor of x's shape that is not 0 where an entry is. Others of x's values are not read.
         l2_reg: times the squares of all factors, added to what is minimised. Completion wants some.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
-        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+        progress: a bar with the fit, by tqdm (extra ``progress``): True from the start, None on a terminal after two
             seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
@@ -137,7 +137,7 @@ class Wanted:
     free: tuple[int, ...] = ()
 
     def checked(self, order: int) -> Wanted:
-        """Return the arguments checked for a tensor of so many modes; DecompositionError where it cannot be done."""
+        """Return the settings checked for a tensor of `order` modes. Raise `DecompositionError` if they do not fit."""
         asking(self.callback, lambda rows: None)
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""The base of models of a matrix a mode, whatever stands before the matrices: weights, or a core.
+"""The common part of models with one matrix a mode, led by weights (CP) or by a core (Tucker).
 
 In: a dataclass with factors. Out: its sizes, dtype and device, what its run says, how it is moved, its entries at
 coordinates, files of it, and the same model as an object of tensorly or pyttb.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -115,7 +114,7 @@ class Factored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the modes of the tensor that it stands for."""
+        """The sizes of the modes of the full tensor."""
         return tuple(f.shape[0] for f in self.factors)
 
     @property
@@ -125,33 +124,36 @@ class Factored:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of all its tensors."""
+        """The dtype of all tensors of the model."""
         return self._head.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where all its tensors live."""
+        """The device of all tensors of the model."""
         return self._head.device
 
     @property
     def fit(self) -> float | None:
-        """The last of `fits`; None of a model that no run made."""
+        """The last of `fits`; None if no run made the model."""
         return self.fits[-1] if self.fits else None
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
-        """The tensor in full: strided, of ``shape``.
+        """Return the full tensor, strided, of ``shape``.
+
+        Args:
+            memory_limit: bytes, or text such as ``"8GB"``; by default the limit of `sparsetc.options`.
 
         Raises:
-            OutOfMemoryError: it would take more than ``memory_limit`` bytes (by default what the options say).
+            OutOfMemoryError: it would take more than the limit.
         """
         limit = None if memory_limit is None else memory.as_bytes(memory_limit)
         memory.check(f"the model in full, {self.shape},", self._numbers() * self.dtype.itemsize, self.device, limit)
         return self._dense()
 
     def values_at(self, coords: Any) -> torch.Tensor:
-        """(n,) entries of the tensor at ``coords``, computed a part at a time.
+        """Return the (n,) elements of the tensor at ``coords``, computed in chunks.
 
         Args:
             coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
@@ -168,7 +170,7 @@ class Factored:
         raise NotImplementedError
 
     def _numbers(self) -> int:
-        """Count the numbers that `_dense` holds at most, those on the way included."""
+        """Return the most numbers that `_dense` holds at a time."""
         raise NotImplementedError
 
     def _entries(self, at: torch.Tensor) -> torch.Tensor:
@@ -178,19 +180,21 @@ class Factored:
     # -- the same model, elsewhere ------------------------------------------------------------------------------------
 
     def to(self: Own, *args: Any, **kwargs: Any) -> Own:
-        """The model elsewhere, arguments as of `torch.Tensor.to`."""
+        """Move or cast the model; arguments as for `torch.Tensor.to`."""
         moved = tuple(f.to(*args, **kwargs) for f in self.factors)
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
 
     def to_tensorly(self) -> Any:
-        """Return tensorly's CPTensor or TuckerTensor, of its current backend; ImportError without tensorly."""
+        """Return the model as tensorly's CPTensor or TuckerTensor, of its current backend. Raise ImportError without
+        tensorly.
+        """
         tl, module = imported("tensorly"), import_module(f"tensorly.{self.KIND.lower()}_tensor")
         is_torch = tl.get_backend() == "pytorch"
         head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))
         return getattr(module, f"{self.KIND}Tensor")((head, factors))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to a safetensors file, whole or not at all; an old file stays until it is complete.
+        """Write the model to a safetensors file. The file appears under its name only when it is complete.
 
         Raises:
             DtypeError: of a model that is not of float32 or float64; an old file stays.
@@ -210,7 +214,7 @@ class Factored:
 
     @classmethod
     def load(cls: type[Own], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Own:
-        """Return the model in a file that `save` wrote. Nothing of the file is run.
+        """Read a model from a file written by `save`. No code of the file is run.
 
         Raises:
             IOFormatError: the file holds no model of this kind.
@@ -221,13 +225,8 @@ class Factored:
         library, status = _safetensors(), os.stat(path)
         try:
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("a model is read from a file on disk, this is none")
+                raise ValueError("a model is read from a regular file on disk, not a pipe or a folder")
             memory.check(f"{os.fspath(path)}: the model, and the mapped file,", 2 * status.st_size, torch.device("cpu"))
-            if zipfile.is_zipfile(path):
-                raise ValueError(
-                    f"a model of an earlier version (.npz): save {cls.KIND}({cls.HEAD}, factors) of its arrays, which "
-                    "numpy.load gives"
-                )
             with library.safe_open(path, "pt") as opened:
                 metadata, names = opened.metadata() or {}, sorted(opened.keys())
                 if metadata.get("kind") != cls.KIND:
@@ -261,7 +260,7 @@ def _safetensors() -> Any:
 
 
 def imported(name: str) -> Any:
-    """A library that a model is given to; ImportError that says how to get it."""
+    """Import a library to convert a model to. Raise an ImportError that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:

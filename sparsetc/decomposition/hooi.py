@@ -56,14 +56,14 @@ def tucker(
             read, or factors.
         fixed_modes: modes whose factor `init` gives, of orthonormal columns, and which stays as it is.
         callback: called as ``callback(model, error)`` after each sweep with a copy and ``1 - fit``; True stops.
-        progress: a bar with the fit, by rich (extra ``progress``): True from the start, None on a terminal after two
+        progress: a bar with the fit, by tqdm (extra ``progress``): True from the start, None on a terminal after two
             seconds, False never.
         random_state: a seed, or a `torch.Generator`; torch's own by default.
         settings: as for `einsum`.
 
     Returns:
-        The model after the last sweep; stopped and continued as those of `cp_als`. Eigenvectors are found by the
-        host's leave, so a sweep waits for a GPU once a mode.
+        The model after the last sweep; stopped and continued as those of `cp_als`. `torch.linalg.eigh` synchronises
+        with the host, so each mode of a sweep waits for the GPU once.
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError, OutOfMemoryError: before any sweep, or,
@@ -92,7 +92,7 @@ def tucker(
     measures = torch.zeros(1, dtype=torch.float64, device=sparse.device)
 
     def chain(mode: int) -> torch.Tensor:
-        """(size, product of the other ranks): x times all factors but that of a mode, unfolded along it."""
+        """Return (size, product of the other ranks): x times the factors of all other modes, unfolded along `mode`."""
         return chains[mode](factors).flatten(1)
 
     def project(unfolded: torch.Tensor) -> None:
@@ -104,7 +104,7 @@ def tucker(
         measures.copy_(1 - square.clamp(min=0).sqrt() / divisor(norm))
 
     def sweep() -> None:
-        """Each free mode's leading vectors, then the core and the fit."""
+        """Update each free mode by the leading vectors of its chain, then the core and the fit."""
         for mode in free:
             unfolded = chain(mode)
             factors[mode].copy_(leading(unfolded, factors[mode]))

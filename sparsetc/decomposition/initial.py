@@ -1,4 +1,4 @@
-"""Where a decomposition starts: random factors, leading vectors of the unfoldings, or a model.
+"""The start of a decomposition: random factors, leading vectors of the unfoldings, or a model.
 
 In: a checked tensor and what the user gave as ``init``. Out: factors of the decomposition's own, all weights in them.
 """
@@ -31,7 +31,7 @@ def begun(
     starts: Sequence[str] = STARTS,
     draw: Callable[..., torch.Tensor] = torch.rand,
 ) -> tuple[Any, list[torch.Tensor]]:
-    """Weights or a core, None where there are none, and factors to be changed in place.
+    """Return weights or a core (None if there are none) and copies of the factors, to be changed in place.
 
     Args:
         x: the tensor.
@@ -69,7 +69,7 @@ def cp_factors(
     name: str,
     starts: Sequence[str] = STARTS,
 ) -> list[torch.Tensor]:
-    """(size, rank) factors to be changed in place; those of the modes that are not `free` as they were given.
+    """Return (size, rank) factors to change in place; modes that are not `free` keep the factors given.
 
     Raises:
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError: of a start that is none.
@@ -95,5 +95,5 @@ def cp_factors(
 
 
 def is_model(init: Any) -> bool:
-    """Return True if a start has weights: a model, or a pair of weights and factors as tensorly has it."""
+    """True if `init` has weights: a model, or a pair (weights, factors) as of tensorly."""
     return checks.model_parts(init) is not None

@@ -70,5 +70,5 @@ def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:
 
 
 def _table(x: SparseTensor, size: int, rank: int) -> torch.Tensor:
-    """A matrix that stands for a factor while its einsum is compiled."""
+    """Return a matrix in place of a factor, for compilation."""
     return torch.empty(size, rank, dtype=x.dtype, device=x.device)

@@ -25,7 +25,7 @@ HALS_PASSES = 3
 
 
 class Update(NamedTuple):
-    """How a factor is made of its normal equations, in two steps, of which the first does not wait for B.
+    """The solution of a factor's normal equations, in two steps; the first does not wait for B.
 
     Attributes:
         system: what the second reads, of H and the factor's dtype.
@@ -88,14 +88,16 @@ def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def factorized(grams: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Cholesky factors of each row's H + D, D as in `inverted`; which failed; diagonals larger than H for these."""
+    """Return Cholesky factors of each row's H + D (D as in `inverted`), which rows failed, and a bound of their
+    diagonal.
+    """
     damped = _damped(grams, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed, damped.abs().sum(-1)
 
 
 def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
-    """Each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of the smallest norm where H[i] is singular.
+    """Solve each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of minimal norm if H[i] is singular.
 
     A row without observations becomes 0.
     """
@@ -106,7 +108,7 @@ def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tens
 
 
 def hals_system(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor]:
-    """Return the system that `hals` reads: H of either kind, in the factor's dtype."""
+    """Return the input of `hals`: H of either kind, in the factor's dtype."""
     return (gram.to(dtype),)
 
 
@@ -169,7 +171,7 @@ def fit_of(norm: torch.Tensor, inner: torch.Tensor, square: torch.Tensor) -> tor
 
 
 def balancing(norms: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """(order, rank) factors to multiply columns by, so that a component has one norm in all modes that may change.
+    """Return (order, rank) multipliers by which a component's columns get the same norm in every free mode.
 
     Args:
         norms: (order, rank) float64, of the columns.
@@ -207,7 +209,7 @@ def divisor(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def least(dtype: torch.dtype) -> float:
-    """The square of a component, in H, up to which H says nothing of it: its inverse may be no number of the dtype."""
+    """Return the squared norm of a component below which its inverse in H may not be a number of the dtype."""
     return 16 * torch.finfo(dtype).tiny
 
 
@@ -224,7 +226,7 @@ def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _share(rank: int, dtype: torch.dtype) -> float:
-    """Return the part of its diagonal that H lacks at most, by rounding errors, to be positive definite.
+    """Return the largest share of its diagonal that H can lack to be positive definite, by rounding errors.
 
     By its own, of the dtype, and by those of inverting it in float64, which steps without exchanges let grow.
     """

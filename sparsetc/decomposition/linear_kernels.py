@@ -52,7 +52,7 @@ def update(
     factor, rhs, gram, rows, rank, passes,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, A_ROW: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Columns one by one, each the best nonnegative one for the others as they are.
+    """Update columns one by one, each to the best nonnegative column given the others.
 
     WIDTH is a power of two that the rank fits in, BLOCK the rows of a program, A_ROW whether each row has its own Gram
     matrix, LEAST what is taken for 0 on its diagonal.

@@ -1,4 +1,4 @@
-"""The loop around every decomposition: when it stops, what is said of it, and what Ctrl-C does.
+"""The loop around every decomposition: its end, its progress messages, and Ctrl-C.
 
 In: a step that changes a model in place and measures it. Out: the measures of all iterations and why there are no more.
 Steps record no gradients and heed no autocast (`undisturbed`), and on a GPU run from a CUDA graph (`captured`) where
@@ -47,7 +47,7 @@ def _calls(step: Callable[[], None], device: torch.device) -> Iterator[None]:
 
 
 def _capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
-    """The graph, or None where something in the step cannot be captured; buffers are as they were either way."""
+    """Capture a step as a CUDA graph; None if it cannot be captured. Buffers are restored in either case."""
     if torch.cuda.is_current_stream_capturing():
         return None  # the caller's own graph
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
@@ -67,7 +67,7 @@ def _capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
 
 
 def _free_generator(device: torch.device) -> None:
-    """Random numbers of a device as they were: a capture that fails leaves their generator as if it went on."""
+    """Reset a device's random generator after a failed capture, which leaves it capturing."""
     number = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[number]
     generator.graphsafe_set_state(generator.clone_state())
@@ -103,7 +103,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
-    """Return a function that asks a user's callback if a model and its error are enough; None without a callback.
+    """Wrap a user's callback, called with the model and its error, as a test for the end; None without a callback.
 
     Raises:
         DecompositionError: it is nothing that can be called.
@@ -121,7 +121,9 @@ def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool]
 
 
 def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
-    """Return True if the fit changed by less than `tol` (0 for never), or by less than the dtype's rounding."""
+    """Return a test that is True if the fit changed by less than `tol` (0 for never), or by less than the dtype's
+    rounding.
+    """
     least = max(tol, torch.finfo(dtype).eps) if tol else 0.0
     return lambda rows: len(rows) > 1 and abs(rows[-1][0] - rows[-2][0]) < least
 

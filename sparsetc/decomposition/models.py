@@ -1,4 +1,4 @@
-"""CP and Tucker: what decompositions return, and what they start from.
+"""CP and Tucker models: the results of decompositions, and their starting points.
 
 In: weights or a core, and factor matrices. Out: frozen records that unpack as tensorly's ``(weights, factors)`` and
 ``(core, factors)``, and what a user asks of a model: its norm, its entries, a file of it, the same in other libraries.
@@ -62,14 +62,14 @@ class CP(Factored):
         return (self.rank,) * len(self.factors)
 
     def norm(self) -> torch.Tensor:
-        """``|M|``, a float64 scalar on the model's device; computed from the factors' Gram matrices."""
+        """Return ``|M|`` as a float64 scalar on the model's device, computed from the Gram matrices of the factors."""
         gram = torch.stack([f.double().T @ f.double() for f in self.factors]).prod(0)
         weights = self.weights.double()
         return (weights @ gram @ weights).clamp(min=0).sqrt()
 
     @property
     def _half(self) -> int:
-        """The number of modes that are rows of the matrix by which the tensor in full is made."""
+        """The number of modes that index rows when the full tensor is made by one matrix product."""
         return min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
 
     def _numbers(self) -> int:
@@ -89,7 +89,7 @@ class CP(Factored):
         return product.sum(-1)
 
     def arranged(self) -> CP:
-        """The model as a reader wants it: columns of unit length, components by falling weight, weights positive.
+        """Return the model in a canonical form: columns of unit length, positive weights, components by falling weight.
 
         The entry of the largest magnitude is positive in every column but those of the last mode, which take the signs.
         """
@@ -103,7 +103,7 @@ class CP(Factored):
         return replace(self, weights=weights.abs()[order], factors=tuple(f[:, order] for f in factors))
 
     def to_pyttb(self) -> Any:
-        """A ``pyttb.ktensor``, in float64; ImportError without pyttb."""
+        """Return the model as a ``pyttb.ktensor`` in float64. Raise ImportError without pyttb."""
         return imported("pyttb").ktensor([fortran(f) for f in self.factors], fortran(self.weights))
 
 
@@ -153,7 +153,9 @@ class Tucker(Factored):
         return self.rank
 
     def norm(self) -> torch.Tensor:
-        """``|M|``, a float64 scalar on the model's device: of the core, seen through the factors' Gram matrices."""
+        """Return ``|M|`` as a float64 scalar on the model's device, computed from the core and the factors' Gram
+        matrices.
+        """
         core = self.core.double()
         seen = _multiplied(core, [f.double().T @ f.double() for f in self.factors])
         return (seen * core).sum().clamp(min=0).sqrt()
@@ -174,7 +176,7 @@ class Tucker(Factored):
         return rows[:, 0]
 
     def to_pyttb(self) -> Any:
-        """A ``pyttb.ttensor``, in float64; ImportError without pyttb."""
+        """Return the model as a ``pyttb.ttensor`` in float64. Raise ImportError without pyttb."""
         pyttb = imported("pyttb")
         return pyttb.ttensor(pyttb.tensor(fortran(self.core)), [fortran(f) for f in self.factors])
 

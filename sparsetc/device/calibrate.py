@@ -51,7 +51,7 @@ SPARSE = 16
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """How much the probes do: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
+    """The amounts of work of the probes: on an H200 0.1 to 4 ms each, 1.4 GB of device memory at most.
 
     Attributes:
         streamed: elements read, in blocks of `block`.
@@ -156,7 +156,7 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
 
 
 def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
-    """Kept tasks: in a run the places rise, from a random one on, as those of a row of the result do."""
+    """Return the probe of kept tasks: within a run positions rise from a random one, as in a row of a result."""
     from sparsetc.device import calibration_kernels as kernels
 
     runs = torch.randint(1, 8, (sizes.tasks // TASKS_A_RUN, TASKS_A_RUN), dtype=torch.int32, device=device)
@@ -197,7 +197,13 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
 
     places = torch.arange(0, sizes.moved, SPARSE, device=device)
     array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
-    yield "moved", 4 * sizes.moved, (lambda: _scattered(array, places, values).index_select(0, places),)
+
+    def moved() -> torch.Tensor:
+        """Zero an array and scatter to it, as operands are; zero it and gather from it, as results are."""
+        _scattered(array, places, values)
+        return array.zero_().index_select(0, places)
+
+    yield "moved", 2 * 4 * sizes.moved, (moved,)
 
     few = array[: SPARSE * SPARSE]
     one = values[:SPARSE]
@@ -216,7 +222,7 @@ def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) 
 
 
 def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeLaunch, ProbeLaunch]:
-    """Launches of one, of few and of many programs that find nothing to do.
+    """Return launches of one, of few and of many programs without work.
 
     They read where their work lies, since `DeviceProfile.program` counts that too; one warp each, as most work items
     take.
@@ -326,7 +332,7 @@ def _rounded(rate: float) -> float:
 
 
 def _sizes(device: torch.device) -> dict[str, int]:
-    """Return what the driver reports: the part of the L2 cache that rows can count on, warps, and threads of one.
+    """Return the driver's numbers: the usable share of the L2 cache, concurrent warps, and threads of a warp.
 
     Where torch does not say one, it is the default GPU's.
     """

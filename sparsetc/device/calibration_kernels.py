@@ -32,7 +32,7 @@ def gather(rows, table, sums, BLOCK: tl.constexpr, ROW: tl.constexpr, STEPS: tl.
 
 @triton.jit
 def gather_near(rows, table, sums, BLOCK: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr, STEPS: tl.constexpr):
-    """Gather BLOCK rows a step by numbers that are counted on, so that the L1 cache delivers table rows only.
+    """Gather BLOCK rows a step by consecutive numbers, so that the L1 cache delivers table rows only.
 
     TABLE is a power of two; steps are taken 8 at a time, so that many loads are under way.
     """
@@ -92,7 +92,7 @@ def dot(source, sums, steps, SIDE: tl.constexpr, DEEP: tl.constexpr, PRECISION: 
 
 @triton.jit
 def find_work(pointers, out):
-    """A program that reads where its work lies, and finds none: the pointers are all equal."""
+    """Read the range of this program's work, which is empty: all pointers are equal."""
     pid = tl.program_id(0)
     start = tl.load(pointers + pid)
     stop = tl.load(pointers + pid + 1)

@@ -77,7 +77,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, repr=False)
 class DeviceProfile:
-    """The rates of a device, in bytes, operations and seconds.
+    """The capabilities of a device, in bytes, operations and seconds.
 
     `profiles/nvidia-h200.json` says what each number means, `sources` where it comes from: ``measured: `` by what and
     when, or ``assumed: `` whose it is; `measured` names those that were measured.
@@ -135,15 +135,15 @@ class DeviceProfile:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of the numbers that were measured on the device itself."""
+        """The names of the numbers that were measured on the device itself."""
         return tuple(name for name, source in self.sources.items() if source.startswith(MEASUREMENT))
 
     def matrix(self, precision: str) -> float:
-        """Multiplications and additions in dots a second; f16x3 takes three of 16-bit halves, which go as bfloat16."""
+        """Return multiplications and additions a second in dots; f16x3 takes three dots at the rate of bfloat16."""
         return self.dot["bf16"] / 3 if precision == F16X3 else self.dot.get(precision, self.multiply)
 
     def describe(self) -> str:
-        """The device whose numbers these are, and how many of them were measured, for a reader."""
+        """Return a line about the device, and how many numbers were measured."""
         count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
             others = "others assumed" if self.loops else f"others an {default_gpu().name}'s"
@@ -174,7 +174,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def by_precision(table: Mapping[str, Any], precision: str) -> Any:
-    """Return the number of a precision; that of `OTHER` where it has none."""
+    """Return the number of a precision, or that of `OTHER`."""
     return table.get(precision, table[OTHER])
 
 
@@ -227,7 +227,7 @@ def of_loops(name: str, day: str, seconds: Mapping[str, Mapping[str, float]]) ->
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
-    """Return the profile of a GPU by what was measured of it, by a command; all else is the default's, or scaled."""
+    """Return the profile of a GPU from measured rates; all other numbers are the default's, or scaled from them."""
     probed, scaled = _document("nvidia-h200")["probed"], {}
     for n, by in _SCALED.items():
         share = probed[by] / measured[by] if n == "crowded" else measured[by] / probed[by]  # seconds, or a rate
@@ -300,7 +300,7 @@ def write_loops(profile: DeviceProfile, software: Mapping[str, str]) -> Path:
 
 @lru_cache(maxsize=64)
 def _read_loops(path: Path, name: str) -> DeviceProfile | None:
-    """Return the recorded profile of a CPU, None where there is none; remembered, so that a warning is given once."""
+    """Return the recorded profile of a CPU, or None. The result is cached, so that a warning appears once."""
     try:
         document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
         day = document["date"]
@@ -323,7 +323,7 @@ def _read_loops(path: Path, name: str) -> DeviceProfile | None:
 
 
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
-    """Keep what was measured, beside the versions of the software that ran; return the path.
+    """Store measured rates with the versions of the software. Return the path.
 
     This process plans with it from here on. Raises `OSError` where the folder cannot be written to, or others may
     write to it.
@@ -346,7 +346,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Path:
 
 @lru_cache(maxsize=64)
 def _read(path: Path, gpu: str) -> DeviceProfile | None:
-    """Return the recorded profile, None where there is none; remembered, so that a warning is given once."""
+    """Return the recorded profile of a GPU, or None. The result is cached, so that a warning appears once."""
     try:
         data = files.read_record(path, MAX_BYTES)
         # every number as a float, since an integer may have more digits than one holds
@@ -394,7 +394,7 @@ def of_backend(backend: str) -> DeviceProfile:
 
 
 def of_gpu(name: str) -> DeviceProfile:
-    """Return the recorded profile of a GPU; the default one where there is none."""
+    """Return the recorded profile of a GPU, else the package's, else the default one."""
     path = path_of(name) if name else None
     return (path and _read(path, name)) or _of_package(name) or default_gpu()
 

@@ -1,4 +1,4 @@
-"""How long calls take: medians and spreads, taken in turn so that what slows a machine slows all of them alike.
+"""Timing of calls: medians and spreads, measured in turn so that a slow moment of the machine slows all of them alike.
 
 In: functions without arguments. Out: a `Timing` of each. On a GPU times are those of CUDA events around single calls,
 with the L2 cache written over in between; on a CPU they are those of its clock.
@@ -23,7 +23,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Timing:
-    """The seconds that a call takes.
+    """The time of a call, in seconds.
 
     Attributes:
         low, median, high: a quarter, a half and three quarters of the calls took this or less.
@@ -37,13 +37,13 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """From single calls."""
+        """Summarise the seconds of single calls."""
         rising = sorted(seconds)
         low, median, high = (rising[min(len(rising) - 1, int(q * len(rising)))] for q in QUANTILES)
         return cls(low, median, high, len(rising))
 
     def beats(self, other: Timing, margin: float) -> bool:
-        """Return True if it is so many times as fast, and beyond both spreads."""
+        """True if this is `margin` times as fast as `other`, and the spreads do not overlap."""
         return margin * self.median < other.median and self.high < other.low
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Timing:
 def timed(
     calls: Sequence[Callable[[], Any]], device: torch.device, seconds: float, stop: float = float("inf")
 ) -> list[Timing]:
-    """Time calls, in turn, for so many seconds in all; each a few times, or once where that takes long.
+    """Time calls in turn for `seconds` in all; each several times, or once if calls are long.
 
     Args:
         calls: none of which is the first of its kind, which compiles.

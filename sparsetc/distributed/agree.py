@@ -1,4 +1,5 @@
-"""How ranks make sure that they do the same: before they send anything, and after each part that may fail on one alone.
+"""Agreement of ranks: they compare their arguments before they send anything, and report failures after each local
+step.
 
 In: what this rank was given, and a function to run here. Out: its result; or one error on every rank, which names the
 ranks that differ or failed. Without this the others would wait for a rank that is gone until the group's timeout.
@@ -60,7 +61,7 @@ def agreed(
 
 
 def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
-    """Return what `make` gives for settings, on every rank; collective.
+    """Run `make` with the settings on every rank and return its result; collective.
 
     A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
     Where others take it, the rank's is chosen by cost. Plans that are chosen by time are those of rank 0's share.
@@ -91,7 +92,7 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
 
 
 def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
-    """Return what `make` gives on every rank, by the plans that rank 0 finds fastest."""
+    """Run `make` on every rank with the plans that rank 0 finds fastest."""
     leads = ranks.rank == 0
     token = leader.set(own := Leader(leads))
     try:
@@ -104,7 +105,7 @@ def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
 
 
 def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be the same on every rank of the settings of a call, and of the options in force.
+    """Return the settings of a call, and the options in force, that must be equal on every rank.
 
     Where source is kept may differ, and how much memory there is, by the options in force.
     """

@@ -71,7 +71,7 @@ def sparse_result(share: Share, local: SparseTensor, ranks: Ranks) -> Combined:
 
 
 def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[SparseTensor, tuple[Transfer, ...]]:
-    """Split the entries that any of some ranks has evenly among these; collective.
+    """Split the union of these ranks' entries evenly among them; collective.
 
     Args:
         local: this rank's entries, of any values.
@@ -89,7 +89,7 @@ def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[Spa
     numbers, spans = union.rank.split(counts), dict(zip(part, shares((0, union.count), len(part)), strict=True))
 
     def within(rank: int, span: Range) -> torch.Tensor:
-        """(n,) the numbers of a rank's entries that are in a share of all, in the order in which they are sent."""
+        """Return (n,) the numbers of a rank's entries within a span of the union, in the order of sending."""
         return numbers[rank][(numbers[rank] >= span[0]) & (numbers[rank] < span[1])].sort().values
 
     start, stop = spans[ranks.rank]

@@ -130,7 +130,7 @@ def prepared(
 
 
 def _owned(cut: Cut, mode: int) -> list[Range]:
-    """The rows of a mode that each rank owns: an equal share of those of its range."""
+    """Return the rows of a mode that each rank owns: an equal share of its range."""
     owned: dict[int, Range] = {}
     for part in cut.sharing((mode,)):
         owned |= zip(part, shares(cut.ranges(part[0])[mode], len(part)), strict=True)
@@ -138,7 +138,7 @@ def _owned(cut: Cut, mode: int) -> list[Range]:
 
 
 def _said(x: Sharded, wanted: Wanted) -> dict[str, Any]:
-    """Return what must be the same on every rank, as it prints."""
+    """Return the printed arguments that must be equal on every rank."""
     init, random = wanted.init, wanted.random_state
     printed = replace(
         wanted,

@@ -1,4 +1,4 @@
-"""How a sparse tensor is cut over ranks: a grid of boxes, as plain frozen data that prints, and which grid it is.
+"""The cut of a sparse tensor over ranks, a grid of boxes as plain frozen data, and the choice of the grid.
 
 In: coordinates of the nonzeros that this rank counts, and the modes that may be cut. Out: a `Cut`: ranges of rows, and
 ranks that share them; boundaries by prefix sums, the grid by what it sends and how it balances. The medium-grained
@@ -38,7 +38,7 @@ Grid = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor's nonzeros, dealt to ranks: each has those in its box, or a piece of them.
+    """A partition of a tensor's nonzeros into boxes of coordinates, one for each rank, or several ranks for one box.
 
     Attributes:
         shape: sizes of all modes.
@@ -64,7 +64,7 @@ class Cut:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Ranges along each mode and, last, pieces of a box."""
+        """The number of ranges along each mode and, last, of pieces of a box."""
         return (*(len(b) - 1 for b in self.bounds), 1 + max(p[-1] for p in self.places))
 
     @property
@@ -74,15 +74,15 @@ class Cut:
 
     @property
     def imbalance(self) -> float:
-        """The most nonzeros of a rank over the mean; 1 where there are none."""
+        """The largest number of nonzeros of a rank over the mean; 1 if there are none."""
         return max(self.nnz) * self.size / sum(self.nnz) if any(self.nnz) else 1.0
 
     def ranges(self, rank: int) -> Box:
-        """The rows of each mode in a rank's box."""
+        """Return the range of rows of each mode in a rank's box."""
         return tuple((b[at], b[at + 1]) for b, at in zip(self.bounds, self.places[rank], strict=False))
 
     def sharing(self, modes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """The ranks, those together that have the same ranges of all these modes."""
+        """Group the ranks that have the same ranges in all these modes."""
         modes, parts = tuple(modes), dict[tuple[int, ...], list[int]]()
         for rank, place in enumerate(self.places):
             parts.setdefault(tuple(place[m] for m in modes), []).append(rank)
@@ -120,7 +120,7 @@ def _few(numbers: tuple[int, ...]) -> str:
 
 
 def boundaries(counts: torch.Tensor, ranges: int) -> tuple[int, ...]:
-    """(ranges + 1) rows at which a mode is cut so that its ranges have about equally many of the nonzeros.
+    """Return the (ranges + 1) rows at which a mode is cut into ranges of about equally many nonzeros.
 
     Args:
         counts: (size,) int64, nonzeros of each row.
@@ -145,7 +145,7 @@ def shares(rows: Range, ranks: int) -> list[Range]:
 
 
 def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -> list[Grid]:
-    """All grids of so many ranks that cut these modes alone, those first that send the fewest rows.
+    """Return all grids of `size` ranks that cut only these modes, fewest rows sent first.
 
     Args:
         size: of the ranks.
@@ -160,7 +160,9 @@ def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -
 
 
 def rows_sent(grid: Grid, shape: Sequence[int]) -> float:
-    """Rows of factor matrices that a rank sends in each direction for all modes, were all ranges of one length."""
+    """Return how many rows of factor matrices a rank sends in each direction, over all modes, with ranges of equal
+    length.
+    """
     size = prod(grid)
     sharing = [size // g for g in grid[:-1]]
     return sum(n / g * (s - 1) / s for n, g, s in zip(shape, grid[:-1], sharing, strict=True))

@@ -1,4 +1,4 @@
-"""Where the nonzeros that are to be cut come from, and how they come to the ranks that a cut deals them to.
+"""The nonzeros before a cut, and their way to the ranks that the cut assigns them to.
 
 In: a tensor that every rank has, of which it takes an equal part, other nonzeros on each, or a packed file of which a
 rank reads some blocks; then a cut. Out: a `ShardSource`; then this rank's nonzeros. Pieces of a box are equal ranges of
@@ -88,7 +88,7 @@ def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
 
 
 def modes_to_cut(along: Any, shape: tuple[int, ...], sparse_order: int) -> tuple[int, ...]:
-    """The modes that may be cut: those given, those that an equation keeps, or all; of dense modes none."""
+    """Return the sparse modes that may be cut: the modes given, those kept by an equation, or all."""
     order, every = len(shape), tuple(range(sparse_order))
     if along is None:
         return every
@@ -137,7 +137,7 @@ def owners(coords: torch.Tensor, cut: Cut, before: torch.Tensor | None = None) -
 
 
 def exchanged(mine: Nonzeros, cut: Cut, ranks: Ranks) -> Nonzeros:
-    """The nonzeros that a cut deals to this rank, by all-to-all; in order of the ranks that had them."""
+    """Exchange nonzeros by all-to-all. Return this rank's share of the cut, in the order of the sending ranks."""
     coords, values = mine
     before = None
     if cut.grid[-1] > 1:

@@ -37,7 +37,7 @@ from sparsetc.tensor.sums import INTEGERS
 
 @dataclass(frozen=True)
 class Explained:
-    """How a kernel runs on all ranks, and on this one.
+    """The explanation of a kernel on all ranks, and on this one.
 
     Attributes:
         placed: the modes by which the result is cut.
@@ -64,7 +64,7 @@ class Explained:
 
 
 class DistributedKernel:
-    """An einsum of a sharded operand, compiled on every rank; `sparsetc.compile` makes one.
+    """An einsum of a sharded operand, compiled on every rank by `sparsetc.compile`.
 
     A call is collective. It neither asks whether ranks agree nor waits for a GPU (but for integers, whose sums are
     checked), so it is for loops.
@@ -111,7 +111,7 @@ class DistributedKernel:
         return self._wrap(part)  # type: ignore[no-any-return]
 
     def explain(self, symbolic: bool = False) -> Explained:
-        """The cut, what a call sends, and this rank's kernel, as `Kernel.explain` has it: prints as a table."""
+        """Return the cut, the bytes that a call sends, and this rank's `Kernel.explain`; prints as a table."""
         share, itemsize = self.share, self.kernel.contraction.result_dtype.itemsize
         sends = tuple(sum(t.sent) * itemsize for t in self.transfers if t.moves)
         local = self.kernel.explain(symbolic)
@@ -131,7 +131,7 @@ def compiled(
     called: bool = False,
     **settings: Any,
 ) -> tuple[DistributedKernel, list[torch.Tensor]]:
-    """A kernel, made or kept with the sharded operand, and the dense operands to call it with; collective.
+    """Return the kernel of an einsum (compiled, or kept with the sharded operand) and its dense operands; collective.
 
     What is wrong with the operands of one rank is found here, where ranks ask each other: in the call that follows the
     others would wait for it.

@@ -1,4 +1,4 @@
-"""The processes that work together: the ranks of a DeviceMesh of one dimension, and what they say to each other.
+"""The communicating processes: the ranks of a DeviceMesh of one dimension.
 
 In: a mesh, or none. Out: `Ranks`: sums and exchanges of tensors of any dtype, each an error of one kind where it fails.
 One rank alone says nothing to anybody.
@@ -45,7 +45,7 @@ class Ranks:
                 f"that has more; found {mesh!r:.80}"
             )
         if mesh is not None and mesh.get_coordinate() is None:
-            raise DistributedError("this process is none of the mesh's; only the mesh's ranks may call")
+            raise DistributedError("this process does not belong to the mesh; only the mesh's ranks may call")
         world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         self.group = world if mesh is None else mesh.get_group()
         self.size, self.rank = 1, 0
@@ -58,12 +58,12 @@ class Ranks:
 
     @property
     def backend(self) -> str:
-        """The name of the group's backend, ``alone`` where there is none."""
+        """The name of the group's backend, or ``alone``."""
         return "alone" if self.group is None else str(dist.get_backend_config(self.group))
 
     @property
     def device(self) -> torch.device:
-        """Where ranks hold what they send: this process's GPU if the group has a backend for it, as NCCL."""
+        """The device of tensors to send: this process's GPU if the group's backend needs it (NCCL), else the CPU."""
         if self.group is None or not torch.cuda.is_available() or "nccl" not in self.backend:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
@@ -78,7 +78,7 @@ class Ranks:
             )
 
     def mesh(self, device: torch.device) -> DeviceMesh:
-        """The mesh of results on a device; there is none of a rank that is alone."""
+        """Return the mesh for results on a device; not for a rank that is alone."""
         if device.type not in self._meshes:
             assert self.group is not None
             self._meshes[device.type] = DeviceMesh.from_group(self.group, device.type)
@@ -108,7 +108,7 @@ class Ranks:
     def exchange(
         self, out: torch.Tensor, x: torch.Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> Callable[[], None]:
-        """Begin to send rows to the ranks that they are for; what is returned, when called, has the stream wait.
+        """Begin to send rows to other ranks. Return a function that makes the stream wait for the rows received.
 
         Args:
             out: contiguous; gets the rows for this rank, in order of who had them.
@@ -141,11 +141,11 @@ class Ranks:
         return self.exchanged(torch.cat([x] * self.size), counts, [x.shape[0]] * self.size)
 
     def part(self, n: int) -> tuple[int, int]:
-        """The first of n things that this rank takes, and the first that it does not, where all take as many."""
+        """Return this rank's share of n things as (first, end), where all ranks take equally many."""
         return n * self.rank // self.size, n * (self.rank + 1) // self.size
 
     def objects(self, mine: Any) -> list[Any]:
-        """Return what each rank gives, on all of them; it is pickled, and waits for the GPU."""
+        """Gather an object of each rank on all ranks; it is pickled, and waits for the GPU."""
         if self.size == 1:
             return [mine]
         data, found = pickle.dumps(mine), [None] * self.size
@@ -165,7 +165,7 @@ class Ranks:
 
     @contextmanager
     def _naming(self, what: str) -> Iterator[None]:
-        """An error of torch.distributed is one of ours that says what may have happened."""
+        """Turn errors of torch.distributed into a `DistributedError` with the likely causes."""
         try:
             yield
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""`Sharded`: a sparse tensor of which each rank has a share, and `shard`, which makes one.
+"""`Sharded`, a sparse tensor divided among ranks, and `shard`, the function that makes one.
 
 In: a tensor that every rank has, other nonzeros on each, or a packed file of which each rank reads its part. Out: each
 rank's share as a SparseTensor of its own, whose coordinates count from where the rank's box begins.
@@ -18,7 +18,7 @@ from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
 from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.errors import DistributedError, ShapeError
+from sparsetc.errors import ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
@@ -30,7 +30,7 @@ KERNELS = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sharded:
-    """A sparse tensor cut over ranks; `shard` makes one, and so do einsums with a sparse result.
+    """A sparse tensor divided among ranks, made by `shard` or as the sparse result of an einsum.
 
     Attributes:
         cut: which rank has what.
@@ -46,7 +46,7 @@ class Sharded:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of all modes of the whole tensor."""
+        """The sizes of all modes of the whole tensor."""
         return self.cut.shape
 
     @property
@@ -56,22 +56,22 @@ class Sharded:
 
     @property
     def nnz(self) -> int:
-        """Nonzeros of the whole tensor."""
+        """The number of nonzeros of the whole tensor."""
         return sum(self.cut.nnz)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the values."""
+        """The dtype of the values."""
         return self.local.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's share lives."""
+        """The device of this rank's share."""
         return self.local.device
 
     @property
     def ranges(self) -> Box:
-        """The rows of each mode that this rank's share may have."""
+        """The range of rows of each mode that this rank's share may have."""
         return self.cut.ranges(self.ranks.rank)
 
     def __repr__(self) -> str:
@@ -81,14 +81,14 @@ class Sharded:
         )
 
     def with_values(self, values: torch.Tensor) -> Sharded:
-        """Nonzeros as here with other values of this rank's share, of the same shape; sends nothing."""
+        """Return the tensor with other values of this rank's share, of the same shape; sends nothing."""
         local = self.local.with_values(values)
         if local.shape != self.local.shape:
             raise ShapeError(f"values must have shape {tuple(self.local._values.shape)}, found {tuple(values.shape)}")
         return replace(self, local=local, kept=Lru(KERNELS))
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:
-        """The local share with coordinates of the whole tensor in some modes, which then have their whole size."""
+        """Return the local share with coordinates of the whole tensor in these modes, which get their whole size."""
         local = self.local
         added = [0] * self.local.sparse_order
         shape = list(self.local.shape)
@@ -99,7 +99,7 @@ class Sharded:
 
     @entry_point
     def gather(self) -> SparseTensor:
-        """The whole tensor, on every rank; collective.
+        """Return the whole tensor on every rank; collective.
 
         Raises:
             OutOfMemoryError: it would pass the memory limit.
@@ -148,34 +148,29 @@ def shard(
     mesh: DeviceMesh | None = None,
     device: torch.device | str | None = None,
     scattered: bool = False,
-    group: None = None,
 ) -> Sharded:
     """Cut a sparse tensor over the ranks of a mesh; collective.
 
     Args:
         x: a sparse tensor of any kind that `einsum` takes, the same on every rank; a `PackedFile`, or the path of a
             packed file (.parquet), of which each rank reads its part.
-        along: the modes that may be cut: a mode or several; an equation, whose first term is x's, for those that its
+        along: the modes that may be cut: a mode or several; an equation whose first term is x's, for the modes that its
             result keeps, so that no sum crosses ranks; None for all modes, as `cp_als` wants it.
-        mesh: a DeviceMesh of one dimension; all processes if None, and one rank where torch.distributed was not
-            initialised.
-        device: where shares are put. By default a tensor's own device, and for a file this process's GPU where the
-            group has NCCL, else the CPU.
-        scattered: each rank gives other nonzeros, in coordinates of the whole tensor. Those of equal coordinates are
-            summed.
-        group: is none any more; a process group is a mesh by ``DeviceMesh.from_group(group, "cuda")``.
+        mesh: a DeviceMesh of one dimension, such as ``DeviceMesh.from_group(group, "cuda")``. None: all processes, or
+            one rank if torch.distributed is not initialised.
+        device: the device of shares. By default a tensor's own; for a file this process's GPU if the group has NCCL,
+            else the CPU.
+        scattered: each rank gives other nonzeros, in coordinates of the whole tensor. Equal coordinates are summed.
 
     Returns:
-        Shares of about equally many nonzeros, as boxes: a grid of ranges along modes. Of grids the one is taken that
-        sends the fewest rows of factor matrices among those that balance. Where rows are so uneven that none does, a
-        box's nonzeros are dealt to several ranks, whose results are summed.
+        This rank's share. Shares are boxes of about equally many nonzeros, in a grid of ranges along modes; the grid is
+        the balanced one that sends the fewest rows of factor matrices. If no grid is balanced, a box is divided among
+        several ranks, whose results are summed.
 
     Raises:
         DistributedError: ranks were given different arguments, or some of them failed.
         ShapeError, EquationError, IOFormatError, DeviceError, …: all ranks failed alike.
     """
-    if group is not None:
-        raise DistributedError("shard takes mesh=, no group=: give mesh=DeviceMesh.from_group(group, 'cuda'), or 'cpu'")
     ranks = Ranks(mesh)
     modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
     given = {"along": modes, "scattered": scattered}

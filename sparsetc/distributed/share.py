@@ -19,7 +19,7 @@ from sparsetc.support.lru import cached_property
 
 @dataclass(frozen=True)
 class Share:
-    """An einsum of one sparse operand that is cut.
+    """An einsum of one sharded sparse operand.
 
     Attributes:
         bound: the einsum of the whole tensor.
@@ -30,7 +30,7 @@ class Share:
 
     @cached_property
     def position(self) -> int:
-        """The position of the sparse operand."""
+        """The number of the sparse operand."""
         return self.bound.einsum.sparse[0]
 
     @cached_property
@@ -51,11 +51,11 @@ class Share:
 
     @cached_property
     def summing(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks, those together that have the same block of the result, each a part of its sums."""
+        """Group the ranks that compute parts of the sums of the same block of the result."""
         return self.cut.sharing(self.placed)
 
     def block(self, rank: int) -> Box:
-        """Where the block of a rank's result lies, in the result."""
+        """Return the box of the result that a rank computes."""
         ranges, e = self.cut.ranges(rank), self.bound.einsum
         return tuple(
             ranges[self.modes[c]] if c in self.modes else (0, n)
@@ -63,7 +63,7 @@ class Share:
         )
 
     def narrowed(self, dense: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
-        """Views of the rows of dense operands that a rank reads; what broadcasts stays as it is.
+        """Return views of the rows of dense operands that a rank reads; broadcast dimensions stay as they are.
 
         Raises:
             EquationError: not as many as the einsum has.

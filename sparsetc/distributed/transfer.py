@@ -1,4 +1,4 @@
-"""Rows sent from the ranks that computed them to the ranks that keep them, added up where several have the same.
+"""Transfer of rows from the ranks that computed them to their owners, where rows of several ranks are added up.
 
 In: which box of a dense tensor, or which entries of a sparse one, each rank has, and which each shall have. Out: a
 `Transfer`: one all-to-all, of which every rank knows beforehand what it sends, what it gets, and where that belongs.
@@ -26,7 +26,7 @@ Parts = list[tuple[Any, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Transfer:
-    """The rows that this rank sends and gets. Those that it keeps are not sent, and none are copied if none move.
+    """The rows that this rank sends and receives. Its own rows are not sent, and nothing is copied if nothing moves.
 
     Attributes:
         spans: for each rank, which rows it is sent.
@@ -49,7 +49,7 @@ class Transfer:
 
     @classmethod
     def of_boxes(cls, ranks: Ranks, boxes: Sequence[Box], targets: Sequence[Range], shape: Sequence[int]) -> Transfer:
-        """From boxes of a dense tensor to ranges of its rows.
+        """Make the transfer from boxes of a dense tensor to ranges of its rows.
 
         Args:
             ranks: as many as there are boxes and ranges.
@@ -74,7 +74,7 @@ class Transfer:
 
     @property
     def sent(self) -> list[int]:
-        """The number of elements that each rank is sent, this one none."""
+        """Return how many elements each rank is sent; this one none."""
         return [(b - a) * self.width * (rank != self.ranks.rank) for rank, (a, b) in enumerate(self.spans)]
 
     def __call__(self, local: torch.Tensor, what: str = "") -> torch.Tensor:
@@ -89,7 +89,7 @@ class Transfer:
         return self._summed(parts, local, what) if self.adds else self._placed(parts, local.new_empty(self.shape))
 
     def begin(self, local: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
-        """Begin to send rows that are not added up; what is returned puts the result into `out`; collective."""
+        """Begin to send rows that need no sums; collective. Return a function that writes the result into `out`."""
         if not self.moves:
             return lambda: None
         finish = self._sent(local)
@@ -153,5 +153,5 @@ def _common(one: Range, other: Range) -> Range:
 
 
 def _from(first: int, rows: Range) -> Range:
-    """A range counted from a row; rows that are none are the first."""
+    """Return a range relative to row `first`; an empty range becomes (0, 0)."""
     return (rows[0] - first, rows[1] - first) if rows[0] < rows[1] else (0, 0)

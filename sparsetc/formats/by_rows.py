@@ -20,7 +20,7 @@ from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, blocked, items_of
+from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 
@@ -29,7 +29,7 @@ Longs = Callable[[Problem, Counts, Best], Iterable[Candidate]]
 
 
 def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
-    """The first of the hybrids, or what an einsum and a tensor lack of which there is none."""
+    """Return the first hybrid candidate. Raise `PlanError` with the missing condition if there is none."""
     for hybrid in _hybrids(name, longs, problem, counts, Best()):
         return hybrid
     threshold = problem.rules["long_row"]
@@ -43,7 +43,7 @@ def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candida
 
 
 def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
-    """Hybrids where there are long rows and short ones."""
+    """Yield hybrid candidates if there are both long and short rows."""
     threshold = problem.rules["long_row"]
     few, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
     if not 0 < few < counts.nnz:
@@ -51,7 +51,7 @@ def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts, best: Be
     short = rows(problem, counts).plan.parts[0]
     short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {threshold}")
     side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
-    side = replace(side, chain=threshold // short.schedule.unroll)  # the longest of the short rows
+    side = replace(side, chain=rounds(threshold, short.schedule))  # the longest of the short rows
     long_rows = counts.distinct(problem.kept) - short_rows
     for long in longs(problem, counts, best):
         first = replace(long.plan.parts[0], label=f"rows of {threshold} nonzeros or more")
@@ -63,14 +63,14 @@ def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts, best: Be
 
 
 def _with_warps(short: Part, warps: int) -> Part:
-    """The part with so many warps a program, as many elements a thread as it had, and what registers its launch has."""
+    """Return the part with this many warps, the same elements a thread, and the register limit of its launch."""
     lanes = max(4, short.storage.lanes * warps // short.schedule.warps)
     storage = replace(short.storage, lanes=lanes, max_item_nnz=lanes)
     return replace(short, storage=storage, schedule=replace(short.schedule, warps=warps, lanes=lanes, registers=0))
 
 
 def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Statistics:
-    """Return the sizes expected of the other method's part: its share of the nonzeros, in items of the long rows."""
+    """Estimate the statistics of the other method's part: its share of the nonzeros, in items of long rows only."""
     whole, storage = long.expected[0], long.plan.parts[0].storage
     share = whole.scaled(nnz / whole.nnz)
     if {*storage.item} != {*problem.kept}:

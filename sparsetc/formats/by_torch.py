@@ -1,4 +1,4 @@
-"""``dense``: the plan by which torch multiplies dense matrices, and what that costs beside kernels.
+"""``dense``: the plan by which torch multiplies dense matrices, and its price beside kernels.
 
 In: a `Problem`. Out: a `Candidate` of one part: the dense tensor (`dense`), to be multiplied by what is dense already;
 or, of a sampled product, the nonzeros' positions in a product of dense operands (`positions`).
@@ -41,7 +41,9 @@ def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candid
 
 
 def dense(problem: Problem, counts: Counts) -> Candidate:
-    """Return what torch multiplies, in one part, with its price; `PlanError` says why there can be none."""
+    """Return the candidate of dense products by torch, with its price. Raise `PlanError` with the reason if there is
+    none.
+    """
     if fault := _fault(problem):
         raise _refusal(problem, fault)
     return _sampled(problem) if problem.sparse_output else _whole(problem)

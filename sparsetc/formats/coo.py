@@ -43,7 +43,7 @@ class Coo:
         return ()
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
-        """Runs of the item modes; equal chunks where there are none."""
+        """Return runs: a work item is a run with equal item modes; without item modes, an equal chunk."""
         if storage.lane:
             raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
         leaf = words.fields(storage.leaf, shape, "word")
@@ -79,7 +79,7 @@ class Coo:
 
 
 def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
-    """Runs of rows; and of rows and one mode more, where the nonzeros of such a run fill work items of their own."""
+    """Yield runs of rows; also runs of rows and one more mode if such runs fill work items of their own."""
     yield coo(problem, counts)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
@@ -95,7 +95,7 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
 
 
 def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
-    """Runs of one output row, or equal chunks where there is no row to share (or every nonzero is one).
+    """Return the candidate of runs of one output row, or of equal chunks if rows are not shared.
 
     Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
     its output row. Rows of entries that are taken one by one are few and long: they are cut if that is priced lower.
@@ -115,7 +115,7 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
 
 
 def _runs(problem: Problem, counts: Counts, shared: tuple[int, ...], schedule: Schedule, most: int) -> Candidate:
-    """Runs of nonzeros that share modes, `most` an item; 0 cuts none."""
+    """Return the candidate of runs of nonzeros that share modes, cut after `most`; 0 never cuts."""
     leaf = tuple(m for m in range(problem.order) if m not in shared)
     # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.
     storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton" and schedule.lanes > 0)

@@ -75,7 +75,9 @@ class Dense:
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, stored, items, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
-        """Return the products that torch makes of a part and dense operands; `PlanError` for halves, which it lacks."""
+        """Return the matrix products of a part with dense operands. Raise `PlanError` for split fp16, which torch
+        lacks.
+        """
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
@@ -115,7 +117,7 @@ def at_positions(shape: tuple[int, ...], storage: Storage, position: Expression)
 
 
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
-    """Return the stride of each mode, the outermost mode first; an empty mode counts as of one element."""
+    """Return the stride of each mode, outermost first; an empty mode counts as size 1."""
     sequence = storage.sequence or tuple(range(len(shape)))
     return {m: prod([max(1, shape[n]) for n in sequence[at + 1 :]]) for at, m in enumerate(sequence)}
 
@@ -240,6 +242,9 @@ class ProductCost(Cost):
         each = self.seconds(statistics, profile)
         multiplied = max(each["memory"], each["dot"]) + profile.laws["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.laws["product_wide"]
+        if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
+            copied = self.formed + prod(self.result)
+            forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
         return wide + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
@@ -325,7 +330,9 @@ class DenseProduct(TileProgram):
 
 
 def _einsum(called: str, s: Product) -> str:
-    """Return the text of one product; element by element where all of an operand's axes are the last of the other's."""
+    """Return the text of one product; an elementwise product and a sum if one operand's axes are the last of the
+    other's.
+    """
     left, *others = (t.axes for t in s.inputs)
     kept = tuple(c for c in left if c in s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:

@@ -114,7 +114,7 @@ def tiles_part(problem: Problem, format: str, nnz: int, tiles: int, schedule: Sc
 
 
 def one_launch(problem: Problem, nnz: int) -> bool:
-    """Return True if tiles and leftovers share a launch: where dots leave scalar programs the registers they need.
+    """True if tiles and leftovers share a launch: scalar programs keep enough registers beside dots.
 
     On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
     """
@@ -185,7 +185,7 @@ def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], pad
 
 
 def _most_elements(problem: Problem, warps: int) -> int:
-    """Elements of a tile that so many warps keep in registers: float64 takes two of them."""
+    """Return the elements of a tile that this many warps keep in registers; a float64 takes two registers."""
     return MOST_SUMS * warps * 4 // max(4, problem.itemsize)
 
 
@@ -257,7 +257,7 @@ def _split(
     rest: Candidate,
     schedule_of: Callable[[bool], Schedule],
 ) -> Candidate:
-    """Tiles from a population on, those from another on stored whole, and what is left; fused or not is scheduled.
+    """Return the candidate of tiles above a population (whole above another one) and the other nonzeros.
 
     `held` are how many nonzeros, and how many tiles, each format stores.
     """
@@ -295,7 +295,7 @@ def by_threshold(
 
 
 def plan_hls(threshold: int | None = None) -> Plan:
-    """The hybrid plan with tiles of at least `threshold` nonzeros dense; without one, the cost model finds it.
+    """Make the hybrid plan: tiles of at least `threshold` nonzeros are stored dense; None lets the cost model choose.
 
     0 or 1 makes every tile dense, a threshold above a tile's volume none.
 

@@ -33,7 +33,7 @@ NAME, PARTITION = "mm-csf", "mixed_mode"
 
 
 def _considered(problem: Problem, counts: Counts, best: Best) -> tuple[Candidate, ...]:
-    """The candidate, where there are fibers to choose from."""
+    """Return the candidate, if there is more than one mode to choose fibers from."""
     return (mixed_mode(problem, counts),) if problem.order > 1 else ()
 
 
@@ -57,7 +57,7 @@ def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
 
 
 def forest(problem: Problem, share: Counts, along: int) -> Storage:
-    """Fibers along a mode, those of a slice together; the slices are of the mode that has fewest of them.
+    """Return the storage of fibers along a mode, grouped by slices of the other mode with the fewest slices.
 
     On a GPU there are no slices where they would fill too few blocks of fibers: each fiber then has all of its own
     coordinates, and fibers of one length are together, wherever they lie.
@@ -77,7 +77,7 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
 
 @register_partition("mixed_mode")
 def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
-    """For each mode, the nonzeros that are stored in fibers along it.
+    """Assign each nonzero to the mode along which its fiber is stored. Return the nonzeros of each mode.
 
     Fibers are taken in classes of lengths, from 2**n on, the longest class first, and within a class along one mode
     after the other, that of the longest fibers on average first (the paper's rule for ties; then the lowest). A fiber

@@ -63,7 +63,9 @@ class Positions:
         """Return the product that torch makes of two dense operands, read where nonzeros are."""
         sides = sides_of(bound)
         if sides is None or not target.sparse or not target.in_operand_order:
-            raise PlanError(f'format {self.name!r} is for sampled products of two matrices, and "{bound}" is none')
+            raise PlanError(
+                f'format {self.name!r} is for sampled products of two matrices; "{bound}" is another einsum'
+            )
         left, right = [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in sides]
         letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
         view, (output, operands) = self.view(bound.extents(letters), part.storage), named_operands(bound)
@@ -102,7 +104,7 @@ def _in_order(operands: Sequence[Operand], letters: tuple[str, ...]) -> tuple[Op
 
 
 class SampledCost(ProductCost):
-    """Bytes and flops of a product that is written whole, and of its entries that are read."""
+    """Bytes and flops of a dense product that is written whole and read at the entries."""
 
     def __init__(self, program: SampledProduct) -> None:
         """Count them."""
@@ -115,7 +117,7 @@ class SampledCost(ProductCost):
     def describe(self) -> list[str]:
         """Lines for a reader."""
         left, right = self.result
-        product = f"{self.flops} flops in a product of torch, {left} x {right}, of which entries are read"
+        product = f"{self.flops} flops in a product of torch, {left} x {right}, read at the entries"
         return [f"reads {self.tables} elements of dense operands", product]
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
@@ -138,7 +140,7 @@ class SampledCost(ProductCost):
 
 
 class SampledProduct(DenseProduct):
-    """A product of two matrices, of which entries are read."""
+    """A product of two matrices, read at the entries."""
 
     priced_by: ClassVar[type[ProductCost]] = SampledCost
 
@@ -149,12 +151,12 @@ class SampledProduct(DenseProduct):
 
     @property
     def is_product(self) -> bool:
-        """True if sums are rounded once: those that are multiplied by values first are kept wide."""
+        """True if sums are rounded once; sums that are multiplied by values first stay wide."""
         return not self.view.packed
 
     @property
     def half(self) -> bool:
-        """False: values are as they are given."""
+        """False: values are stored in their own dtype."""
         return False
 
     def lines(self, integers: bool) -> list[str]:

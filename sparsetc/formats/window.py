@@ -106,7 +106,7 @@ def ranked_rows(
 
 
 def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    """(nnz,) the number of each nonzero's fiber of these modes, and how many fibers there are."""
+    """Return (nnz,) the number of each nonzero's fiber of these modes, and the number of fibers."""
     return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
 
 
@@ -183,7 +183,7 @@ register_format(partial(Window, "vbr", compacted=False))
 
 
 def _filled(size: int, places: torch.Tensor, coordinates: torch.Tensor, none: int) -> torch.Tensor:
-    """(size,) coordinates at their places, elsewhere what stands for none."""
+    """Return (size,) coordinates at their places, and `none` elsewhere."""
     kind = index_dtype(none)
     lists = torch.full((size,), none, dtype=kind, device=coordinates.device)
     return lists.scatter_(0, places.long(), coordinates.to(kind))
@@ -195,7 +195,7 @@ def _arrays(name: str, modes: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
-    """Coordinates along one side: that of the first of the rows' modes, or of the last of the columns'."""
+    """Return the coordinates listed along one side; the rows' first mode or the columns' last carries the others."""
     carrier = modes[0] if name == "rows" else modes[-1]
     return tuple(
         Listed(mode, array, side, None if mode == carrier else carrier) for array, mode in _arrays(name, modes)
@@ -271,7 +271,7 @@ def by_row_similarity(
 
 
 def _tiles(columns: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """(windows,) how many tiles hold so many columns."""
+    """Return (windows,) the number of tiles for this many columns."""
     width = storage.param("width")
     return (columns + (width - 1)) // width
 
@@ -311,7 +311,7 @@ def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Itera
 
 
 def _bounds(problem: Problem, counts: Counts, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
-    """Seconds that windows of each kind take at least by a sample, whatever windows are left to runs."""
+    """Estimate from a sample the least seconds of windows of each kind, whatever windows are left to runs."""
     parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
     least = rates.first
     if (least < best.seconds).any():
@@ -350,7 +350,7 @@ def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Par
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
-    """Return the plan of a request, with the best of what it leaves open and the memory limit has room for."""
+    """Return the best candidate of a request: named options are kept, open ones chosen, all within the memory limit."""
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
@@ -365,7 +365,8 @@ def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Can
 
 
 def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield parts of the tiles and similarities that a request leaves open, by the sides, tau and strip that it names.
+    """Yield the parts that a request leaves open: each combination of tile sides, similarity tau and strip it does not
+    fix.
 
     Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
     asked for.
@@ -389,7 +390,7 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
 def splits(
     problem: Problem, counts: Counts, name: str, part: Part, threshold: int | None = None
 ) -> Iterator[Candidate]:
-    """Windows of one kind, by each fill from which a group's rows are taken, or by a number of nonzeros a tile."""
+    """Yield candidates of windows of one kind, for each fill above which a group's rows become windows."""
     if problem.backend == "triton" and not _multiplies(problem, part):
         return
 
@@ -410,7 +411,7 @@ def splits(
 
 
 def _products_of_rows(problem: Problem) -> bool:
-    """Return True if columns gather rows of several operands, whose products take longer than the cost model knows.
+    """True if columns gather rows of several operands; their products take longer than the cost model predicts.
 
     On an H200 MTTKRP by windows was 1.1 times as fast as the best other plan at rank 128 in float32 on guanine_TEvv_3d,
     of which windows of 16 rows are a quarter full, and up to 3.8 times as slow elsewhere.
@@ -437,7 +438,7 @@ def _multiplies(problem: Problem, part: Part) -> bool:
 def _parts(
     problem: Problem, part: Part, volume: int, nonzeros: torch.Tensor, tiles: torch.Tensor
 ) -> Iterator[tuple[Part, Statistics]]:
-    """Groups of so many nonzeros and tiles as a part: whole, and cut where there are few programs.
+    """Yield the part of groups with these nonzeros and tiles, also cut if there are few programs.
 
     What items of a row find is added.
     """
@@ -474,7 +475,7 @@ def _beside_runs(
 
 
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
-    """The schedule of a part of windows whose programs take so many elements of the dense axes."""
+    """Return the schedule of a part of windows with this many elements of the dense axes a program."""
     padded = padded_axes(problem)
     if problem.backend != "triton":
         return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
@@ -485,7 +486,8 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
 def plan_window(
     height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = True
 ) -> Plan:
-    """Windows of `height` neighbouring output rows, in tiles of `width` of the columns that they have, compacted.
+    """Make a plan of windows: `height` neighbouring output rows, stored as tiles of `width` of the columns that they
+    have.
 
     Args:
         height: rows of a window; None takes what the cost model finds best, here and below.
@@ -509,7 +511,7 @@ def plan_1sa(
     threshold: int | None = None,
     halves: bool = True,
 ) -> Plan:
-    """Windows as `plan_window` has them, of rows that are grouped by similarity (1-SA), wherever they lie.
+    """Make a plan of windows as `plan_window`, of rows grouped by similarity (1-SA) instead of neighbouring rows.
 
     Args:
         tau: the Jaccard similarity that rows of a group have at least, in percent, from 1 to 100.
@@ -527,7 +529,7 @@ def plan_1sa(
 
 
 def _request(name: str, **options: int | None) -> Plan:
-    """Return the request for the options that are named and are not as they are by default."""
+    """Return the request of the options that differ from their defaults."""
     named = {option: size for option, size in options.items() if size is not None}
     check_windows(named)
     return Plan(

@@ -37,30 +37,28 @@ def read(
     columns: Sequence[str | None] | None = None,
     progress: bool | None = None,
 ) -> SparseTensor:
-    """The sparse tensor in a file, coalesced, on the CPU unless ``options(device=)`` names another device.
+    """Read a sparse tensor from a file; coalesced, on the CPU unless ``options(device=)`` names another device.
 
     Args:
-        path: ``.tns`` (FROSTT text), ``.mtx`` (Matrix Market), either with ``.gz``, or ``.npz``, also one that
-            ``save_npz`` of scipy.sparse or pydata/sparse wrote (which read it), or ``.bsp.h5`` or ``.bsp.npz``
-            (Binsparse), or ``.parquet``: a packed file, or with ``columns`` any table. Text may come through a pipe,
-            and be compressed by bzip2, xz or zstd. Files of other programs are read by their libraries: a matrix of
-            ``.h5ad``, 10x Genomics (``.h5`` or the folder), ``.mat``, Harwell-Boeing, ``.smtx`` or ``.pt``, and the
-            two-electron integrals of an FCIDUMP.
-        dtype: of the values. By default .npz, Binsparse and .parquet are read as they were stored, and text as a
-            comment in it says, which `write` leaves; other text as float32 if that holds every digit, else as float64
-            (complex64 or complex128). A finite number that a dtype cannot hold is an error, not an infinity; so is an
-            integer of int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
-        columns: of a .parquet file of another program, or of ``.csv`` and ``.tsv`` (also ``.gz``, by pyarrow), the
-            names of the columns of coordinates, which count from 0, a mode each, and then that of the values. Each size
-            is the largest coordinate and one. Of text, coordinates may be labels, as `SparseTensor.from_table` numbers
-            them, and None in place of the values counts rows.
-        progress: a progress bar on stderr (.tns only): None for what takes longer than two seconds when stderr is a
-            terminal, True always, False never. Needs rich; without it there is none.
+        path: a file; its suffix says the kind. ``.tns`` (FROSTT text) and ``.mtx`` (Matrix Market), also compressed by
+            gzip, bzip2, xz or zstd, and through a pipe; ``.npz`` of `write`, of scipy.sparse or of pydata/sparse;
+            ``.bsp.h5`` and ``.bsp.npz`` (Binsparse); ``.parquet``, a packed file or, with ``columns``, any table;
+            ``.csv`` and ``.tsv`` with ``columns``. Files of other programs need their libraries: ``.h5ad``, 10x
+            Genomics (``.h5`` or the folder), ``.mat``, Harwell-Boeing, ``.smtx``, ``.pt``, and the two-electron
+            integrals of an FCIDUMP.
+        dtype: of the values. By default the stored dtype; for text the dtype of a comment that `write` leaves, else
+            float32 if it holds every digit, else float64 (complex64 or complex128). A finite number that the dtype
+            cannot hold is an error; so is an int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
+        columns: of a table: the names of the columns of coordinates, one a mode, then that of the values. Coordinates
+            count from 0, and sizes are the largest coordinate + 1. In .csv and .tsv, coordinates may be labels, as in
+            `SparseTensor.from_table`, and None as the last name counts rows.
+        progress: show a progress bar on stderr (.tns only): None if reading takes longer than two seconds and stderr
+            is a terminal, True always, False never.
 
     Raises:
-        IOFormatError: an unknown suffix, or a file that is not what its suffix promises (file, line, text), or that
-            passes a bound of `sparsetc.io.bounds`.
-        OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is available.
+        IOFormatError: an unknown suffix, a file with other contents than its suffix says (with file, line and text),
+            or one that passes a bound of `sparsetc.io.bounds`.
+        OutOfMemoryError: the tensor would take more than ``options(memory_limit=)``, or than is free.
         FileNotFoundError: no such file.
         ImportError: the library that reads such a file is not installed.
 
@@ -92,18 +90,23 @@ def read(
 
 
 def write(path: str | os.PathLike[str], x: Any) -> None:
-    """Write a SparseTensor, or any sparse tensor that ``SparseTensor.coerce`` takes, in the format of the suffix.
+    """Write a SparseTensor, or any sparse tensor that `SparseTensor.coerce` takes, in the format of the suffix.
 
-    The file appears under its name only when it is complete, with the mode of the file that it replaces, or a new
-    file's. ``.npz`` and ``.parquet`` are exact for every dtype; Binsparse has no float16 and bfloat16, ``.tns`` holds
-    real numbers, ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks, of which others have all values.
+    The file appears under its name only when it is complete, with the mode of the file it replaces. ``.npz`` and
+    ``.parquet`` are exact for every dtype; Binsparse lacks float16 and bfloat16, ``.tns`` holds real numbers,
+    ``.mtx``
+    matrices. Only ``.npz`` keeps dense modes and blocks; the others store all of their values as nonzeros.
+
+    Args:
+        path: where to write; ``.tns``, ``.mtx`` (also ``.gz``), ``.npz``, ``.parquet``, ``.bsp.h5`` or ``.bsp.npz``.
+        x: the tensor.
 
     Raises:
         IOFormatError: an unknown suffix.
         FormatError: ``x`` is not sparse.
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
         DtypeError: complex values for ``.tns``, float16 and bfloat16 for Binsparse.
-        OSError: the folder that is named cannot be written to.
+        OSError: the folder cannot be written to.
         ImportError: the library that writes such a file is not installed.
 
     Examples:
@@ -136,5 +139,4 @@ def _suffix(path: str, known: Sequence[str]) -> str:
     for suffix in sorted(known, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix
-    parquet.refuse_old(path)
     raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}")

@@ -82,7 +82,7 @@ class _Arrays:
         self._bytes = dict[str, int]()
 
     def take(self, what: str, nbytes: int) -> None:
-        """Raise `OutOfMemoryError` unless there is room for so many bytes more, beside all arrays asked for so far."""
+        """Raise `OutOfMemoryError` unless `nbytes` more fit beside all arrays requested so far."""
         memory.check(self._path, what, sum(self._bytes.values()) + nbytes)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -155,7 +155,7 @@ def checked(raw: IO[bytes]) -> IO[bytes]:
 
 
 def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, space_size: bytes) -> None:
-    """Raise ValueError where the text of an attribute, whose name is at a place, says that it is longer than the file.
+    """Raise ValueError if an attribute's text claims to be longer than the file; `name` is the place of its name.
 
     The name, the type, the dataspace and the value follow one another, padded to 8 bytes in version 1 of the message.
     """
@@ -212,7 +212,7 @@ def _integers(array: np.ndarray) -> np.ndarray:
 def _in_full(
     path: str | os.PathLike[str], coords: torch.Tensor, values: torch.Tensor, structure: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both triangles of a matrix of which one is stored."""
+    """Return both triangles of a matrix that stores one."""
     kind, _, triangle = structure.rpartition("_")
     if kind not in _SYMMETRIES or triangle not in ("lower", "upper") or len(coords) != 2:
         raise ValueError(f"structure {structure} of a tensor of order {len(coords)}")

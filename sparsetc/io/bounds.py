@@ -1,4 +1,4 @@
-"""Bounds of what a file may cost before it is refused, which real files keep far below."""
+"""Limits on the cost of reading a file, far above the needs of real files."""
 
 LINE = 64 * 1024
 """Bytes of a line of text, its comment included, up to which it is read. The longest line of numbers, 64 coordinates of

@@ -85,7 +85,7 @@ class Text:
 
 
 def _eight(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
-    """Tokens of 0..8 digits as uint64; clears ``valid`` where a byte is not a digit (None: known to be digits)."""
+    """Parse tokens of 0 to 8 digits to uint64; clears ``valid`` for other bytes (None: all are digits)."""
     # The first byte is the lowest of the word. Shifting the token to the top leaves zero bytes below, which count as
     # leading zeros; an empty token shifts by 64, which numpy defines as 0.
     shift = (8 - length).astype(np.uint64)
@@ -106,7 +106,7 @@ def _eight(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray 
 
 
 def _one(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
-    """Tokens of 0 or 1 digits, such as the 0 of 0.25: no need for a word of eight."""
+    """Parse tokens of 0 or 1 digits, such as the 0 of 0.25."""
     digit = text.padded[start] - np.uint8(48)
     digit *= length.astype(np.uint8)
     if valid is not None:
@@ -148,7 +148,7 @@ def coordinates(text: Text, start: np.ndarray, end: np.ndarray, size: int = 2**6
 
 
 def _marks(text: Text, start: np.ndarray, end: np.ndarray, character: str) -> np.ndarray:
-    """For each token the position of (the last) ``character``, of either case, in it, or its end."""
+    """Return for each token the position of its last ``character``, of either case, or the token's end."""
     at = np.flatnonzero((text.bytes | np.uint8(32)) == ord(character))
     if at.size == start.size and bool(((at >= start) & (at < end)).all()):
         return at
@@ -162,14 +162,14 @@ def _marks(text: Text, start: np.ndarray, end: np.ndarray, character: str) -> np
 
 
 def _signs(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which tokens begin with a minus, and the starts after any sign. A token may be empty, at ``end``."""
+    """Return True for tokens with a minus, and the starts after any sign. A token may be empty, at ``end``."""
     first = text.padded[start]
     minus = (first == ord("-")) & (start < end)
     return minus, start + (minus | ((first == ord("+")) & (start < end)))
 
 
 def floats(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens as the nearest float64; BadToken for what is no number, or is finite and float64 has no such number.
+    """Parse tokens to the nearest float64. Raise `BadToken` for anything else, and for numbers that overflow.
 
     Returns:
         The numbers, and the digits of each as uint64, without its point and exponent; the largest uint64 where these
@@ -208,7 +208,7 @@ def floats(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _exponents(text: Text, start: np.ndarray, end: np.ndarray, valid: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Return the exponents after the e of tokens ``which``, int64; clear ``valid`` where it is not 1 to 3 digits."""
+    """Return the int64 exponents of tokens ``which``; clears ``valid`` for one without 1 to 3 digits."""
     minus, body = _signs(text, start, end)
     length = end - body
     good = (length >= 1) & (length <= 3)

@@ -47,7 +47,7 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
 
 
 def matrix_of_folder(path: str) -> str:
-    """Return the path of the matrix in a folder of 10x Genomics; of what is no such folder itself."""
+    """Return the path of the matrix in a folder of 10x Genomics; any other path is returned as it is."""
     inside = [Path(path, name) for name in TEN_X]
     return next((os.fspath(file) for file in inside if file.is_file()), path)
 
@@ -94,7 +94,7 @@ def _parts(group: Any) -> tuple[str, ...]:
 
 
 def _only(preferred: str, found: list[str], how: str) -> str:
-    """Return the one name that is meant; ValueError, which says how to read one of several, where it is not clear."""
+    """Return the only name. Raise ValueError, with advice how to read one of several, if there is not exactly one."""
     if preferred or len(found) == 1:
         return preferred or found[0]
     names = f"{len(found)} sparse matrices: {', '.join(map(repr, found))[:100]}" if found else "no sparse matrices"
@@ -151,7 +151,7 @@ def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
 
 
 def csv_blocks(path: str, columns: Sequence[Any] | None, whole: bool = False) -> Iterator[SparseTensor]:
-    """Yield the tensor of each block of a text table, or of all of it, of columns as `read` has them.
+    """Yield the tensor of each block of a text table, or of the whole table; columns as for `read`.
 
     IOFormatError for a table without such columns, or with labels or a new type of numbers in a later block.
     """

@@ -102,7 +102,7 @@ class LineReader:
         self.head += passed
 
     def _more(self) -> bool:
-        """Return True if there is text to come."""
+        """True if there is more text."""
         if not self._text:
             if self._read > bounds.SLACK + bounds.PER_NUMBER * self.numbers:
                 rule = f"beyond {bounds.SLACK:,} bytes, {bounds.PER_NUMBER} may be spent on a number"

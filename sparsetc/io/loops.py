@@ -99,7 +99,7 @@ def table(text: Any, sizes: Any, coords: Any, reals: Any, powers: Any, found: An
 
 
 def lines(first: int, coords: Any, reals: Any, whole: bool, powers: Any, text: Any, found: Any) -> int:
-    """Write lines of coordinates, which are printed from 1, and of numbers; return the line that comes next.
+    """Write lines of coordinates, printed from 1, and of numbers; return the number of the next line.
 
     A number has the fewest digits that float32 reads back, as numpy and Python print it. One for which a rounding of
     float64 might decide which digits these are ends the lines before its own, as does one beyond 1e-13 to 1e20.

@@ -1,4 +1,4 @@
-"""Errors of readers that name the file, and the tensor that is made of what a file holds.
+"""Errors of readers: they name the file, and blame it for an invalid tensor.
 
 Readers ask for all the memory that they take at their peak, by `sparsetc.support.memory.check`, before they take it.
 """
@@ -35,7 +35,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 
 def check(path: str | os.PathLike[str], what: str, nbytes: int) -> None:
-    """Raise `OutOfMemoryError`, which names the file, unless the memory limit allows so many bytes on the host."""
+    """Raise `OutOfMemoryError`, naming the file, unless the memory limit allows `nbytes` on the host."""
     memory.check(f"{os.fspath(path)}: {what}", nbytes, CPU)
 
 
@@ -61,7 +61,7 @@ def tensor_of(path: str | os.PathLike[str], coords: Any, values: Any, shape: Seq
 
 @contextmanager
 def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[None]:
-    """`OutOfMemoryError` with the path, and with what ``needed`` says, for an allocation that fails in the block."""
+    """Turn a failed allocation in this block into an `OutOfMemoryError` with the path and the text of ``needed``."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -72,7 +72,7 @@ def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[N
 
 @contextmanager
 def of_file(path: str | os.PathLike[str], kinds: type[Exception] = SparsetcError) -> Iterator[None]:
-    """An error of ``kinds``, of a tensor that is made of what a file holds, is an IOFormatError of the file."""
+    """Turn errors of ``kinds`` about a tensor read from a file into an IOFormatError of the file."""
     try:
         yield
     except (IOFormatError, OutOfMemoryError, ImportError):

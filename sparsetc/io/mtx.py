@@ -46,14 +46,14 @@ class MatrixHeader:
     stated: torch.dtype | None = None
 
     def check(self, dtype: torch.dtype | None) -> None:
-        """DtypeError for a dtype that what the file holds cannot be read as."""
+        """Raise `DtypeError` if the file's numbers cannot be read as this dtype."""
         if dtype and (dtype not in DTYPES or (self.field == "complex" and not dtype.is_complex)):
             raise DtypeError(f"{self.path} is of field {self.field}; it cannot be read as {dtype}")
 
     def entries_of(
         self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (2, n) coordinates and (n,) values of rows of the table, those of the other triangle included.
+        """Return (2, n) coordinates and (n,) values of rows of the table, with the entries of the other triangle.
 
         Raises:
             IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
@@ -65,7 +65,7 @@ class MatrixHeader:
             return in_full(coords, values.to(dtype or values.dtype), self.symmetry)
 
     def layout(self, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.TableLayout:
-        """Return the layout of the lines that follow, of ``dtype``; None: of float32 if that holds all digits."""
+        """Return the layout of the lines that follow, in ``dtype``; None takes float32 if it holds all digits."""
         dtype, reals = dtype or self.stated, _NUMBERS[self.field]
         real = (dtype or (default if reals else torch.float32)).to_real()
         return table.TableLayout(2, reals, real, self.shape, self.entries, dtype_open=not dtype and reals > 0)
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
 
 
 def head(reader: lines.LineReader) -> MatrixHeader:
-    """Read what comes before the entries; IOFormatError where it is not that of a sparse matrix."""
+    """Read the header. Raise IOFormatError if it is not the header of a sparse matrix."""
     sizes = reader.peek() or []
     banner = _BANNER.match(reader.head)
     field, symmetry = (word.decode().lower() for word in banner.groups()) if banner else ("", "")
@@ -119,7 +119,7 @@ def head(reader: lines.LineReader) -> MatrixHeader:
 
 
 def in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return entries with those of the other triangle; DtypeError for an integer that has no negative."""
+    """Return entries with those of the other triangle. Raise `DtypeError` for an integer that cannot be negated."""
     if symmetry == "general":
         return coords, values
     off = coords[0] != coords[1]

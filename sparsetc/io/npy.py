@@ -29,7 +29,7 @@ _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """The shape and the dtype of an array in the archive."""
+    """Shape and dtype of an array in the archive."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -67,7 +67,7 @@ class Archive:
         return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
 
     def _header(self, name: str) -> ArrayHeader:
-        """Return the header of an array; ValueError if it is no plain one, or the archive says otherwise."""
+        """Return the header of an array. Raise ValueError if it is no plain array or contradicts the archive."""
         if name not in self._members:
             raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
         info = self._members[name]
@@ -108,7 +108,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
 
 
 def on_disk(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file that is read from its end, which a pipe has not."""
+    """Open a file that is read from its end; raises IOFormatError for a pipe."""
     if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
         raise IOFormatError(f"{os.fspath(path)}: it is read from its end, so it must be a file on disk, not a pipe")
     return open(path, "rb")

@@ -68,7 +68,7 @@ def _labels(archive: npy.Archive) -> dict[str, Any]:
 
 
 def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None:
-    """Refuse arrays that would pass the memory limit, or are of no tensor, by their headers."""
+    """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
     headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
     headers[values], shape = archive.header(values), archive.header("shape")
     if len(shape.shape) != 1 or shape.count > bounds.ORDER:

@@ -68,7 +68,7 @@ def pack(
     memory_limit: int | str | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Make a packed file (.parquet) of a file that may be larger than memory: nonzeros sorted, duplicates summed.
+    """Convert a file that may be larger than memory to a packed file (.parquet): nonzeros sorted, duplicates summed.
 
     The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
     folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
@@ -137,7 +137,7 @@ def pack(
 
 
 def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | None:
-    """Return the reader of a source that is read as a whole; None of one that is read in blocks."""
+    """Return the reader of a source that is read as a whole; None if it is read in blocks."""
     suffix = next((suffix for suffix in foreign.READERS if name.lower().endswith(suffix)), None)
     if suffix is not None:
         return lambda path, dtype: foreign.read(path, suffix, dtype)
@@ -154,7 +154,7 @@ def _limit(source: str, given: Any) -> int:
 
 
 def _state(source: str) -> tuple[int, int] | None:
-    """Return what differs when a file on disk was changed."""
+    """Return size and time of change of a file on disk, which differ after a change; None for a pipe."""
     status = os.stat(source)
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
@@ -168,7 +168,6 @@ def _opened(
 ) -> Iterator[PackingSource]:
     """A source of the suffix of its path; IOFormatError for an unknown one."""
     name = path.lower()
-    parquet.refuse_old(path)
     parquet.check_columns(path, columns)
     text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
     if text.endswith(".tns"):
@@ -225,7 +224,9 @@ def _text(
 
 @contextmanager
 def _database(source: str, path: str, folder: str, limit: int) -> Iterator[Any]:
-    """An empty database in memory, and beyond that in a folder that goes with it; its errors as those of the files."""
+    """Open an empty DuckDB database in memory that spills to a folder removed at the end; its errors become those of
+    files.
+    """
     try:
         import duckdb
     except ImportError as error:
@@ -261,7 +262,7 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
 
 
 def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[torch.Tensor]]:
-    """The columns of a source as they are stored, block by block; the largest coordinates are noted meanwhile."""
+    """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
     none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
     yield [*[torch.empty(0, dtype=torch.int64)] * found.order, *map(torch.from_numpy, parquet.columns(none))]
     for coords, values in found.batches:

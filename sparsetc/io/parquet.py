@@ -60,11 +60,10 @@ class Table:
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
-        """``columns`` names those of the coordinates, then that of the values; without them it is a packed file."""
+        """Open a table with ``columns``, those of coordinates, then of values; without them, a packed file."""
         self._arrow = library()
         self.path = Path(memory.text_of(path))
         self._lock = Lock()
-        refuse_old(self.path)
         self._raw = npy.on_disk(self.path)
         try:
             with self._faults("its footer"):
@@ -89,11 +88,11 @@ class Table:
         return self.starts[-1]
 
     def close(self) -> None:
-        """Close the file; what was read of it stays."""
+        """Close the file; data read before stays valid."""
         self._raw.close()
 
     def group(self, group: int, names: Sequence[Any] | None = None) -> list[np.ndarray]:
-        """The columns of one row group, or those named."""
+        """Return the columns of one row group, or those named."""
         names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
         with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
@@ -107,29 +106,29 @@ class Table:
 
     @property
     def largest_group(self) -> int:
-        """Bytes that reading a row group takes at most."""
+        """Return the most bytes that reading a row group takes."""
         return max((self._nbytes(group, self.names) for group in range(len(self.starts) - 1)), default=0)
 
     def _nbytes(self, group: int, names: Sequence[str]) -> int:
-        """Bytes of columns of a row group, as they are unpacked, and as they are decoded."""
+        """Return the bytes of columns of a row group, unpacked and decoded."""
         with self._faults(f"row group {group}"):
             chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
             unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
         return max(0, unpacked) + 8 * len(names) * (self.starts[group + 1] - self.starts[group])
 
     def value_dtype(self) -> torch.dtype:
-        """Return the dtype that values are read as where none is asked for; IOFormatError where one must be."""
+        """Return the default dtype of values. Raise IOFormatError if the column's type is not supported."""
         kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
         with self._faults(f"column {self.names[-1]!r}"):
             return npz.stored(np.empty(0, kind), None).dtype
 
     def fault(self, reason: str) -> IOFormatError:
-        """The error that names the file."""
+        """Return an error that names the file."""
         return IOFormatError(f"{self.path}: {reason}")
 
     @property
     def crc(self) -> int:
-        """A checksum of the footer, which depends on where pages are, their sizes, ranges of columns and the shape."""
+        """The checksum of the footer, which depends on places and sizes of pages, ranges of columns, and the shape."""
         with self._lock.own:
             self._raw.seek(-8, os.SEEK_END)
             size = int.from_bytes(self._raw.read(4), "little")
@@ -158,7 +157,7 @@ class Table:
 
     @contextmanager
     def _faults(self, what: str) -> Iterator[None]:
-        """Raise what pyarrow raises over a damaged file as `IOFormatError`; the system's errors as they are."""
+        """Turn pyarrow's errors about a damaged file into `IOFormatError`; errors of the system stay as they are."""
         try:
             yield
         except SparsetcError as error:
@@ -206,7 +205,7 @@ class PackedFile(Table):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that a nonzero takes in a SparseTensor."""
+        """The bytes of a nonzero in a SparseTensor."""
         return 8 * self.order + self.dtype.itemsize
 
     def __repr__(self) -> str:
@@ -222,11 +221,11 @@ class PackedFile(Table):
         self.close()
 
     def block(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in memory of their own.
+        """Read nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in new memory.
 
         Raises:
-            CoordinateError: the range is not one of the file's.
-            IOFormatError: a row group that was altered, coordinates outside the shape, or the file was closed.
+            CoordinateError: the range is outside the file.
+            IOFormatError: a row group was altered, coordinates lie outside the shape, or the file was closed.
         """
         self._check_range(start, stop, self.nnz, "nonzeros")
         coords = torch.empty((self.order, stop - start), dtype=torch.int64, device="cpu")
@@ -241,7 +240,7 @@ class PackedFile(Table):
         return coords, values.to(self.dtype)
 
     def rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nonzeros whose coordinate of mode 0 is from ``first`` to below ``last``, as `block` gives them.
+        """Read the nonzeros whose coordinate of mode 0 is in ``first`` to below ``last``, as `block` returns them.
 
         Raises:
             CoordinateError: the range is not within mode 0.
@@ -254,7 +253,7 @@ class PackedFile(Table):
         return self.block(start, stop)
 
     def verify(self) -> None:
-        """Check all of it: the checksums of pages, the ranges of coordinates, and their order.
+        """Check the whole file: checksums of pages, ranges of coordinates, and their order.
 
         Raises:
             IOFormatError: what is wrong, and where.
@@ -266,7 +265,7 @@ class PackedFile(Table):
             last = coords[:, -1:]
 
     def tensor(self) -> SparseTensor:
-        """All nonzeros as a SparseTensor, checked as by `verify`.
+        """Read all nonzeros as a SparseTensor, checked as by `verify`.
 
         Raises:
             IOFormatError: as of `verify`.
@@ -311,7 +310,7 @@ class PackedFile(Table):
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedFile:
-    """A packed file (.parquet of `write` or `pack`) opened for reading in row groups; only its footer is read now.
+    """Open a packed file (.parquet of `write` or `pack`) for reading in row groups; only its footer is read now.
 
     Raises:
         IOFormatError: not a packed file, or a truncated or altered one.
@@ -387,7 +386,7 @@ def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
-    """All nonzeros of ``x``, sorted, duplicates summed; dense modes become coordinates.
+    """Write all nonzeros of ``x``, sorted, with duplicates summed; dense modes become coordinates.
 
     The old file, if any, stays until the new one is complete.
     """
@@ -424,7 +423,7 @@ def row_group(order: int) -> int:
 
 
 def columns(values: torch.Tensor) -> list[np.ndarray]:
-    """Values as they are stored, which share their memory: complex ones as two columns."""
+    """Return values as stored columns, which share their memory; complex values are two columns."""
     parts = torch.view_as_real(values).unbind(1) if values.is_complex() else (values,)
     return [part.numpy() for part in parts]
 
@@ -437,12 +436,6 @@ def check_columns(path: str, columns: Sequence[Any] | None) -> None:
         raise IOFormatError(f"{path}: columns is a list of names, found {columns!r:.80}")
 
 
-def refuse_old(path: str | os.PathLike[str]) -> None:
-    """IOFormatError for a file of the format that was before."""
-    if os.fsdecode(path).lower().endswith(".stc"):
-        raise IOFormatError(f"{os.fsdecode(path)}: .stc files are no longer read; pack the source again")
-
-
 def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:
     """Names and types of the columns; bfloat16 and float16, exact in float32, are stored as that."""
     arrow = library()
@@ -453,7 +446,7 @@ def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:
 
 
 def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype that a file says; ValueError for what no writer says."""
+    """Return (shape, dtype) from a file's metadata. Raise ValueError if no writer of packed files wrote it."""
     text = (metadata or {}).get(KEY)
     if text is None:
         raise ValueError("not of a packed file; to read or pack another, name its columns=(*coordinates, value)")
@@ -475,5 +468,5 @@ def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch
 
 
 def _crc(about: dict[str, Any]) -> int:
-    """A checksum of what is said beside the schema, which that of no page covers."""
+    """Return a checksum of the metadata beside the schema, which no page checksum covers."""
     return zlib.crc32(json.dumps(about).encode())

@@ -147,7 +147,7 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
-    """Return the dtype of a comment ``dtype: float64`` before the first number; None without one that is known."""
+    """Return the dtype of a comment such as ``dtype: float64`` before the first number, or None."""
     stated = (NAMED.get(name.decode()) for name in _DTYPE.findall(reader.head))
     return next((dtype for dtype in stated if dtype), None)
 

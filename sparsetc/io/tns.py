@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: b
 def head(
     reader: lines.LineReader, dtype: torch.dtype | None, default: torch.dtype = torch.float64
 ) -> table.TableLayout:
-    """Return the layout of the lines that follow, with what is said of sizes and dtype before the first nonzero.
+    """Read the comments before the first nonzero. Return the layout of the lines, with the sizes and dtype they state.
 
     Where nothing says the dtype the layout is open, of dtype ``default``. DtypeError for one that no .tns file holds.
     """
@@ -95,7 +95,7 @@ def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | N
 
 
 def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The sizes of ``# shape:`` comments, or ``sizes`` where there is none; IOFormatError where two disagree."""
+    """Return the sizes of ``# shape:`` comments, or ``sizes`` without one. Raise IOFormatError if two disagree."""
     for found in _SHAPE.finditer(reader.head):
         stated = tuple(map(int, found[1].split()))
         if sizes not in (None, stated):

@@ -1,4 +1,5 @@
-"""The contraction of one work item, as data: what is multiplied, contracted by dots and summed, and in which order.
+"""The contraction of one work item as data: a `Tree` of products, dots and sums, in the order in which they are
+computed.
 
 In: names of factors and of axes. Out: a `Tree`, a field of a `Schedule`, which `ir.lower` obeys. The grammar, which is
 also how a tree is printed and parsed::
@@ -57,7 +58,7 @@ class Tree(pickles.Record):
 
     @cached_property
     def nodes(self) -> tuple[Tree, ...]:
-        """The nodes that it is made of, from left to right, each after its own parts; then itself."""
+        """Return every node of the tree from left to right, each after its parts; the tree itself is last."""
         nodes, left = [], [self]
         while left:  # the last first
             nodes.append(node := left.pop())
@@ -71,7 +72,7 @@ class Tree(pickles.Record):
 
     @cached_property
     def dots(self) -> tuple[Tree, ...]:
-        """The matrix products that are part of it, from left to right."""
+        """Return the matrix products of the tree, from left to right."""
         return tuple([node for node in self.nodes if node.kind == "dot"])
 
 
@@ -92,7 +93,7 @@ def dot(left: Tree, right: Tree, over: Iterable[str]) -> Tree:
 
 
 def total(tree: Tree, over: Iterable[str]) -> Tree:
-    """The sum of a tree over axes, after those that it is a sum over; itself where there are none."""
+    """Return the sum of a tree over axes, added to those of a sum; the tree itself without axes."""
     axes = tuple(over)
     if axes and tree.kind == "sum":
         return Tree("sum", tree.parts, (*tree.over, *axes))
@@ -100,7 +101,7 @@ def total(tree: Tree, over: Iterable[str]) -> Tree:
 
 
 def parse_tree(text: str) -> Tree:
-    """The tree that a text stands for; `PlanError` where it stands for none.
+    """Parse a tree. Raise `PlanError` if the text is not one.
 
     Examples:
         >>> stc.parse_tree("sum[j k](X * B * C)").factors

@@ -61,7 +61,7 @@ MOST_SUMS = 4096
 
 
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
-    """Return the schedule, which has no tree, with the tree that the rule gives it."""
+    """Return a schedule without a tree, completed with the tree that the default rule gives."""
     rule = by_groups if inner.sides else by_levels
     if len(inner.stored) > 1:
         rule = by_pairs
@@ -116,7 +116,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
 
 
 def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
-    """The tree of one entry a step, whose dense modes are the sides of a tile: the dots and sums that tiles have.
+    """Return the tree of one entry a step, whose dense modes are the sides of a tile, with the dots and sums of tiles.
 
     None where several nonzeros lie side by side, where a block of an entry is less than the entry, and where one dot
     of two factors is all there is.
@@ -228,11 +228,15 @@ class TileGroups:
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
-        """Letters that a column of the first dot has all positions of: what the second dot sums, and the first."""
+        """Return the letters whose positions all lie in one column of the first dot: those of the second dot, then of
+        the first.
+        """
         return (*self.second, *self.first)
 
     def storage(self, letters: Sequence[str], most: int) -> Storage:
-        """Tiles of one block of output rows together, `most` positions an item, stored as the dots take them."""
+        """Return the storage of tiles: a block of output rows together, `most` positions an item, in the order of the
+        dots.
+        """
 
         def modes(*names: str) -> tuple[int, ...]:
             return tuple([letters.index(c) for c in names])
@@ -308,15 +312,15 @@ class Division:
         return (self.sampled() if dot and wide else None) or self.elementwise()
 
     def _ordered(self, letters: Collection[str]) -> tuple[str, ...]:
-        """Return those of the letters that have sides, in the order of these."""
+        """Return the letters with sides, in the order of the sides."""
         return tuple([c for c in self.letters if c in letters])
 
     def positions(self, letters: Iterable[str]) -> int:
-        """Positions of a tile along these letters."""
+        """Return the number of positions of a tile along these letters."""
         return prod([self.side[c] for c in letters])
 
     def width(self, operands: Sequence[Operand]) -> int:
-        """Elements over all dense axes of these operands."""
+        """Return the number of elements over all dense axes of these operands."""
         return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
 
     def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[tuple[str, ...], list[Operand]]:
@@ -359,7 +363,9 @@ class Division:
             yield cost, TileGroups(first, second, spread, self.free, self.gridded)
 
     def sampled(self) -> TileGroups | None:
-        """Return the dense product sampled at what is stored: only dense axes are summed, which both sides have."""
+        """Return the groups of a dense product sampled at the stored positions, or None; it sums only dense axes of
+        both sides.
+        """
         summed = {a for o in self.operands for a in o.axes} - set(self.output)
         wide = [o for o in self.operands if o.rows and set(o.axes) >= summed]
         if self.summed or not summed or len(wide) != len(self.operands) or set(self.output) & set(wide[0].axes):
@@ -374,7 +380,7 @@ class Division:
         return TileGroups(columns=self.letters, sampled=(left, right))
 
     def elementwise(self) -> TileGroups:
-        """Return the groups without a dot: a kept letter's positions side by side, or a summed one's where none is."""
+        """Return the groups without a dot: positions of a kept letter, else of a summed one, lie side by side."""
         letters = self.kept or self.letters
         vector = (max(letters, key=self.side.__getitem__),) if letters else ()
         gridded, spread = (tuple([c for c in own if c not in vector]) for own in (self.kept, self.summed))
@@ -400,7 +406,7 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
 
 
 def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
-    """The dots, what they are scaled by, and the sums that are left to the end."""
+    """Build the tree of a tile: its dots, their scale factors, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(factor, inner.stored)
     # Where each tile has a key of its own, its positions in turn are all that is added up.
@@ -423,7 +429,7 @@ def _factors(operands: Iterable[Operand]) -> list[Tree]:
 
 
 def _rows(operands: Iterable[Operand], letters: Sequence[str]) -> Tree:
-    """Return the side of a dot over these letters: the operands that have any."""
+    """Return the side of a dot over these letters: the product of the operands with any of them."""
     return product(_factors(o for o in operands if set(o.rows) & set(letters)))
 
 
@@ -440,7 +446,7 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
             room //= block[c]
 
     def pad(letters: Sequence[str], columns: Sequence[str] = ()) -> None:
-        """Take more positions of the last letter where there are too few for a dot."""
+        """Take more positions of the last letter if there are too few for a dot."""
         if letters:
             block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
 

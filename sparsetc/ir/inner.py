@@ -24,8 +24,8 @@ X = "X"
 
 @dataclass(frozen=True)
 class Target:
-    """The purpose of a program: whose results go to rows of a dense output, slots of a sparse one, or the nonzeros' own
-    positions.
+    """The purpose of a program: where its results go (rows of a dense output, slots, or positions of nonzeros), and
+    limits.
 
     Attributes:
         in_operand_order: whether the part keeps the operand's own order, so that a nonzero's position is its slot.
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """The computation of one work item: factors by name, their letters, and what the result keeps.
+    """The computation of one work item: factors by name, their letters, and the letters that the result keeps.
 
     Attributes:
         letters: letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair.
@@ -103,7 +103,7 @@ class Inner:
         )
 
     def may_omit_ones(self, factors: Iterable[str]) -> bool:
-        """Return True if a tree of these factors needs no 1s of a pattern: another tells which lanes hold a value."""
+        """True if a tree of these factors needs no 1s of a pattern: another factor marks the lanes with a value."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
 
     @cached_property
@@ -112,12 +112,12 @@ class Inner:
         return {o.name: o for o in self.operands}
 
     def depth(self, letters: Iterable[str]) -> int:
-        """The level at which the coordinates of all these letters are known."""
+        """Return the level at which the coordinates of all these letters are known."""
         levels = self.view.mode_levels
         return max([levels[self.letters.index(c)] for c in letters], default=ITEM)
 
     def along(self, letters: Iterable[str]) -> tuple[str, ...]:
-        """The sides of a tile along which the coordinates of these letters vary, once each."""
+        """Return the sides of a tile along which the coordinates of these letters vary, once each."""
         return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
 
     @cached_property
@@ -151,7 +151,7 @@ class Inner:
 
 
 def _key(letters: tuple[str, ...], kept: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
-    """Where results go: known where all letters are that the output keeps."""
+    """Return the key of results; it is known at the level that has all letters of the output."""
     level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))

@@ -52,7 +52,8 @@ def bounded(default: int, called: str, least: int = 1, most: float = inf, power:
 
 @dataclass(frozen=True)
 class Storage(Record):
-    """How a format stores nonzeros: all that its arrays depend on, beside coordinates and shape, and nothing else.
+    """The parameters by which a format stores nonzeros: its arrays depend on them, on coordinates and shape, and
+    nothing else.
 
     Parts of one storage are packed once, whatever einsums they serve.
 
@@ -85,7 +86,7 @@ class Storage(Record):
     params: tuple[tuple[str, int], ...] = ()
 
     def param(self, name: str) -> int:
-        """A number of the format's own."""
+        """Return a parameter of the format by name."""
         try:
             return dict(self.params)[name]
         except KeyError:
@@ -93,21 +94,23 @@ class Storage(Record):
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
-        """Modes by level: item, lane, leaf."""
+        """The modes by level: item, lane, leaf."""
         return (self.item, self.lane, self.leaf)
 
     @property
     def order(self) -> int:
-        """Number of modes dealt."""
+        """The number of modes of all levels."""
         return sum(map(len, self.levels))
 
     @property
     def modes(self) -> list[int]:
-        """The modes dealt, rising."""
+        """The modes of all levels, ascending."""
         return sorted(mode for level in self.levels for mode in level)
 
     def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
-        """Return what is wrong if not each mode of a tensor is dealt, and stored in sequence, once; else nothing."""
+        """Return an error text unless every mode stands in exactly one level, and once in `sequence`; else an empty
+        text.
+        """
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
@@ -122,7 +125,7 @@ class Storage(Record):
 
 @dataclass(frozen=True)
 class Schedule(Record):
-    """How one tile program runs: every number a tuner may change, and nothing else.
+    """The parameters by which one tile program runs: every number open to a tuner, and nothing else.
 
     Attributes:
         blocks: block size of each dense axis, a power of two; an axis longer than its block is split over the grid.
@@ -191,7 +194,7 @@ class Schedule(Record):
         return replace(self, tree=None, take=(), turns=(), ruled=()) if unchanged else self
 
     def block(self, axis: str) -> int:
-        """Elements of a dense axis that a program takes: its block, or the sum of its pieces."""
+        """Return the number of elements of a dense axis in a program: its block, or the sum of its pieces."""
         try:
             return (dict(self.blocks) | {c: sum(own) for c, own in self.pieces})[axis]
         except KeyError:
@@ -199,13 +202,13 @@ class Schedule(Record):
 
 
 def in_bf16(rounded: Iterable[str]) -> str:
-    """Return the words for operands that are rounded."""
+    """Return the text about operands that are cast to bfloat16."""
     return f"{' and '.join(rounded)} in {ROUNDED}"
 
 
 @dataclass(frozen=True)
 class Part(Record):
-    """One disjoint piece of a sparse operand: what stores it and how it runs.
+    """A disjoint piece of a sparse operand, with its storage and its schedule.
 
     Attributes:
         label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
@@ -227,12 +230,12 @@ class Part(Record):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Positions of a block along each letter; empty where one of two sparse operands is not in blocks."""
+        """The positions of a block along each letter; empty if one of two sparse operands is not in blocks."""
         return {name[-1]: size for name, size in self.storage.params if name.startswith(SIDE)}
 
     @property
     def bitmap(self) -> bool:
-        """True if blocks of one of two sparse operands are read as bits and packed values, and not whole."""
+        """True if blocks of one of two sparse operands are read as bitmaps with packed values, and not whole."""
         return bool(dict(self.storage.params).get("bitmap"))
 
     def __str__(self) -> str:
@@ -253,7 +256,7 @@ class Part(Record):
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """Parts whose results add up to the einsum, and why they were chosen; without parts, a request for such a plan.
+    """A list of parts whose results add up to the einsum, and why they were chosen; without parts, a request by name.
 
     A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.
 
@@ -283,36 +286,36 @@ class Plan(Record):
 
     @property
     def is_request(self) -> bool:
-        """True if the plan is a name and options, by which parts are yet to be chosen."""
+        """True if the plan is a name with options, and its parts are not chosen yet."""
         return not self.parts and not self.steps
 
     @property
     def pairs(self) -> bool:
-        """True if the plan is of two sparse operands or more, which no single operand can take."""
+        """True if the plan is for two or more sparse operands."""
         return bool(self.steps) or any(p.operand is not None for p in self.parts)
 
     @property
     def preferred(self) -> str:
-        """The name of the plan that a request prefers to all others where that applies; empty where it names none."""
+        """Return the name of the plan that a request prefers if it applies; empty if there is none."""
         return str(self.option(PREFERRED, "")) if self.name == "auto" else ""
 
     def option(self, name: str, default: Any) -> Any:
-        """One of the options, or what stands for it where it is not named."""
+        """Return an option by name, or `default`."""
         return dict(self.options).get(name, default)
 
     def scheduled(self, change: Callable[[Schedule], Schedule]) -> Plan:
-        """The plan with the schedule of each part changed; itself where none is."""
+        """Return the plan with the schedule of each part changed; the plan itself if nothing changes."""
         return self.with_schedules([change(part.schedule) for part in self.parts])
 
     def with_schedules(self, schedules: Sequence[Schedule]) -> Plan:
-        """The plan with these schedules, one a part; itself where it has them."""
+        """Return the plan with these schedules, one a part; the plan itself if it has them."""
         pairs = list(zip(self.parts, schedules, strict=True))
         if all(part.schedule == schedule for part, schedule in pairs):
             return self
         return replace(self, parts=tuple([replace(part, schedule=schedule) for part, schedule in pairs]))
 
     def of_step(self, number: int, steps: int) -> Plan:
-        """The plan of one contraction of so many; `PlanError` where the plan was made for another number of them."""
+        """Return the plan of one contraction of a path. Raise `PlanError` if the plan has another number of steps."""
         plans = (self,) * steps if self.is_request else self.steps or (self,)
         if steps != len(plans):
             raise PlanError(f"the plan is of {len(plans)} contractions, the equation takes {steps}; compile anew")
@@ -350,7 +353,7 @@ def without_halves(plan: Plan) -> Plan:
 
 
 def requested(wanted: str | Plan) -> Plan:
-    """The plan given, or the request that a name stands for; `PlanError` for what is neither, or is malformed.
+    """Return the plan given, or the request that a name stands for. Raise `PlanError` for anything else.
 
     A request's name is checked where it is chosen by, since more names are known there.
     """
@@ -369,7 +372,7 @@ def check_threshold(threshold: object, least: int) -> None:
 
 
 def verify_fields(plan: Plan) -> None:
-    """Raise `PlanError` naming the first field of a plan, or of what it holds, that is not of its type."""
+    """Raise `PlanError` naming the first field of a plan, its parts or its steps with a value of the wrong type."""
     _refuse(f"plan {plan.name!r}", misfit(plan, (tuple, list)))
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number}"
@@ -403,7 +406,7 @@ def _verify_plain(value: object) -> None:
 
 
 def verify(plan: Plan) -> None:
-    """Raise `PlanError` naming the part and the fault, of a plan of one sparse operand that is to be run."""
+    """Raise `PlanError`, naming part and fault, unless a plan for one sparse operand can run."""
     verify_fields(plan)
     if not plan.parts:
         raise PlanError(f"plan {plan.name!r} has no parts")

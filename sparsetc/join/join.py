@@ -89,7 +89,7 @@ class Roles:
 
     @property
     def y(self) -> tuple[str, ...]:
-        """Letters of y in the order in which it is read: what matches the same nonzeros of x lies together."""
+        """The letters of y in reading order: entries that match the same nonzeros of x lie together."""
         return (*self.shared, *self.free_y)
 
     @property
@@ -194,7 +194,7 @@ PIECE = 1 << 23
 
 @dataclass(frozen=True)
 class Join:
-    """The entries of two operands that match in ``x,y->output``, and the rows and columns that they make.
+    """The matching entries of two operands in ``x,y->output``, with the rows and columns they make.
 
     Attributes:
         x_matched: (matched x,) the entries of x that match any of y, ascending; None for all.
@@ -311,7 +311,7 @@ class Join:
         return out
 
     def only(self, kept: torch.Tensor) -> tuple[Join, torch.Tensor]:
-        """The join of some matched entries of x, by a mask (matched x,), with what they match; and which entries."""
+        """Return the join of some matched entries of x, by a mask (matched x,), and the numbers of these entries."""
         numbers = torch.nonzero(kept).flatten()
         entries = numbers if self.x_matched is None else self.x_matched[numbers]
         return Join.of(self.x.only(entries), self.y, self.roles), entries

@@ -35,7 +35,7 @@ def tasks_of(pid, BLOCK: tl.constexpr):
 
 @triton.jit
 def entry_of(ends, t, low, high):
-    """The entry of x that each task is of, from low to high: the first whose tasks end beyond it.
+    """Return the entry of x of each task, from low to high: the first whose tasks end beyond the task.
 
     Lanes without a task find one too, so that what is read by it need not be masked.
     """

@@ -100,7 +100,7 @@ class JoinOrder:
         return self.row.numel(), self.column.numel()
 
     def expand(self, begin: int, end: int) -> Expanded:
-        """The tasks ``begin .. end``, made."""
+        """Return the tasks ``begin .. end`` as arrays."""
         low, high = 0, self.ends.numel() - 1
         if (begin, end) != (0, self.tasks):
             bounds = self.ends.new_tensor([begin, end - 1])

@@ -187,7 +187,7 @@ class NonzeroPairList:
 
     @property
     def _result(self) -> Field:
-        """The entry of the result as a whole word, of as many bits as `index_dtype` gives it."""
+        """Return the entry of the result of each task as a whole word of `index_dtype`'s width."""
         return Field(2, "z_word", 0, 31 if index_dtype(self.nnz) == torch.int32 else 63, True)
 
     def chunks(self) -> Packed:

@@ -91,7 +91,7 @@ class Body:
 
 
 class Derivative(NamedTuple):
-    """A term in place of a table: the derivative of a product's inner function, by its own row or by the shared one."""
+    """The derivative of a product's inner function, by its own row or by the shared one, in place of a table."""
 
     product: str
     by: Literal["own", "shared"]
@@ -184,7 +184,7 @@ def _inner(body: Body, mode: int) -> dict[str, Inner]:
 
 
 def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = False) -> Walk:
-    """Return the walk of a mode that gives the gradients of its tables and vectors, and for rows those of entries.
+    """Return the walk of a mode that computes the gradients of its tables and vectors; walks of rows also of entries.
 
     It reads, beside the inputs, ``g_o`` for the result o, and of a softmax `lse`, and `delta`, the sum of each row of o
     times g_o. The walk of the rows computes this itself, reads o for it, and stores it for that of the columns.

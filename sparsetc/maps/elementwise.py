@@ -72,7 +72,7 @@ def number_text(value: float) -> str:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A function of tensors of one shape, element by element.
+    """An elementwise function of tensors of one shape, as a list of operations.
 
     Attributes:
         operations: in an order in which each follows its arguments.
@@ -93,7 +93,7 @@ class Elementwise:
         return argument, factor
 
     def needed(self, arguments: Iterable[Argument]) -> list[Ref]:
-        """Return, in order, the operations that these depend on, themselves included."""
+        """Return the operations that these arguments depend on, in order, with the arguments themselves."""
         reached: set[Ref] = set()
         waiting = [a for a in arguments if isinstance(a, Ref)]
         while waiting:
@@ -104,7 +104,7 @@ class Elementwise:
         return sorted(reached)
 
     def inputs(self, arguments: Iterable[Argument]) -> set[str]:
-        """Return the names of the inputs that these depend on."""
+        """Return the names of the inputs that these arguments depend on."""
         operations = [self.operations[ref] for ref in self.needed(arguments)]
         return {arguments[0] for name, arguments in operations if name == INPUT}
 
@@ -149,7 +149,7 @@ class Builder:
         self._places: dict[Any, Ref] = {}
 
     def add(self, name: str, *arguments: Any) -> Argument:
-        """Return the result of an operation, made of those that are kept where it can be."""
+        """Return the result of an operation, expressed by the kept operations where possible."""
         if name == "neg":
             return self.add("mul", arguments[0], -1.0)
         if name == "div" and not isinstance(arguments[1], Ref):

@@ -58,7 +58,7 @@ class Task:
     name: str
 
     def kernels(self, tensors: Tensors) -> Kernels:
-        """Return what is kept for tensors of these sizes, strides and types."""
+        """Return the kernels for tensors of these sizes, strides and types, compiled once."""
         pairs = self.pairs
         layout = tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
         key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.precision, self.cache_dir
@@ -66,7 +66,7 @@ class Task:
 
 
 class Kernels:
-    """The kernels of a task for tensors of certain sizes and strides; it keeps none of them.
+    """The kernels of a task for tensors of given sizes and strides; it holds no tensors.
 
     Attributes:
         refusal: why there are none; empty where there are.
@@ -117,13 +117,13 @@ class Kernels:
         return outputs
 
     def gradient_of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory for an input's gradient; that of a row for all pairs is summed for each row of pairs first."""
+        """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
             return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
         return tensor.new_empty(tensor.shape)
 
     def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
-        """Return the kernels that give ``grad_`` of each wanted input, and these names, with the inputs'.
+        """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
 
         There are none where the map's derivative cannot be traced.
 
@@ -262,7 +262,7 @@ def gradients_by(
     lse: torch.Tensor | None,
     upstream: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None] | None:
-    """Return the gradients that are wanted, by a walk a mode; None where there are no such kernels.
+    """Compute the wanted gradients, by one walk a mode; None if there are no such kernels.
 
     Args:
         kernels: of the result.

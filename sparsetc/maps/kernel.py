@@ -46,7 +46,7 @@ _HERE = nullcontext()
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads, and the pattern of a stack that each has.
+    """The heads of a call, and the pattern of each in a stack of patterns.
 
     Attributes:
         count: of rows.
@@ -230,7 +230,7 @@ class WalkKernel:
         return {"num_warps": warps, "num_stages": self.sides.stages, **FUSED}
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
-        """Return a launch that takes the tensors that are not fixed, by name."""
+        """Return a launch function of the tensors that are not fixed, by name."""
         arguments = [fixed.get(name) for name in names]
         places = [(n, name) for n, name in enumerate(names) if name not in fixed]
         foreign = [n for n, name in places if name in self.foreign]

@@ -29,7 +29,7 @@ class Loop(Text):
         self.indent -= grouped
 
     def salt(self) -> None:
-        """Put the number that tells the random numbers of one head from others."""
+        """Print the salt that makes the random numbers of each head different."""
         self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
 
     def loop(self, kind: str) -> None:
@@ -122,7 +122,7 @@ class Loop(Text):
         return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.row_sums, *self.vectors)}
 
     def gather_sums(self, texts: dict[str, str], part: bool) -> None:
-        """Add a tile's weights to the sums, and store those of entries."""
+        """Add a tile's weights to the sums, and store the results of entries."""
         shape = f"[{self.layout.height}, {self.layout.width}]"
         weights = {}
         if self.walk.online:

@@ -1,4 +1,4 @@
-"""The pairs that a body is computed of, and the row tiles that walks go along.
+"""The pairs (row, column) of a body, and the row tiles along which it is computed.
 
 In: a pattern, a mask, or a stack of them. Out: `Pairs`, which keeps what is made of them, and knows by which tiles they
 cost least.
@@ -55,7 +55,7 @@ class Pairs:
         return self.given._once(("maps", "width"), partial(_cheapest, self.given))
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
-        """Return what is made for these pairs once: kept with the pattern, or by the mask."""
+        """Return an object made once for these pairs, kept with the pattern or by the mask."""
         if isinstance(self.given, Pattern):
             return self.given._once(key, make)
         of_mask = self.given, self.device, *key

@@ -47,7 +47,7 @@ class Printer(Loop):
     """Prints one walk."""
 
     def start(self) -> None:
-        """Where a program is, and what belongs to its window."""
+        """Print the place of a program, and everything that belongs to its window."""
         height = self.layout.height
         self.put("program = tl.program_id(0)", "item = items + program % item_count * 6", "window = tl.load(item)")
         self.place(height)
@@ -211,7 +211,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
 
 
 def _header(printer: Printer, name: str) -> str:
-    """Return the lines that tell a reader what a module computes, and how what it reads lies in memory."""
+    """Return the header comment of a module: its computation, and the memory layout of its arguments."""
     walk, layout = printer.walk, printer.layout
     i, j = ("i", "j") if walk.mode == 0 else ("j", "i")
     kind = "gathered" if layout.gathered else "neighbouring"
@@ -252,9 +252,10 @@ def _header(printer: Printer, name: str) -> str:
     lines += [f"    {result}[entry] = {output}[{i}, {j}]" for output, result in walk.stored]
     lines += ["", "items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1"]
     if layout.full:
-        lines.append("full_col[tile]: the number of a full tile's block of columns")
+        lines.append("full_col[tile]: a full tile's block of columns, by number")
     if layout.part:
-        lines.append(f"part_col[tile]: {'its columns, some twice' if layout.gathered else 'likewise of a partial one'}")
+        columns = "columns, some twice" if layout.gathered else "block of columns, by number"
+        lines.append(f"part_col[tile]: a partial tile's {columns}")
         lines.append("bits[tile, row]: bit c is set where the row meets the tile's column c")
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")

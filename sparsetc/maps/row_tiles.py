@@ -1,4 +1,4 @@
-"""Windows of rows with the tiles of columns that each meets: what a walk of a body goes along.
+"""Windows of rows with their tiles of columns, in the order in which a body is computed.
 
 In: coordinates of entries, blocks, or the tiles of a mask. Out: `RowTiles`. A tile is `height` rows by `width` columns,
 either neighbouring ones or, `gathered`, the distinct columns of a window in order. A full tile needs no bits; of a
@@ -88,7 +88,7 @@ class RowTiles:
         return torch.stack((self.full_ptr, self.part_ptr)).diff(dim=1).long()
 
     def items(self, most: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return work items of at most so many tiles (0: of any number), the windows that were cut, and the slots.
+        """Return work items of at most `most` tiles (0: any number), the windows that were cut, and their slots.
 
         A window that is cut has a slot for the partial sums of each item; the longest items come first.
 
@@ -166,7 +166,7 @@ def of_tiles(
 
 
 def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False) -> RowTiles:
-    """Return blocks of neighbouring columns of a coalesced pattern; of one in blocks without expanding it.
+    """Make tiles of neighbouring columns of a coalesced pattern; blocks are not expanded.
 
     Sides of blocks must be multiples of the tile's, or divide them: see `whole_blocks`.
 
@@ -256,7 +256,7 @@ def stacked_shape(pattern: Pattern) -> tuple[int, tuple[int, int]]:
 
 
 def whole_blocks(pattern: Pattern, height: int, width: int) -> bool:
-    """Return True if a pattern is of entries, or of blocks that tiles of these sides divide or are divided by."""
+    """True if a pattern has single entries, or blocks whose sides divide those of tiles or are multiples of them."""
     sides = () if pattern.blocks is None else pattern.blocks.sides[-2:]
     return all(side % size == 0 or size % side == 0 for side in sides for size in (height, width))
 

@@ -1,4 +1,4 @@
-"""The text of a walk, without its loop, and all that it depends on: names of arguments, sizes, loads.
+"""The inputs of a walk's generated text: names of arguments, sizes, loads.
 
 In: a `Walk` and a `Layout`. Out: a `Text`, which `loop.Loop` and `printer.Printer` add statements to.
 """
@@ -20,7 +20,7 @@ LEAST_DOT = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties of tiles that the text depends on beside the walk.
+    """The properties of data that a walk's generated text depends on.
 
     Attributes:
         height: rows of a window.
@@ -109,7 +109,9 @@ class Text:
             raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
 
     def _apart(self) -> set[str]:
-        """Return the outputs that keep their factors: stored ones, of softmax, and of sums that do not share one."""
+        """Return the outputs with a constant factor of their own: stored ones, online softmax, and sums with several
+        factors.
+        """
         walk = self.walk
         if walk.online:
             return {output for output, *_ in walk.accumulated}
@@ -126,7 +128,7 @@ class Text:
         return f"lane_{padded(self.sizes[table], self.dots)}"
 
     def short(self, size: int) -> bool:
-        """Return True if a tile has positions past the end of a table's row."""
+        """True if a tile has positions past the end of a table's row."""
         return padded(size, self.dots) != size
 
     def load(self, address: str, conditions: Sequence[str]) -> str:
@@ -154,7 +156,7 @@ class Text:
         return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
 
     def targets(self) -> list[str]:
-        """The names of the arrays that are written, in order."""
+        """Return the names of all written outputs, in order."""
         online = ["lse_out"] if self.walk.online else []
         return [*online, *self.row_sums, *self.walk.targets]
 

@@ -33,7 +33,7 @@ SIZE = 7
 
 
 class Untraced(Exception):
-    """A function holds something that kernels do not have; the text says what."""
+    """Raised for a function with an operation that kernels lack; the text names it."""
 
 
 def trace(function: Callable[..., Mapping[str, torch.Tensor]], inputs: Sequence[str]) -> Elementwise:
@@ -155,7 +155,7 @@ def _scalar(constant: torch.Tensor) -> float:
 
 
 def told_apart(function: Callable[..., Any]) -> Hashable:
-    """Return what two functions that compute the same have in common: their code, and what it reads from outside."""
+    """Return a key that is equal for functions with the same code, defaults and outside values."""
     if not isinstance(function, FunctionType):
         return function
     code, names = function.__code__, function.__globals__

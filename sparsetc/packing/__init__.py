@@ -1,1 +1,1 @@
-"""The library of formats: packed parts and their registry, the codec of words, tiles, and how nonzeros are dealt."""
+"""The library of formats: packed parts and their registry, words, tiles, and the partition of nonzeros."""

@@ -1,4 +1,4 @@
-"""The protocol of a format, the result of packing, and the registry of formats.
+"""`Format`, the interface of a storage; `Packed`, the result of packing; and the registry of formats.
 
 In: coordinates of a part's nonzeros. Out: `Packed`: named arrays, the `Nest` that reads them, and where each stored
 value came from, so that new values of the same pattern can be packed without sorting again.
@@ -97,7 +97,8 @@ class Packed:
 
     @cached_property
     def scattered(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Where nonzeros stand, and their numbers in the whole tensor, None for all in its order, if most is padding.
+        """Return the places of nonzeros and their numbers in the whole tensor (None for all in order) if most is
+        padding.
 
         None where it is not.
         """
@@ -118,7 +119,7 @@ class Packed:
         return places + 1 if self.padded else places
 
     def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
-        """Per item, lane or stored nonzero, the output slot, given that of every nonzero of the whole tensor."""
+        """Return the output slot of each item, lane or stored nonzero, given the slot of every nonzero."""
         places = self.in_whole((*self.representatives, self.positions)[level])
         if places is None:
             return slot.contiguous()
@@ -129,7 +130,7 @@ class Packed:
         return replace(self, source=source)
 
     def unrolled(self, steps: int) -> Packed:
-        """The part for kernels that take so many steps of a block together while every lane has a nonzero."""
+        """Return the part for kernels that unroll `steps` steps of a block while every lane has a nonzero."""
         full = self.arrays.get("block_full")
         if full is None or steps == 1:
             return self
@@ -137,7 +138,7 @@ class Packed:
 
 
 def after_zero(values: torch.Tensor) -> torch.Tensor:
-    """(n + 1,) values behind a zero, which stands for what is padding."""
+    """Return (n + 1,) values behind a zero, which padding reads."""
     return torch.nn.functional.pad(values, (1, 0))
 
 
@@ -164,7 +165,7 @@ class Format(Protocol):
     name: str
 
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
-        """How a part of this storage is read; what a plan is costed by before anything is packed."""
+        """Return the nest by which a part of this storage is read; plans are priced by it before anything is packed."""
 
     def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
@@ -200,7 +201,7 @@ def unknown_parameter(format: str, storage: Storage, order: int) -> str:
 def pack(
     coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> Packed:
-    """Pack with the named format and check its view; a cache is of what was made of these coordinates and shape."""
+    """Pack with the named format and check its view; `cache` holds objects made of these coordinates."""
     if fault := storage.misdealt(coords.shape[0]):
         raise FormatError(fault)
     if fault := unknown_parameter(format, storage, coords.shape[0]):
@@ -232,7 +233,8 @@ def pointers(starts: torch.Tensor, end: int, largest: int) -> torch.Tensor:
 
 
 def cut_runs(flags: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Runs of elements, given True at each start, cut after every `most`; 0 cuts none.
+    """Return begins and lengths of runs, given True at each start, cut after every `most` (0: never); True if any was
+    cut.
 
     Returns:
         (pieces,) the first element of each, int32 where that holds it; (pieces,) lengths, of that type; whether a run

@@ -1,4 +1,4 @@
-"""Partitions: rules that deal nonzeros to the parts of a plan, their registry, and the parts as they are stored.
+"""Partitions: rules that divide nonzeros among the parts of a plan, their registry, and the packed parts.
 
 In: coordinates, sizes, a rule's name and options, and the modes the output keeps where the rule asks for them. Out: for
 each part, which nonzeros it takes (None for all of them). An einsum is a sum over the nonzeros, so one that is dealt
@@ -29,7 +29,7 @@ Deal = Callable[..., list[torch.Tensor | None]]
 
 @dataclass(frozen=True)
 class Partition:
-    """A rule and what is known of it.
+    """A registered partition rule with its promises.
 
     Attributes:
         by_rows: how nonzeros are dealt depends on the modes that the output keeps.
@@ -49,7 +49,7 @@ F = TypeVar("F", bound=Deal)
 def register_partition(
     name: str, *, by_rows: bool = False, whole_rows: bool = False, replace: bool = False
 ) -> Callable[[F], F]:
-    """Decorator: make ``deal(coords, shape, **options) -> [indices or None, …]`` known to plans by `name`.
+    """Decorate ``deal(coords, shape, **options) -> [indices or None, …]``: register it as a partition for plans.
 
     Args:
         name: one line of printable characters, without quotes and backslashes.
@@ -81,7 +81,7 @@ def register_partition(
 
 
 def get_partition(name: str) -> Partition:
-    """The rule of this name; `PlanError` lists the known ones."""
+    """Return the partition of this name. Raise `PlanError`, which lists the known ones, if there is none."""
     try:
         return PARTITIONS[name]
     except KeyError:
@@ -171,7 +171,7 @@ def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torc
 
 
 def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool:
-    """Raise `PlanError`, naming the first nonzero at fault; waits for the device once where there is none.
+    """Raise `PlanError`, naming the first nonzero that is lost or doubled; waits for the device once.
 
     Returns whether each part's numbers rise.
     """
@@ -226,7 +226,7 @@ def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.T
 
 
 def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Hashable:
-    """Return what the shares by a named rule depend on, for an output that keeps these modes."""
+    """Return a key of everything that the shares of a named rule depend on, for an output with these modes."""
     return "shares", partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ()
 
 
@@ -249,7 +249,7 @@ def shares(
 
 
 def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
-    """Return what the arrays of each part depend on: parts of one key are packed once, whatever plans they are of."""
+    """Return a key for the arrays of each part: parts with equal keys are packed once, in any plan."""
     key, numbers = dealing(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
     return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 
@@ -257,7 +257,7 @@ def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
 def stored_parts(
     plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], cache: Lru[Any, Any]
 ) -> list[Packed]:
-    """Each part of a plan, packed, or taken from the cache, where another einsum's plan may have left it.
+    """Return each part of a plan, packed now or taken from the cache.
 
     Args:
         plan: whose parts are wanted.

@@ -1,4 +1,4 @@
-"""The contents of a packed part, read back as its view says, all at once: along its axes, by its coordinates.
+"""Reading a packed part back: all stored values with their coordinates, along the axes of its view.
 
 In: a view and its arrays. Out: a number for each value that a kernel reads, along every axis that the view has, and
 the coordinates there; or a `FormatError`, where a kernel would read outside the arrays, or outside its operands.
@@ -25,7 +25,7 @@ BITS = 1 << 16
 
 
 def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(coords (order, n), where each is stored (n,)) of the n values that a kernel reads, padding included.
+    """Return (coords (order, n), places (n,)) of the n values that a kernel reads, padding included.
 
     Examples:
         >>> coords = stc.testing.pattern("corners", (4, 5))
@@ -50,7 +50,7 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
 
 
 def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int]:
-    """Return the number of positions that each axis of a part has in all."""
+    """Return the number of positions of each axis of a part."""
     by_axis = {"item": items}
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
         by_axis[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
@@ -161,7 +161,9 @@ def _check_bits(packed: Packed, tiles: int) -> None:
     require(words.numel() == expected, f"bits has {words.numel()} words, expected {expected}")
     parts = words.flatten().split(max(1, BITS // values.words) * values.words)
     set_in_tile = torch.cat([values.places({"bits": part}, 0, words.device).sum(1) for part in parts])
-    require(torch.equal(set_in_tile, torch.diff(pointers.long())), "a tile has not a value for each bit that is set")
+    require(
+        torch.equal(set_in_tile, torch.diff(pointers.long())), "a tile needs one value for each bit set in its bitmap"
+    )
 
 
 def _check_fibers(packed: Packed, blocks: int) -> None:

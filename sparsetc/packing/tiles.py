@@ -1,4 +1,5 @@
-"""Functions of all tiled formats: sides, the order of positions, nonzeros sorted by tile, the tiles of an item.
+"""The common part of tiled formats: sides, the order of positions, nonzeros sorted by tile, the tiles of each work
+item.
 
 In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_tile`, and what is read back of it.
 """
@@ -33,7 +34,7 @@ def sides_named(order: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
-    """The sides that parameters name, ``side_m`` of mode m, or the largest powers of two that suit sizes and volume.
+    """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
     Raises:
         FormatError: a side of no positions.
@@ -138,7 +139,7 @@ def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Te
 
 
 def placed(places: torch.Tensor, size: int) -> torch.Tensor:
-    """(size,) the nonzero at each place, -1 for none, given the int64 place of each; `FormatError` for two at one."""
+    """Return (size,) the nonzero at each place, -1 for none. Raise `FormatError` if two have the same place."""
     positions, numbers = places.new_full((size,), -1), torch.arange(places.numel(), device=places.device)
     positions.scatter_(0, places, numbers)
     if not torch.equal(positions.index_select(0, places), numbers):
@@ -176,7 +177,7 @@ def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Te
 
 
 def tile_count(packed: Packed) -> int:
-    """Return the number of tiles that a part stores."""
+    """Return how many tiles a part stores."""
     return packed.view.values.number(packed.arrays, packed.stored)
 
 

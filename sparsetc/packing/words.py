@@ -1,4 +1,4 @@
-"""Coordinates as they are stored: nonzeros in the order that a format wants, words of several coordinates, and bitmaps.
+"""Stored coordinates: nonzeros in a format's order, words of several coordinates, and bitmaps.
 
 In: coordinates, and which nonzeros; modes and sizes; positions of a tile that have a value. Out: rows of coordinates,
 of which few are held at a time; integer words with ceil(log2 size) bits a mode or more (HLS, section V-B; BLCO) and the
@@ -54,14 +54,16 @@ class Nonzeros:
         return row // self.sides[mode] if self.sides else row
 
     def at(self, places: torch.Tensor, gaps: bool = True) -> Nonzeros:
-        """Return the nonzeros at some places of this order; at a place -1, if there may be `gaps`, there is none."""
+        """Return the nonzeros at these places of the order; with `gaps`, a place of -1 holds none."""
         if self.numbers is None or not self.numbers.numel():
             return replace(self, numbers=places.long(), gaps=gaps)
         numbers = self.numbers.index_select(0, places.clamp(min=0) if gaps else places)
         return replace(self, numbers=numbers.masked_fill_(places < 0, -1) if gaps else numbers, gaps=gaps)
 
     def starts(self, modes: Sequence[int]) -> torch.Tensor:
-        """(n,) bool: True where the coordinates in these modes are not the nonzero's before, and at the first."""
+        """Return (n,) bool: True at the first nonzero, and where these modes' coordinates differ from the nonzero
+        before.
+        """
         n = self.coords.shape[1] if self.numbers is None else self.numbers.numel()
         if not modes:
             fresh = torch.zeros(n, dtype=torch.bool, device=self.coords.device)
@@ -80,7 +82,7 @@ def bits_of(size: int) -> int:
 
 
 def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field, ...]:
-    """Where each mode's bits lie in words called `name`, `name_1`, …"""
+    """Return the bit range of each mode in words called `name`, `name_1`, …"""
     return _fields(tuple(modes), tuple(shape), name)
 
 
@@ -107,7 +109,7 @@ STEPS = (8, 4, 2, 1)
 
 
 def _spread(bits: list[int]) -> list[int]:
-    """Fields of at least so many bits in the same word; the first has what the others, rounded up, leave."""
+    """Widen fields to fill their word; the first field gets the bits that the others, rounded up, leave."""
     width = next(width for width in WORD_WIDTHS if sum(bits) <= width)
     for step in STEPS:
         rounded = [-(-n // step) * step for n in bits[1:]]
@@ -138,7 +140,7 @@ def encode(
 
 
 def whole(word: torch.Tensor) -> torch.Tensor:
-    """Words as int64; those of 16 bits are unsigned."""
+    """Return words as int64; words of 16 bits are unsigned."""
     return word.view(torch.int16).long() & 0xFFFF if word.dtype == torch.uint16 else word.long()
 
 
@@ -155,7 +157,7 @@ _SIGNED = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int, word: int) -> torch.Tensor:
-    """(tiles, words of a tile): `word` bits each, those of the positions `place` (n,) of tiles `tile` (n,) set."""
+    """Return the bitmaps (tiles, words a tile) of `word` bits, with the bit of each position `place` of `tile` set."""
     each, bit = -(-volume // word), (place % word).long()
     value = 1 << bit  # of 64 bits the last is the sign already
     if word in (16, 32):

@@ -1,4 +1,4 @@
-"""Samples of a pattern, and the seconds that plans with tiles take at least by them: what cannot win is not counted.
+"""Samples of a pattern, and lower estimates of the time of tiled plans, so that losing plans are not counted.
 
 In: `Counts` of a pattern, and the fastest plan so far. Out: whether a plan may be faster. A sample has whole blocks of
 rows, drawn in proportion to their nonzeros, and of these the nonzeros of some columns. No random numbers are used, so
@@ -69,7 +69,7 @@ class Best:
             self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
 
     def allows(self, name: str, least: float) -> bool:
-        """Return True if so many seconds would be the best; else note that what has the name was dismissed."""
+        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
         if least < self.seconds:
             return True
         self.dismissed[name] = min(least, self.dismissed.get(name, inf))
@@ -92,7 +92,7 @@ class Rates:
 
     @classmethod
     def of(cls, problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tuple[Rates, list[int]]:
-        """Price plans of parts, and of them with operands rounded where that pays; return which part each way is of.
+        """Price plans of single parts, also with operands cast where that pays. Return the rates and the part of each.
 
         Args:
             problem: that is planned, of any pattern.

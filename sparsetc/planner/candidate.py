@@ -1,4 +1,4 @@
-"""Plans that are considered, what they are expected to take, and the one that is run, of one sparse operand and of two.
+"""Candidates, the plans considered for an einsum, with their expected time; and the choice among them.
 
 In: a `Problem` and counts of its pattern. Out: a `Candidate`, priced before it is packed; a `Choice`.
 """
@@ -17,7 +17,7 @@ from sparsetc.support.lru import cached_property
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, what packing its parts is expected to give and, once it is priced, what it is expected to take.
+    """A plan with the expected sizes of its parts and, once priced, its expected time.
 
     Attributes:
         expected: what packing each part is expected to give.
@@ -70,13 +70,13 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, the cheapest first, those that do not fit last; of plans that are not told apart the simplest."""
+    """Sort candidates by price, those that do not fit last; a plan without tiles precedes tiles it is not told apart
+    from.
+    """
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
-    if near:
-        simplest = min(near, key=lambda c: len(c.plan.parts))
-        order = [simplest, *(c for c in order if c is not simplest)]
-    return order
+    least = order[0].total or 0.0
+    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])
+    return [first, *(c for c in order if c is not first)]
 
 
 def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
@@ -95,7 +95,7 @@ def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
 
 
 def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:
-    """How often each leaf coordinate changes, nonzeros being sorted; only the first two leaf modes can repeat much."""
+    """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
     letters, shared = problem.letters, [*storage.item, *storage.lane]
     counted = []
     for n, mode in enumerate(storage.leaf[:2]):
@@ -121,8 +121,13 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
     lanes = pieces + (rows * width // 2 if width > 1 else 0)
     stored = int(nnz * 1.05) if width > 1 else nnz
     items = min(items_of(stored, rows, most), max(1, lanes // width + rows))
-    chain = max(longest, most // width) // schedule.unroll if most or longest else 0
+    chain = rounds(max(longest, most // width) if most or longest else 0, schedule)
     return Statistics(items, lanes, stored, nnz, problem.itemsize, chain=chain)
+
+
+def rounds(steps: int, schedule: Schedule) -> int:
+    """Rounds of loads of so many steps over lanes: half are taken together; in the others shorter lanes are masked."""
+    return (steps // schedule.unroll + steps // schedule.masked_unroll) // 2
 
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:

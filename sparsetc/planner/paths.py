@@ -1,4 +1,4 @@
-"""The contractions that an einsum is done by, in which order: a path, found by counts and by rates of the device.
+"""Contraction paths: the order of contractions of an einsum, found by counts and by rates of the device.
 
 In: a `Bound` einsum; the pattern's counts where one operand is sparse, counts of nonzeros where several are. Out: an
 `Order`.
@@ -111,7 +111,7 @@ class Search:
 
     # -- edges ------------------------------------------------------------------------------------------------------
     def edges(self, s: State) -> Iterator[Edge]:
-        """Yield the contractions that may follow, those that end first."""
+        """Yield the contractions possible next, final ones first."""
         output = set(self.bound.einsum.output)
         if not self.sparse_result and (s is self.root or s.sparse != self.root.sparse):
             yield Edge(s.terms, None, "dense")
@@ -172,7 +172,7 @@ class Search:
         return rate * self.itemsize / 4
 
     def _fresh(self, nbytes: float) -> float:
-        """Seconds beyond those of its bytes that a large new tensor takes, whose pages the system hands out."""
+        """Return the extra seconds of a large new tensor, for the pages that the system hands out."""
         return nbytes * self.laws["path_fresh"] if nbytes >= self.laws["path_large"] else 0.0
 
     def _pass(self, s: State, edge: Edge, most: float) -> float:
@@ -230,7 +230,7 @@ class Search:
         return seconds + rows * every * product_seconds
 
     def _dense(self, s: State, most: float) -> float:
-        """Seconds of what is left as a dense tensor, which is made of the nonzeros first unless it is kept."""
+        """Return the seconds of contracting the rest as a dense tensor, made of the nonzeros unless it is kept."""
         law, head = self.laws, {*s.sparse, *s.dense}
         nbytes = self.itemsize * self._size(head)
         seconds = law["path_sparse_call"]

@@ -117,7 +117,7 @@ def seconds_of(
 
 
 def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, listed_byte: float) -> float:
-    """Return the bytes of the result that are zeroed first: all copies, or the rows that no part stores."""
+    """Return the bytes of the result to zero first: all copies, or the rows that no part stores."""
     if not (stored := sum([part.stored(sizes) for part, sizes in both])):
         return every
     if both[0][0].sparse:  # rows that are added to alone are zeroed
@@ -155,7 +155,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """The cost of a program, which is the same for every tensor of these sizes that is stored so."""
+    """Return the cost of a program; it is the same for every tensor of these sizes and storage."""
     return cost_of(drafted(bound, view, schedule, target))
 
 

@@ -185,7 +185,7 @@ class Counts:
         return self.once(("short", kept, threshold), count) if kept and self.nnz else (0, 0)
 
     def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
-        """Counts of each share that a partition deals; what is dealt here is not dealt again to be packed.
+        """Return the counts of each share of a partition; the shares are kept for packing.
 
         Args:
             partition: name of a registered rule.
@@ -294,7 +294,7 @@ class Problem:
 
     @property
     def rules(self) -> Mapping[str, Any]:
-        """The numbers that schedules and formats go by, of the device that runs the plan."""
+        """The device's numbers for schedules and formats."""
         return self.profile.rules
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Plans for patterns that come and go, as a graph that each step makes anew: one is chosen for all of a kind.
+"""Plans for patterns that come and go, such as a new graph at each step: one plan serves all patterns of a kind.
 
 In: a `Problem`, and a function that chooses a plan for it by all that can be counted. Out: a `Choice`. Patterns are of
 one kind where the einsum and the dense sizes are the same, sizes and counts of nonzeros and of rows within two fifths,

@@ -1,4 +1,4 @@
-"""The formats and the plans that are known by name, the package's own and users', and which plan an einsum takes.
+"""The registry of formats and plans by name, the package's and users', and the choice of a plan for an einsum.
 
 In: a class, a `Method`, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply; and
 what a user asks for. Out: an entry of `FORMATS`, `PLANS` or `JOINS`; and a `Choice`, with what every plan that was
@@ -79,7 +79,7 @@ class Method:
         return chain(*by_plan.values())
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
-        """The candidate that is named, with operands rounded where that pays; `PlanError` where there is none."""
+        """Return the candidate of a request, with operands cast where that pays. Raise `PlanError` if there is none."""
         candidate = self.candidate(problem, problem.counts, **dict(request.options))
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
@@ -126,17 +126,19 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
 
 
 def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> Callable[[M], M]:
-    """Decorator: make ``make(problem, counts) -> Candidate | None`` known to plans by `name`.
+    """Decorate ``make(problem, counts) -> Candidate | None``: register it as a plan.
 
     Args:
-        name: one line of printable characters, without quotes and backslashes, that ``plan=`` takes.
-        shared: the plan deals and stores nonzeros alike for every einsum, so that one packed copy serves them all.
-            Where it is asked for, gradients and batches take it too, if it applies to them; those of other plans are
-            planned anew.
-        replace: put the plan in the place of one that comes with the package, or of a format's.
+        name: one line of printable characters, without quotes and backslashes; ``plan=`` takes it.
+        shared: the plan partitions and stores nonzeros in the same way for every einsum, so that one packed copy
+            serves
+            all. Gradients and batches of an einsum that asks for it by name then use it too, if it applies; other
+            plans
+            are planned anew.
+        replace: replace a plan of the package, or of a format.
 
     Raises:
-        PlanError: a name that cannot be one, or is taken by the package.
+        PlanError: the name is invalid, or is taken by the package.
 
     Examples:
         >>> never = stc.register_plan("never")(lambda problem, counts: None)
@@ -160,14 +162,14 @@ def register_format(cls: F) -> F: ...
 @overload
 def register_format(*, replace: bool) -> Callable[[F], F]: ...
 def register_format(cls: F | None = None, *, replace: bool = False) -> F | Callable[[F], F]:
-    """Class decorator: make a format known by its ``name``, to plans, to `explain` and to the conformance suite.
+    """Decorate a format's class: register it by its ``name`` for plans, `explain` and the conformance suite.
 
     Args:
-        cls: the class; one instance of it is made here, without arguments.
-        replace: put the format in the place of one that comes with the package, or under the name of a plan that does.
+        cls: the class; one instance is made here, without arguments.
+        replace: replace a format of the package, or a plan of this name.
 
     Raises:
-        FormatError: the class lacks what a format has, or its name is no identifier, or is taken by the package.
+        FormatError: the class lacks a method, or its name is no identifier or is taken by the package.
 
     Examples:
         >>> from sparsetc.formats.coo import Coo
@@ -276,7 +278,7 @@ def chosen(request: Plan, problem: Any, methods: Mapping[str, Method], recurs: b
 
 
 def _counted(problem: Any, methods: Mapping[str, Method]) -> Choice:
-    """Return the choice among all that ``"auto"`` considers, by what is counted of the pattern."""
+    """Choose among all plans that ``"auto"`` considers, by counts of the pattern."""
     best = Best()
     candidates = considered(problem, best, methods)
     reason = "no other can be as fast" if len(candidates) == 1 and best.dismissed else ""
@@ -299,7 +301,7 @@ def check_request(wanted: str | Plan) -> None:
 
 
 def considered(problem: Any, best: Best, methods: Mapping[str, Method] = PLANS) -> list[Candidate]:
-    """Return what ``"auto"`` considers for one einsum, less what cannot be faster than the best of it."""
+    """Return the candidates of ``"auto"`` for one einsum, without those that cannot beat the best so far."""
     return [candidate for method in methods.values() if method.alone for candidate in method.estimates(problem, best)]
 
 

@@ -1,4 +1,4 @@
-"""How programs of nonzeros run: lanes, steps taken together, warps, blocks of dense axes.
+"""Schedules of programs over nonzeros: lanes, steps taken together, warps, blocks of dense axes.
 
 In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision; the
 pattern of the sparse operand does not matter.
@@ -184,7 +184,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
 
 
 def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
-    """Return the rows of such a dot, and the bytes of both of its sides, which are what a buffer holds."""
+    """Return the rows of a dot over blocks, and the bytes of both of its sides, the contents of a buffer."""
     high, deep = (
         prod(n for c, n in block.items() if c not in columns and (c in problem.bound.einsum.output) == kept)
         for kept in (True, False)
@@ -258,7 +258,7 @@ def dot_axes(bound: Bound) -> bool:
 
 
 def _axis_groups(bound: Bound, once: Collection[str] = ()) -> list[set[str]]:
-    """Dense axes, those together that an operand has in common; not of operands whose sparse letters are all `once`."""
+    """Group the dense axes that share an operand; operands with all sparse letters in `once` do not count."""
     e = bound.einsum
     inputs = [e.inputs[p] for p in e.dense]
     met = [i for i in inputs if not once or not set(once) >= {c for c in i if c in e.sparse_indices}]

@@ -26,7 +26,7 @@ COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": 
 
 
 class Traced(float):
-    """A number and the expression that it is the value of; comparisons are those of the numbers."""
+    """A number with the symbolic expression it came from; comparisons use the number."""
 
     expression: Any
 
@@ -135,7 +135,7 @@ def symbolic_cost(
         return Traced(value, symbol)
 
     def expression(number: Any) -> Any:
-        """Return what a number was made of, rounded up where that is how it was."""
+        """Return the expression behind a number, with the same rounding up."""
         whole, up = sympy.sympify(_expression(number)), sympy.ceiling
         return whole.replace(sympy.floor, lambda of: -up(-of) if of.could_extract_minus_sign() else sympy.floor(of))
 

@@ -51,7 +51,7 @@ class Option:
 def choose_together(
     wanted: str | Plan, problems: Sequence[Problem], limit: int
 ) -> list[tuple[Choice, str | Plan]] | None:
-    """Return a choice for each einsum: the set of plans that is expected to be fastest, of those whose copies fit.
+    """Choose a plan for each einsum: the set with the least expected total time whose packed copies fit the limit.
 
     Where ``"auto"`` is asked for, all plans that it considers of each einsum are weighed, and the shared copy. Where a
     plan is named, it is taken wherever its copies fit, and the shared copy for as many of the others as must be.
@@ -93,7 +93,7 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
     if request.name == "auto":
         first, *others = [_option(e, problem, False) for e in ranked(considered(problem, Best()))]
         least = min((o.seconds for o in others), default=inf)
-        # Of plans that the cost model does not tell apart, the first is the simplest.
+        # Of plans that the cost model does not tell apart, the first has no tiles.
         first = replace(first, seconds=min(first.seconds, least))
         return [first, *others, *(_option(e, problem, False) for e in shared)]
     estimate = choose(request, problem)
@@ -108,7 +108,7 @@ def _option(candidate: Candidate, problem: Problem, other: bool) -> Option:
 
 
 def _stored(cost: Cost, sizes: Statistics) -> int:
-    """Bytes of a part: what its program streams, and what it reads once a block."""
+    """Return the bytes of a part: its streamed arrays, and those read once a block."""
     if not sizes.nnz:
         return 0
     view = cost.p.view
@@ -163,6 +163,6 @@ def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wante
 
 
 def _in_common(chosen: Sequence[Option]) -> int:
-    """Return the number of einsums that store nothing that no other one reads."""
+    """Return the number of einsums whose storages all serve another einsum too."""
     uses = Counter(key for option in chosen for key, nbytes in option.copies.items() if nbytes)
     return sum(all(uses[key] > 1 for key, nbytes in option.copies.items() if nbytes) for option in chosen)

@@ -235,7 +235,7 @@ class BlockPath(JoinPath):
     # -- numbers ----------------------------------------------------------------------------------------------------
     @cached_property
     def _buffers(self) -> list[BlockPairList]:
-        """The pairs of the blocks of the result that are made together, found once, so that calls wait for nothing."""
+        """The pairs for each group of result blocks computed together, found once, so that calls wait for nothing."""
         return [self.tasks.some(start, self.room) for start in range(0, self.tasks.blocks, self.room)]
 
     def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:

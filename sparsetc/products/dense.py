@@ -152,7 +152,7 @@ class DensePath(JoinPath):
         return (m.x_key.numel(), 0), (m.y_key.numel(), 0)
 
     def places(self) -> torch.Tensor:
-        """Where the product of the patterns is not 0."""
+        """Find the positions where the product of the patterns is not 0."""
         x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (self.x_at, self.y_at))
         product = self._product(x, y, None, "highest")
         self.budget.check(int(torch.count_nonzero(product)))

@@ -119,7 +119,7 @@ class HybridPath(JoinPath):
 
     @classmethod
     def plan_of(cls, p: JoinProblem, split: BlockWork | None = None) -> Plan:
-        """The parts of both sides; of one side whose other is empty, that side's own plan."""
+        """Return the plan with the parts of both sides; if one side is empty, the other side's own plan."""
         split = split or cls.split(p)
         if split.pure is not None:
             none = split.pure == TaskSums.name

@@ -57,7 +57,7 @@ def plan_bcb(
     formats: tuple[str, str] = ("bcb", "bcb"),
     **sides: int,
 ) -> Plan:
-    """Blocks with sides given by letter, as in ``plan_bcb(i=8, j=8, k=32)``; those not named are chosen.
+    """Make a plan of blocks with sides by letter, as ``plan_bcb(i=8, j=8, k=32)``; other sides are chosen.
 
     Args:
         storage: how a GPU reads blocks: ``"whole"``, ``"bitmap"`` (bits and packed values, section III-D), or

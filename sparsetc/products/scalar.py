@@ -236,14 +236,14 @@ class TaskSums(JoinPath):
 
 
 def _about(equation: str, tasks: Tasks) -> Sequence[str]:
-    """Lines that tell a reader of the source what it computes beside the einsum."""
+    """Return lines for a reader of the source about its tasks."""
     roles = tasks.join_order.join.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",
         "A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.",
-        f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any",
-        f"    q   nonzeros over {''.join(roles.y) or 'nothing'}, likewise",
+        f"    p   nonzeros over {''.join(roles.x) or 'nothing'} that meet any of y",
+        f"    q   nonzeros over {''.join(roles.y) or 'nothing'} that meet any of x",
         f"    z   entries of the result over {''.join(roles.result_order) or 'nothing'}, in this order",
-        "Their numbers are rounded up to powers of two here: the program serves all lists that are no longer.",
+        "Sizes are rounded up to powers of two here: the program serves all lists that are no longer.",
     )

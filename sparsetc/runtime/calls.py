@@ -114,7 +114,7 @@ def dots(
 
 
 def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> None:
-    """Add ``values[n]`` to ``out[row[n]]`` in place; in pieces those of one row that follow one another."""
+    """Add ``values[n]`` to ``out[row[n]]`` in place; neighbours of one row are summed in pieces first."""
     if out.device.type == "cpu" and len(row) > LONG:
         fresh = row[1:] != row[:-1]
         if 2 * int(fresh.sum()) < len(row):
@@ -190,7 +190,7 @@ def _csr_product(
 
 
 def _csr(offsets: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, width: int) -> torch.Tensor:
-    """Return torch's matrix in compressed rows, unchecked, of so many columns."""
+    """Return torch's matrix in compressed rows with `width` columns, unchecked."""
     _hush()
     size = (offsets.numel() - 1, width)
     # Even given arrays, torch makes a sparse tensor on the default device.
@@ -207,7 +207,7 @@ def _hush() -> None:
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the product of two matrices of one dtype, whose sums are as wide as `out`.
+    """Write the product of two matrices of one dtype to `out`; sums are as wide as `out`.
 
     Args:
         left: (m, k).
@@ -262,7 +262,7 @@ def integer_einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def _pairs(equation: str, shapes: tuple[torch.Size, ...]) -> list[tuple[tuple[int, ...], str]]:
-    """Return, of each contraction of two operands, where they are among those that are left, and its equation."""
+    """Return for each contraction of two operands their positions among the remaining ones, and its equation."""
     if len(shapes) == 2:
         return [((0, 0), equation)]
     import opt_einsum  # few products have three factors or more
@@ -281,7 +281,7 @@ def _contracted(equation: str, *pair: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(own: str, operand: torch.Tensor, letters: list[str]) -> torch.Tensor:
-    """Return an operand with a dimension for each letter, of size 1 where it has not; summed over all others."""
+    """Return an operand with a dimension for each letter (size 1 if it lacks the letter), summed over all others."""
     ordered = torch.einsum(f"{own}->{''.join(c for c in letters if c in own)}", operand)  # of one: diagonals and sums
     sizes = iter(ordered.shape)
     return ordered.reshape([next(sizes) if c in own else 1 for c in letters])

@@ -50,7 +50,9 @@ class SecondPass:
 
     @classmethod
     def of(cls, row_of_partial: torch.Tensor, stored: int = 0) -> SecondPass:
-        """From the output row of every partial row, (partials,) int64, and how many rows lie before these."""
+        """Make the second pass from the output row of every partial row, (partials,) int64; `stored` rows lie before
+        them.
+        """
         rising = bool((row_of_partial[1:] >= row_of_partial[:-1]).all())
         order = None if rising else torch.argsort(row_of_partial, stable=True)
         rows, lengths = torch.unique_consecutive(
@@ -85,7 +87,7 @@ class Arrays:
 
 
 class Inspectable:
-    """Programs, source, file and assembly, derived from what is run: `inner`, whatever has these, in order."""
+    """Plan, programs, source, file and assembly of an object, collected from the executables in `inner`."""
 
     inner: Sequence[Any]
 
@@ -96,17 +98,17 @@ class Inspectable:
 
     @property
     def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs; torch's own products have none."""
+        """The tile programs of all parts; torch's own products have none."""
         return tuple(program for one in self.inner for program in one.programs)
 
     @property
     def source(self) -> str:
-        """The generated programs, one after the other."""
+        """The generated source of all programs, one after the other."""
         return "\n\n".join(one.source for one in self.inner)
 
     @property
     def path(self) -> Path:
-        """The file of the first."""
+        """The file of the first generated program."""
         return self.inner[0].path  # type: ignore[no-any-return]
 
     def ptx(self, target: str) -> str:
@@ -115,7 +117,7 @@ class Inspectable:
 
 
 class Executable:
-    """Programs of one step, ready to run."""
+    """The programs of one step, ready to run."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class Executable:
         return out
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A result that is not written yet, in the order in which programs write it."""
+        """Return an uninitialised result with the strides that programs write."""
         if self.strides is None:
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
@@ -223,7 +225,7 @@ class Executable:
         return out
 
     def _bound_to(self, arrays: Arrays, values: Values, dense: Sequence[torch.Tensor]) -> tuple[Call, torch.device]:
-        """The programs bound to these arrays, and the device; bound once while the same ones come again."""
+        """Return the programs bound to these arrays, and the device; bound again only for other arrays."""
         if self._bound is not None and self._bound[0] is arrays:
             return self._bound[1:]
         # A storage whose coordinates are all computed has no arrays.
@@ -234,7 +236,7 @@ class Executable:
 
 
 def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:
-    """Set these rows, if any, to zero."""
+    """Set these rows to zero."""
     if rows is not None and rows.numel():
         out.index_fill_(0, rows, 0)
 

@@ -1,4 +1,4 @@
-"""Functions that generated native loops call, compiled by numba: vectors in registers, and loads that check nothing.
+"""Functions for generated native loops, compiled by numba: vectors in registers, and unchecked loads.
 
 LLVM unrolls a loop over 16 elements whole before it looks for vectors, and then makes none; a local array it stores and
 loads again for every nonzero. So loops are printed with vectors as numbers of their own: a value of type ``Vector`` is
@@ -119,7 +119,7 @@ def add_up(typing: Any, vector: Any) -> Any:
 
 
 def _of_length(length: int) -> tuple[Any, Any]:
-    """Return the functions that load so many neighbours, and that give as many zeros of an array's type."""
+    """Return the functions that load `length` neighbours and make `length` zeros of an array's type."""
 
     @intrinsic
     def load(typing: Any, array: Any, at: Any) -> Any:
@@ -171,7 +171,7 @@ def _typed(context: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spread(context: Any, builder: Any, kind: Any, value: Any, vector: Vector) -> Any:
-    """Return a number as a vector of it; a vector as it is."""
+    """Return a number repeated as a vector; a vector is returned as it is."""
     if isinstance(kind, Vector):
         return value
     number, undefined = context.cast(builder, value, kind, vector.element), ir.Constant(_llvm(vector), ir.Undefined)

@@ -1,4 +1,4 @@
-"""1-SA: groups of rows that touch about the same columns, and how dense the blocks are that they make.
+"""1-SA: groups of rows with similar columns, and the density of the blocks that they form.
 
 Files, in the order of data::
 

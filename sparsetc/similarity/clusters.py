@@ -1,4 +1,4 @@
-"""Clusters of rows by the strips of columns that they touch, and one round of finding those that resemble each other.
+"""Clusters of rows by the strips of columns that they touch, and one round of merging similar ones.
 
 In: the row and the column of every nonzero. Out: clusters, fewer each round. All steps are whole-array ones, on any
 device, and what they give depends on nothing but the patterns. A cluster's *signature* (min-hash) has, for each of
@@ -134,7 +134,7 @@ def spans(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def mixed(numbers: torch.Tensor, seed: int) -> torch.Tensor:
-    """int64 numbers that look random and depend on nothing but the given ones (splitmix64, which wraps)."""
+    """Return pseudo-random int64 numbers, a fixed function of the given ones (splitmix64, which wraps)."""
     x = numbers + _signed((seed + 1) * 0x9E3779B97F4A7C15)
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
@@ -185,7 +185,7 @@ def candidates(
 def _compared(
     clusters: Clusters, left: torch.Tensor, right: torch.Tensor, least: float, tau: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The pairs whose unions have a Jaccard similarity of at least `least`, and which together keep the bound."""
+    """Return the pairs with a Jaccard similarity of at least `least` whose union keeps the bound `tau`."""
     sizes, span = clusters.sizes, clusters.strip_count
     swap = sizes[left] > sizes[right]
     short, long = torch.where(swap, right, left), torch.where(swap, left, right)
@@ -208,14 +208,16 @@ def _compared(
 
 
 def keeps_bound(filled: torch.Tensor, height: torch.Tensor, union: torch.Tensor, tau: float) -> torch.Tensor:
-    """Theorem 1, of groups by the strips their rows touch, their rows, and the strips of their union."""
+    """Return True where groups keep the bound of theorem 1, by their filled strips, their rows and the strips of the
+    union.
+    """
     return filled >= (tau / 2) * (height * union).double()
 
 
 def stars(
     clusters: Clusters, left: torch.Tensor, right: torch.Tensor, similarity: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which clusters are to join which, from pairs that may merge.
+    """Choose the merges of a round: return roots and their followers from pairs that may merge.
 
     Each cluster points at the nearest one it is paired with. Where two point at each other, the one of more filled
     strips is a root, and all that point at a root follow it.

@@ -49,7 +49,7 @@ class BlockingPoint:
 
 @dataclass(frozen=True, repr=False)
 class BlockingCurve:
-    """Blockings of one matrix; printed, it is a table.
+    """Groupings of the rows of one matrix at several similarities; prints as a table.
 
     Attributes:
         mode: the mode whose slices are rows.
@@ -68,7 +68,7 @@ class BlockingCurve:
     points: tuple[BlockingPoint, ...]
 
     def table(self) -> str:
-        """A line a similarity, below the names of the columns."""
+        """Return a table as text, with one line for each similarity."""
         rows = [("tau", "groups", "blocks", "mean height", "density", "stored values", "seconds")]
         for p in self.points:
             sizes = f"{p.height:.1f}", f"{p.density:.3g}", f"{p.stored:,}"
@@ -86,15 +86,15 @@ class BlockingCurve:
 def blocking_curve(
     matrix: Any, *, width: int = 64, taus: Sequence[float] = TAUS, mode: int = 0, progress: bool = False
 ) -> BlockingCurve:
-    """Group the rows of a matrix by each of some similarities, and say how high and how dense the blocks are.
+    """Group the rows of a matrix at several similarities, and return height and density of the blocks of each grouping.
 
     Args:
-        matrix: a `SparseTensor`, or a sparse tensor of torch, scipy or pydata/sparse. One of order above 2 is unfolded:
-            its columns are the coordinates of all modes but one. One in blocks, or with dense modes, is expanded.
+        matrix: a `SparseTensor`, or a sparse tensor of torch, scipy or pydata/sparse. A tensor of order above 2 is
+            unfolded: columns are the coordinates of all other modes. Blocks and dense modes are expanded.
         width: columns of a strip, and so of a block.
-        taus: similarities, each above 0 and at most 1.
+        taus: Jaccard similarities, each above 0 and at most 1.
         mode: the mode whose slices are rows.
-        progress: draw a bar on stderr, if rich is there.
+        progress: show a progress bar on stderr.
 
     Raises:
         DtypeError: the operand is not sparse.
@@ -146,7 +146,7 @@ def measured(
 
 
 def _columns(x: SparseTensor, mode: int) -> torch.Tensor:
-    """(nnz,) the linear index of all modes but one, or its rank among those of nonzeros where it would pass 2**63."""
+    """Return (nnz,) the linear index of all modes but one; its rank among the nonzeros' if it could pass 2**63."""
     others = [m for m in range(x.order) if m != mode]
     sizes = [x.shape[m] for m in others]
     key, span = linear_key([x.coords[m] for m in others], sizes, x.coords[mode])

@@ -141,7 +141,7 @@ def merged(clusters: Clusters, tau: float) -> torch.Tensor:
 
 
 def _similarities(tau: float) -> list[float]:
-    """Return the similarities to ask for, falling to τ."""
+    """Return the similarities required round by round, falling to τ."""
     similarities = [tau]
     least = FIRST
     while least > tau / STEP**0.5:
@@ -153,7 +153,7 @@ def _similarities(tau: float) -> list[float]:
 def _accepted(
     clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, least: float, tau: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the followers that join, in turn, up to the first of a star that is too different by then.
+    """Find the followers to join each star, in order, up to the first that differs too much by then.
 
     Returns:
         (members,) the clusters of each star, its root first, and (members,) the number of each one's star; (stars,) how

@@ -1,4 +1,4 @@
-"""Einsums of a sparse operand that is larger than the device: packed chunks that pass through it, one after the other.
+"""Einsums with a sparse operand larger than the device: packed chunks pass through it, one after the other.
 
 In: a sparse operand in host memory or in a file. Out: results as of `einsum`. `sources` gives nonzeros, `cutting` and
 `compiler` make packed chunks of them, `store` keeps these, `contents` says what a file of them holds, `engine` runs

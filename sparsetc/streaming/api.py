@@ -1,4 +1,4 @@
-"""Functions of streams: `stream` once, `stream_kernel` to call often, `open_stream` for what was saved.
+"""The functions for streaming: `stream` for one call, `stream_kernel` for many, `open_stream` for a saved one.
 
 In: an equation, a sparse operand in host memory or in a packed file, dense operands. Out: results, or a `Stream`.
 """
@@ -40,7 +40,7 @@ WHEN_OPENED = ("streams", "order", "device", "progress", "memory_limit", "cache_
 
 @entry_point
 def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, **options: Any) -> Result:
-    """Evaluate an einsum of one sparse operand that is larger than the device, in chunks that pass through it.
+    """Evaluate an einsum of a sparse operand larger than the device's memory, chunk by chunk.
 
     The result is that of `einsum`, up to the order of sums: an einsum is linear in its sparse operand, so the results
     of chunks of it add up. To call it often, make a `Stream` by `stream_kernel`, which packs once.
@@ -69,7 +69,7 @@ def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, 
 
 @entry_point
 def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
-    """Cut a sparse operand into chunks, pack them, and give what streams them through the device at each call.
+    """Cut a sparse operand into chunks and pack them. Return a `Stream` that runs them through the device at each call.
 
     Chunks are packed by one plan, chosen for the first of them. They lie in pinned host memory (plain memory without
     CUDA), or in a file. The device never has more than ``memory_limit=`` of dense operands, result, and a chunk for
@@ -192,7 +192,7 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
 
 
 def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
-    """Return the einsum of these operands, checked but for where dense ones lie."""
+    """Return the einsum of these operands, checked except for the devices of dense ones."""
     given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
     for n, o in enumerate(given):
         if not isinstance(o, torch.Tensor) or o.layout != torch.strided:

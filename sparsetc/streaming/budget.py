@@ -1,4 +1,4 @@
-"""How a stream is cut and run: what the caller says of it, and what the memory of the device allows.
+"""Options of a stream, and the cut that fits them and the device's memory.
 
 In: keyword arguments, an einsum, the memory limit. Out: `StreamOptions`, checked; `Budget`, which says how to cut
 before anything is packed, and where the result goes once chunks are known; or `OutOfMemoryError`, with the sizes.
@@ -38,7 +38,7 @@ COPIES_SHARE = 8
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How a tensor is cut, packed and streamed.
+    """Options by which a tensor is cut, packed and streamed.
 
     Attributes:
         chunk_bytes: most bytes of a chunk, a number or text as in ``"32MiB"``; fewer are taken where memory is short.
@@ -119,7 +119,7 @@ class StreamOptions:
 
 
 def named_device(name: Any) -> torch.device:
-    """Return the CPU, or a GPU that there is, of what a caller calls it; else raise `DeviceError`."""
+    """Return the CPU or an existing GPU by name. Raise `DeviceError` for anything else."""
     device = None
     with suppress(RuntimeError, TypeError):
         device = torch.device(name)
@@ -193,11 +193,11 @@ class Budget:
         return self.total - blocks if self.tensors else self.total
 
     def result(self, rows: int, copies: int = 1) -> int:
-        """Return the bytes of a whole result, and of what is made of it at the end."""
+        """Return the bytes of a whole result, with the temporary memory of finishing it."""
         return rows * (self.finished + (self.row * copies if copies > 1 else 0))
 
     def cut(self, rows: int | None, wanted: int, keeps: bool) -> tuple[int, int | None]:
-        """Return the most bytes of a chunk and the most rows that it may number, None where it numbers none.
+        """Return the most bytes of a chunk, and the most rows that it may number (None if it numbers none).
 
         Args:
             rows: of a dense result; None of a sparse one, whose rows chunks number.
@@ -234,7 +234,7 @@ class Budget:
         return False
 
     def bytes(self, made: StreamCut, rows: int, kept: bool) -> int:
-        """Return the bytes that a call takes, whose result is kept on the device or not."""
+        """Return the bytes of a call, with its result kept on the device or not."""
         held = self.dense + self.streams * made.largest
         if kept:
             return held + self.result(rows + made.window, made.copies)

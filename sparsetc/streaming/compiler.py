@@ -1,4 +1,4 @@
-"""An einsum of a tensor that comes in chunks -> packed chunks, and the few programs that run all of them.
+"""Compilation of chunks: an einsum of a chunked tensor -> packed chunks, and the few programs that run all of them.
 
 In: a `Bound` einsum, options, and the nonzeros of a chunk. Out: packed chunks. An einsum is linear in its sparse
 operand, so a chunk is a tensor of its own. It goes the way of any other, through the same planner, formats and
@@ -39,7 +39,7 @@ Nonzeros = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Variant:
-    """Programs that chunks have in common.
+    """The programs that several chunks share.
 
     Attributes:
         parts: what the programs were lowered from.
@@ -64,7 +64,7 @@ class Variant:
 
 
 class Compiler:
-    """Packs the chunks of one tensor for one einsum.
+    """A compiler and packer of the chunks of one tensor, for one einsum.
 
     Attributes:
         form, copies: the form of chunks' results, and the most copies that programs may add to.
@@ -95,7 +95,7 @@ class Compiler:
 
     @property
     def pull(self) -> Pull:
-        """The way from the dense operands of a call to those of the einsum as it is lowered."""
+        """The map from the dense operands of a call to those of the lowered einsum."""
         return self._template[1]
 
     @cached_property
@@ -109,7 +109,7 @@ class Compiler:
         return self.template.problem.backend
 
     def _prepared(self, coords: torch.Tensor, values: torch.Tensor) -> tuple[Preparation, Pull]:
-        """Return the einsum of some nonzeros, as a tensor of their own, and how its operands follow from these."""
+        """Return the prepared einsum of some nonzeros as a tensor, and the map to its operands."""
         x = SparseTensor._of(coords, values, tuple(self.bound.shape(0)), True)
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(shape) for shape in self.bound.dense_shapes]
@@ -192,7 +192,7 @@ class Compiler:
         return variant, parts, None if output.pattern is None else output.pattern.coords
 
     def _bound(self, prepared: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
-        """Return the plan of a chunk, its parts that hold nonzeros by number, and these packed and lowered.
+        """Return the plan of a chunk, the numbers of its parts that hold nonzeros, and these parts packed and lowered.
 
         Where the partition deals otherwise here than where the plan was chosen, any plan will do, since a chunk is a
         tensor of its own: one of the same name, or else the one that is expected to be fastest.
@@ -219,7 +219,7 @@ class Compiler:
 
     # -- programs ---------------------------------------------------------------------------------------------------
     def lowered(self, variant: Variant) -> tuple[TileProgram, ...]:
-        """Return the programs of a variant, from what a file has of it.
+        """Return the programs of a variant read from a file.
 
         Raises:
             PlanError, FormatError, ValueError: parts that do not fit the einsum.
@@ -233,7 +233,7 @@ class Compiler:
         return tuple(lowered)
 
     def generate(self, variant: Variant, rows: int) -> Programs:
-        """Return the generated programs of a variant, for so many rows of the result."""
+        """Generate the programs of a variant for a result of `rows` rows."""
         programs = [replace(p, rows=rows) for p in variant.programs]
         folder = self.settings.cache_dir
         return Programs(programs, self.dtype, self.backend, self.target, folder, variant.fused)

@@ -1,4 +1,4 @@
-"""The header of a file of packed chunks: every array by the name its program has for it, and the stream they are of.
+"""The header of a file of packed chunks: the stream's description, and every array by its program's name for it.
 
 In: a `Recipe` and a `StreamCut`. Out: the header of a safetensors file; or the other way round, everything compared
 with what the programs take. Programs are not stored: they are lowered again from the parts of plans, and compared with
@@ -41,7 +41,7 @@ ROWS = "rows"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of a stream: all that chunks and programs depend on beside the nonzeros.
+    """The full description of a stream: everything that chunks and programs depend on beside the nonzeros.
 
     Attributes:
         shapes: shapes of all operands, the streamed one first.
@@ -75,7 +75,7 @@ def _as_json(record: Any) -> Any:
 
 
 def _from_json(known: dict[str, Any]) -> Any:
-    """Return the record of what `_as_json` gave; `ValueError`, `TypeError` or `PlanError` where it is none."""
+    """Return the record written by `_as_json`. Raise `ValueError`, `TypeError` or `PlanError` if there is none."""
     kind = known.pop("record", None)
     if kind is None:
         return known
@@ -152,7 +152,7 @@ def _index(program: TileProgram) -> list[str]:
 
 
 def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Recipe, Compiler]:
-    """Return what a file is of; raises `IOFormatError` where it does not say."""
+    """Return the recipe and the compiler of a file. Raise `IOFormatError` if the file does not hold them."""
     try:
         recipe = file.stream["recipe"]
         settings = with_settings(settings, {"precision": recipe.precision})
@@ -219,7 +219,7 @@ def _lowered(variant: Variant, compiler: Compiler) -> Variant:
 
 
 def _reads(compiler: Compiler, program: TileProgram, part: StoredPart) -> bool:
-    """Return True if a part has the arrays that its program reads: as many, and of those types."""
+    """True if a part has the arrays that its program reads, in number and types."""
     words = {"I32", "I64"} if compiler.backend == "torch" else {"I32", "I64", "U8", "I16", "U16"}
     kinds = [{NAMES[WORDS[program.view.values.word]]} if name == "bits" else words for name in _index(program)]
     kinds.append({NAMES[stored_dtype(program, compiler.dtype, compiler.backend)]})

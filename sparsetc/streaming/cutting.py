@@ -78,7 +78,7 @@ class Chunk:
 
     @cached_property
     def places(self) -> list[tuple[int, int, int]]:
-        """Where each array begins and ends in the buffer, and where the next begins."""
+        """Return (begin, end, begin of the next) of each array in the buffer."""
         sizes = [DTYPES[name].itemsize * count for name, count in self.arrays]
         begins = pairwise(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
         return [(begin, begin + size, after) for (begin, after), size in zip(begins, sizes, strict=True)]
@@ -209,7 +209,7 @@ def _samples(source: Source, count: int) -> Iterator[Nonzeros]:
 
 
 def _stop(source: Source, start: int, count: int) -> int:
-    """Return where a chunk of so many nonzeros ends, or fewer that reach across none of the source's ends."""
+    """Return the end of a chunk of `count` nonzeros, or of fewer up to the source's next end."""
     ends = getattr(source, "ends", None) or ()
     following = ends[bisect_right(ends, start) :][:1]
     return min(start + max(1, count), source.nnz, *following)

@@ -27,7 +27,7 @@ from sparsetc.support.progress import At, unseen
 
 @dataclass(frozen=True)
 class ChunkTimes:
-    """When a chunk was copied and computed, in milliseconds from the beginning of the first copy.
+    """The times of a chunk's copy and kernel, in milliseconds from the beginning of the first copy.
 
     Attributes:
         chunk: its number, in the order in which chunks were cut.
@@ -46,7 +46,7 @@ class ChunkTimes:
 
 @dataclass
 class Lane:
-    """Device buffers and events of one CUDA stream.
+    """Device buffers of one CUDA stream.
 
     Attributes:
         staging: (bytes of the largest chunk,) uint8; None on the CPU.
@@ -60,7 +60,7 @@ class Lane:
 
 @dataclass
 class ResultTarget:
-    """Where results go.
+    """The buffers that receive results.
 
     Attributes:
         whole: (copies, rows, *width) on the device, to which chunks add; None where rows are copied back.
@@ -89,7 +89,7 @@ class HostEvent:
 
 
 class Engine:
-    """Runs the chunks of one stream, in one order; it may be run again and again.
+    """The loop that runs the chunks of one stream in one order, any number of times.
 
     Attributes:
         _marks: events of each chunk that was run: begin, copied, computed, copied back.
@@ -242,7 +242,7 @@ class Engine:
         return call, values
 
     def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> torch.Tensor:
-        """Return the tensor that a chunk adds to."""
+        """Return the buffer that a chunk adds to."""
         if target.whole is None:
             lane.rows[: chunk.rows].zero_()
             return lane.rows
@@ -259,7 +259,7 @@ class Engine:
 
     # -- evidence ---------------------------------------------------------------------------------------------------
     def times(self) -> list[ChunkTimes]:
-        """When each chunk of the last run was copied and computed, in the order in which they were run."""
+        """Return the times of each chunk of the last run, in the order in which they ran."""
         times = []
         for position, (number, marks) in enumerate(zip(self.order, self._marks, strict=False)):
             marks[-1].synchronize()

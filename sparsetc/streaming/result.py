@@ -1,4 +1,4 @@
-"""The rows that chunks were summed in -> what a call returns, and the checks of a place for it.
+"""The form of a stream's result: from summed rows to the returned tensor, and checks of `out`.
 
 In: a recipe, a compiler, the chunks. Out: `ResultForm`.
 """
@@ -22,7 +22,7 @@ from sparsetc.tensor.sums import fitted, summed_dtype
 
 
 class ResultForm:
-    """The form of what a stream returns.
+    """The result that a stream returns.
 
     Attributes:
         shape, dtype: of the result.

@@ -1,4 +1,4 @@
-"""Sources of a stream: nonzeros that are taken some at a time, in the order in which chunks are cut from them.
+"""Sources of nonzeros for streaming: any range can be taken, in the order in which chunks are cut.
 
 In: a SparseTensor, or an open packed file, and the modes that the result keeps where its rows are to come in order.
 Out: a `Source`, any range of whose nonzeros can be taken.
@@ -64,7 +64,7 @@ class TensorSource:
 
 
 class FileSource:
-    """The nonzeros of a packed file, of which only those are read that are taken."""
+    """The nonzeros of a packed file; only the ranges taken are read."""
 
     def __init__(self, file: PackedFile) -> None:
         self.file = file
@@ -78,7 +78,7 @@ class FileSource:
 
 
 def leading(kept: Sequence[int]) -> bool:
-    """Return True if nonzeros in lexicographic order are in that of these modes."""
+    """True if nonzeros in lexicographic order are sorted by these modes."""
     return list(kept) == list(range(len(kept)))
 
 
@@ -87,7 +87,7 @@ UNPACKED = (".tns", ".mtx", ".gz", ".npz")
 
 
 def operand(x: Any) -> SparseTensor | PackedFile | Source:
-    """Return the operand to stream of anything that may stand for it; a path is opened, and is the caller's to close.
+    """Return the operand to stream; a path is opened, and is the caller's to close.
 
     Raises:
         EquationError: it is neither sparse nor a packed file.
@@ -118,7 +118,7 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
 
 
 def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None) -> Source:
-    """The nonzeros of an operand, in the order of the modes `kept` where these are given.
+    """Return the nonzeros of an operand, sorted by the modes `kept` if these are given.
 
     A file whose nonzeros are in another order is read whole.
 

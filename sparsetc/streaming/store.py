@@ -1,4 +1,4 @@
-"""Where packed chunks are kept: in host memory, pinned where a GPU copies from it, or in a safetensors file.
+"""Storage of packed chunks: in host memory, pinned if a GPU copies from it, or in a safetensors file.
 
 In: buffers of chunks. Out: `ChunkMemory` or `ChunkFile`. Both have a lock, which the stream that is called holds, and
 `feed`, which yields the buffers of chunks in the order of a run. Of a file several threads read, straight into the
@@ -23,8 +23,6 @@ import torch
 
 from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
 
-EARLIER = b"\x89STCS"
-"""How files of chunks began before they were safetensors."""
 PAGE = 4096
 RESERVED = 1 << 20
 """Bytes left for the header, which is known once all chunks are: about 1,500 chunks."""
@@ -164,13 +162,8 @@ class ChunkFile:
     def _header(self) -> dict[str, Any]:
         status = os.fstat(self._file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise self.fault("a file of packed chunks is a file on disk, this is none")
+            raise self.fault("packed chunks are read from a regular file on disk, not a pipe or a folder")
         head = os.pread(self._file.fileno(), 8, 0)
-        if head.startswith(EARLIER):
-            raise self.fault(
-                "chunks of an earlier version (.stcs), which are now safetensors: pack the tensor again, by "
-                "stream_kernel(..., file=)"
-            )
         length = int.from_bytes(head, "little")
         self._begin, self.nbytes = 8 + length, status.st_size - 8 - length
         if len(head) < 8 or length > MOST or self.nbytes < 0:
@@ -178,7 +171,7 @@ class ChunkFile:
         return json.loads(os.pread(self._file.fileno(), length, 8))  # type: ignore[no-any-return]
 
     def expect(self, sizes: Sequence[int], checksums: Sequence[Sequence[int]]) -> None:
-        """Take the sizes and checksums of the buffers; `ValueError` unless the file consists of these."""
+        """Set sizes and checksums of the buffers. Raise `ValueError` unless the file consists of them."""
         if sum(sizes) != self.nbytes or [len(own) for own in checksums] != [-(-n // BLOCK) for n in sizes]:
             raise ValueError(f"truncated or extended: {self.nbytes:,} bytes, its arrays take {sum(sizes):,}")
         self._sizes, self._checksums = sizes, checksums
@@ -212,7 +205,7 @@ class ChunkFile:
             raise self.fault(f"chunk {number}: damaged, its checksum is another")
 
     def _accept(self, number: int, buffer: torch.Tensor) -> None:
-        """Check a chunk that was read, once; its bytes are those that were written."""
+        """Check a chunk once, after its first reading."""
         if number in self._checked:
             return
         try:

@@ -102,7 +102,7 @@ class Stream:
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
     def plan(self) -> Plan | None:
-        """The plan that was chosen; None of a tensor without nonzeros, or of a file."""
+        """The plan; None for a tensor without nonzeros, or for a file."""
         return self.compiler.plan
 
     @property
@@ -112,7 +112,7 @@ class Stream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all chunks, which pass through the device at each call."""
+        """The bytes of all chunks, which pass through the device at each call."""
         return self.cut.nbytes
 
     @property
@@ -122,7 +122,7 @@ class Stream:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that a call has on the device at most: dense operands, a chunk for each stream, the result or rows."""
+        """The most bytes on the device during a call: dense operands, a chunk a stream, the result or its rows."""
         return self._budget.bytes(self.cut, self._result.rows, self.resident)
 
     @property
@@ -141,7 +141,7 @@ class Stream:
         raise TypeError("a Stream is neither copied nor pickled: save() its chunks to a file, or take on()")
 
     def timeline(self) -> list[ChunkTimes]:
-        """When each chunk of the last call was copied, computed and copied back; waits until they are."""
+        """Return the times of each chunk of the last call: copy, kernel, copy back; waits for the call to end."""
         with self._lock:
             return self._engine.times()
 
@@ -176,7 +176,7 @@ class Stream:
             return result if out is None else out.copy_(result)
 
     def _tables(self, dense: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the tables that programs read, and the dense operands that they are made of."""
+        """Return the tables that programs read, and the dense operands behind them."""
         compiler, device = self.compiler, self.device
         given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
         if any(isinstance(d, torch.Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
@@ -199,7 +199,7 @@ class Stream:
         return tables, whole
 
     def _run(self, tables: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the rows of the result, as they were summed."""
+        """Run all chunks. Return the summed rows of the result."""
         engine, settings = self._engine, self.compiler.settings
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
@@ -216,7 +216,7 @@ class Stream:
             raise PlanError(f'the stream of "{self.equation}" was closed; make it again')
 
     def _other(self) -> Stream:
-        """Return the stream by a plan that multiplies nonzeros alone, for dense operands that are not finite."""
+        """Return the stream by a plan for stored nonzeros alone, for dense operands with infinities or NaN."""
         if self._by_nonzeros is None:
             if self._make_other is None:
                 raise PlanError(

@@ -1,1 +1,1 @@
-"""Modules that all of the package leans on: caches, locks, names, files, pickles, warnings."""
+"""Helpers for all of the package: caches, locks, names, files, pickles, warnings."""

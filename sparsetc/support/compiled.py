@@ -89,10 +89,10 @@ def _native(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kept:
-    """The compiled forms of one function on disk, as numba asks a dispatcher's cache for them."""
+    """The compiled forms of one function on disk, in the interface of a cache of numba's dispatcher."""
 
     def __init__(self, name: str, text: str, folder: Path | None) -> None:
-        """Keep what is made of a text, which with the name says all that a form depends on but compiler and types."""
+        """Set the text to compile, which with the name determines the result up to compiler and types."""
         self.name = name
         self.text = text
         self.folder = folder

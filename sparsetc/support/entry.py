@@ -58,7 +58,7 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def traced_by_modes() -> bool:
-    """Return True if a graph is traced by torch's modes, as `make_fx` and fake tensors do, and not by Dynamo."""
+    """True while `make_fx` or fake tensors trace a graph, and not Dynamo."""
     return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(kind) for kind in _TRACING)
 
 
@@ -68,7 +68,7 @@ _NO_MEMORY = re.compile(r"allocate memory|(out of|not enough) memory|bad_alloc",
 
 
 def lacks_memory(error: MemoryError | RuntimeError) -> bool:
-    """Return True if it is an allocation's error, not our own: torch's are RuntimeErrors, told by their text alone."""
+    """True for an allocation's error that is not our own; torch raises a RuntimeError, recognised by its text."""
     return not isinstance(error, SparsetcError) and (
         isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
     )

@@ -41,7 +41,7 @@ def default_directory() -> Path | None:
 
 
 def cache_folder(directory: Path | None) -> Path | None:
-    """The absolute path of a folder that was given, or of the default one; None where it needs a home and has none."""
+    """Return the absolute path of the given or the default folder; None if a home directory is needed and missing."""
     directory = directory or default_directory()
     with suppress(RuntimeError):  # ~ of nobody
         return directory.expanduser().absolute() if directory else None
@@ -62,7 +62,7 @@ def _standard() -> Path | None:
 
 
 def claim(folder: Path, *, tighten: bool | None = None) -> None:
-    """Make the folder, and those above it, where they are absent; raise `OSError` unless it is the user's alone.
+    """Make the folder and its parents if they are missing. Raise `OSError` unless only the user can write to it.
 
     Args:
         folder: an absolute path. A link to a folder is followed if the link, too, is the user's or root's.
@@ -93,7 +93,7 @@ def check(folder: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace the file by one of these bytes and of mode 0600, whatever the umask; a link in its place goes."""
+    """Replace the file, or a link in its place, by one with these bytes and mode 0600, whatever the umask."""
     with renamed(path, 0o600) as file:
         os.chmod(file.name, 0o600)
         file.write(data)
@@ -101,7 +101,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 @contextmanager
 def renamed(path: Path, mode: int) -> Iterator[BinaryIO]:
-    """A file beside ``path`` that takes its place, or that of a link, at the end of the block, or goes after an error.
+    """Write a temporary file that replaces ``path`` at the end of the block, a link itself too, or is removed on error.
 
     It is created with ``mode``, less the umask.
     """
@@ -136,7 +136,7 @@ def open_private(path: Path, mode: str, flags: int = 0) -> BinaryIO:
 
 
 def open_regular(path: Path, mode: str = "rb", flags: int = 0) -> BinaryIO:
-    """Open a file on disk; `OSError` for what is none, such as a FIFO, whose other end is not waited for."""
+    """Open a file on disk. Raise `OSError` for anything else, such as a FIFO, without waiting for its other end."""
     file = open(path, mode, opener=lambda name, usual: os.open(name, usual | flags | _AT_ONCE, 0o600))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -202,7 +202,7 @@ def evict(folder: Path) -> None:
 
 
 def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
-    """(time of last use, path) of the files of such names, the oldest first."""
+    """Return (time of last use, path) of the files with such names, oldest first."""
     files_by_age = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Lru, a bounded mapping that threads share, which every cache in memory is kept in; and cached_property.
+"""`Lru`, the bounded thread-safe mapping behind every cache in memory; `cached_property`; and `Lock`.
 
 In: hashable keys, values, and the objects without which a value is of no use. Out: the value, until it is the least
 recently used of too many or one of those objects dies. No value is made or dropped while the lock is held.
@@ -7,8 +7,8 @@ recently used of too many or one of those objects dies. No value is made or drop
 `functools.cached_property` holds a lock of the class while it computes. Two threads that read at once may both compute.
 It works on frozen dataclasses too.
 
-`Lock` is a lock that each process has anew. A fork waits until no other thread is importing a module of this package,
-since the child could not import that module.
+`Lock` is a lock that each process has anew. A fork waits until no other thread is importing a module of this package or
+of a library that it imports modules of as it runs, since the child could not import that module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: 
 
 
 class Lock:
-    """A lock for ``with lock.own:``, which the thread that holds it can take again; a forked child gets a new one."""
+    """A reentrant lock, used as ``with lock.own:``; a forked child gets a new one."""
 
     def __init__(self) -> None:
         self._renew()
@@ -39,10 +39,14 @@ class Lock:
         self.own = threading.RLock()
 
 
+LIBRARIES = frozenset(["sparsetc", "torch", "triton", "numba", "llvmlite", "numpy", "sympy", "scipy"])
+"""Packages whose imports a fork waits for: these end. A user's module may be one that runs, and forks, as it is imported."""
+
+
 def _finish_imports() -> None:
     importing: Any = vars(importlib)["_bootstrap"]
     ended: set[str] = set()  # or the forking thread's own imports, which do not end here
-    while names := {name for name in importing._module_locks.copy() if name.startswith("sparsetc")} - ended:
+    while names := {name for name in importing._module_locks.copy() if name.partition(".")[0] in LIBRARIES} - ended:
         for name in names:
             importing._lock_unlock_module(name)  # as an import of a module waits for another thread's import of it
         ended |= names
@@ -73,7 +77,7 @@ _clock = itertools.count()
 
 
 class Lru(Generic[K, V]):
-    """At most `most` values; the least recently used goes first.
+    """A mapping of at most `most` values; the least recently used one is dropped first.
 
     Attributes:
         _items: a value, when it was used last, and references whose callbacks drop it, which die with it.
@@ -86,7 +90,7 @@ class Lru(Generic[K, V]):
         self._items: dict[K, list[Any]] = {}
 
     def get(self, key: K) -> V | None:
-        """The value kept under a key, now the most recently used; None where there is none."""
+        """Return the value of a key and mark it as most recently used; None if there is none."""
         kept = self._items.get(key)
         if kept is None:
             return None
@@ -94,7 +98,7 @@ class Lru(Generic[K, V]):
         return kept[0]  # type: ignore[no-any-return]
 
     def put(self, key: K, value: V, needs: Sequence[object] = ()) -> V:
-        """Keep a value while everything in `needs` lives; returns what is kept: another thread's, if that came first.
+        """Keep a value while everything in `needs` lives. Return the value kept: another thread's, if it came first.
 
         Args:
             key: must not refer to `needs` but weakly.
@@ -117,7 +121,7 @@ class Lru(Generic[K, V]):
         return kept[0]  # type: ignore[no-any-return]
 
     def once(self, key: K, make: Callable[[], V]) -> V:
-        """The value kept under a key, made where there is none."""
+        """Return the value of a key, made if there is none."""
         value = self.get(key)
         return self.put(key, make()) if value is None else value
 
@@ -142,7 +146,7 @@ class Lru(Generic[K, V]):
 
 
 def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
-    """The keyword by which a function that has a parameter ``cache`` is given one; no keyword for others."""
+    """Return the keyword ``cache`` for a function that has this parameter; no keyword for others."""
     return {} if cache is None or "cache" not in _parameters(function) else {"cache": cache}
 
 

@@ -1,4 +1,4 @@
-"""Numbers of bytes: as a user writes them, those that a device has free, and the one check of the memory limit.
+"""Numbers of bytes: as users write them, as devices have them free, and the check of the memory limit.
 
 In: a number, or text as in ``"8GB"``, or a device. Out: bytes; or `OutOfMemoryError`, before anything is allocated.
 """
@@ -47,7 +47,7 @@ def as_bytes(limit: Any) -> int:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that a new tensor on ``device`` may take now; what torch holds and has no tensor in counts as free."""
+    """Return the bytes that a new tensor on ``device`` may take now; memory cached by torch counts as free."""
     if device.type == "cuda":
         # As nested as torch keeps them: memory_reserved() flattens hundreds of counts each time.
         held = torch.cuda.memory_stats_as_nested_dict(device)

@@ -1,4 +1,4 @@
-"""Rules for names: of formats, partitions, plans and operations, and of what a view promises.
+"""Rules for names: of formats, partitions, plans, operations, arrays and generated variables.
 
 In: names as an extension gives them. Out: nothing, or an error that says what is wrong. Formats and arrays are printed
 into generated programs, so they are words that can be nothing but a name there; what is only shown to people is one
@@ -82,7 +82,7 @@ def check_array(name: object, error: type[SparsetcError]) -> None:
 
 
 def is_free(name: str) -> bool:
-    """Return True if a format may call an array `name`: no generated name can be that identifier, nor a copy of one."""
+    """True if a format may call an array `name`: an identifier that no generated name can equal."""
     bare = _NUMBER.sub("", name)  # what a tree makes several of is numbered, and so are steps taken together
     word = iskeyword(name) or issoftkeyword(name) or hasattr(builtins, name) or bare in WORDS
     return name.isidentifier() and name.isascii() and not word and not _LETTERED.fullmatch(bare)
@@ -109,7 +109,7 @@ def check_free(
 
 
 def is_own(thing: object) -> bool:
-    """Return True if something comes with the package."""
+    """True if something comes with the package."""
     return f"{getattr(thing, '__module__', None) or ''}.".startswith("sparsetc.")
 
 
@@ -119,7 +119,7 @@ CLOSE = 0.6
 
 
 def refused(unknown: Sequence[str], options: Sequence[str]) -> str:
-    """Return what to say of unknown keywords: who was called with them, and what it takes."""
+    """Return the text of an error about unknown keywords, with the function called and its arguments."""
     functions = list(_called())
     parameters = dict.fromkeys(
         p.name for function in functions for p in signature(function).parameters.values() if p.kind in NAMED
@@ -139,7 +139,7 @@ def _likeness(known: str, name: str) -> float:
 
 
 def _called() -> Iterator[Callable[..., Any]]:
-    """The public function that the keywords were given to, then those that it handed them to at once."""
+    """Yield the public function that received the keywords, then those it passed them to directly."""
     modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "sparsetc"]
     named = [vars(m).get(name) for m in modules for name in getattr(m, "__all__", ())]
     registered = sys.modules["sparsetc"].OPERATIONS.values()

@@ -1,4 +1,4 @@
-"""Functions that a pickle calls to make an object again; checks of fields and arguments by their annotations.
+"""Pickles of plain data: functions that restore objects, and checks of fields and arguments against annotations.
 
 In: functions that make objects of plain data (`saved`), registered here by whoever knows the objects; records. Out: the
 functions under the names ``sparsetc.support.pickles.…``, which stand in files and so must not change; of a field or an
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Return what `saved` decorated under this name."""
+        """Return the function decorated by `saved` under this name."""
 
 
 class Record:
@@ -35,7 +35,7 @@ class Record:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Its fields by name; not its dictionary, to which another thread may be adding a cached property."""
+        """The fields by name; not ``__dict__``, to which another thread may be adding a cached property."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -43,7 +43,7 @@ class Record:
 
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
-    """A `Record` of the fields that a file has; `FormatError` unless all are known, and what they are to be."""
+    """Return a `Record` with the fields of a file. Raise `FormatError` unless all are known and of their types."""
     try:
         signature(record).bind(**state)
         fault = "" if plain(state.values()) else "it holds more than numbers and texts"
@@ -60,7 +60,7 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 
 
 def plain(values: Iterable[object]) -> bool:
-    """Return True if all values are numbers, texts, None, records, or tuples or lists of such."""
+    """True if all values are numbers, texts, None, records, or tuples or lists of such."""
     for value in values:
         if isinstance(value, Record):
             value = tuple(value.state.values())
@@ -70,7 +70,7 @@ def plain(values: Iterable[object]) -> bool:
 
 
 def saved(function: Callable[..., Made]) -> Callable[..., Made]:
-    """Decorator of what a pickle calls: arguments are what their annotations say, or `FormatError` says which is not.
+    """Decorate a function that restores an object: arguments are checked against annotations, else `FormatError`.
 
     It is named as if it stood in this module. ``torch.load`` takes it as it is by default.
     """
@@ -103,7 +103,7 @@ def quoted(value: object) -> str:
 
 
 def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
-    """Say what is wrong with the first field that is not as annotated; empty where there is none.
+    """Return an error text about the first field with a value of the wrong type; empty if there is none.
 
     Args:
         record: an instance of a dataclass whose fields are annotated with classes, tuples, unions and `Any`.
@@ -123,7 +123,7 @@ def _hints(record: Any) -> dict[str, Any]:
 
 
 def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bool:
-    """Return True if a value is what an annotation says."""
+    """True if a value is an instance of its annotation."""
     if kind is Any:
         return True
     arguments = get_args(kind)

@@ -42,7 +42,7 @@ Entries = torch.Tensor
 
 
 class Arithmetic:
-    """The operators of a `SparseTensor`.
+    """Arithmetic operators of a `SparseTensor`.
 
     A result has the pattern of the operand, or of a product of two the entries that both have, and of a sum or a
     difference those that either has. What would make absent entries differ from 0 is refused.
@@ -64,13 +64,13 @@ class Arithmetic:
     # -- of entries alone -----------------------------------------------------------------------------------------
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
-        """The tensor with a function applied to the values of its entries; absent ones stay absent.
+        """Apply a function to the values of entries; absent entries stay absent.
 
         Args:
-            function: takes and gives values of one shape. Duplicates are summed first.
+            function: takes and returns a values tensor of the same shape. Duplicates are summed first.
 
         Raises:
-            ShapeError: the function gives another shape.
+            ShapeError: the function returns another shape.
 
         Examples:
             >>> stc.eye(2).map(torch.exp).values
@@ -93,24 +93,28 @@ class Arithmetic:
         return self
 
     def abs(self) -> SparseTensor:
-        """Magnitudes of the entries."""
+        """Return the magnitude of each entry."""
         return self.map(lambda values: values if values.dtype == torch.bool else values.abs())
 
     __abs__ = abs
 
     def sign(self) -> SparseTensor:
-        """The sign of each entry: -1, 0 or 1, or of unit magnitude where it is complex."""
+        """Return the sign of each entry: -1, 0 or 1; for complex values a number of magnitude 1."""
         return self.map(torch.sgn)
 
     def sqrt(self) -> SparseTensor:
-        """The square root of each entry."""
+        """Return the square root of each entry."""
         return self.map(torch.sqrt)
 
     def clip(self, min: float | None = None, max: float | None = None) -> SparseTensor:
-        """Entries not below ``min`` nor above ``max``, of which one is given and between which 0 must lie.
+        """Limit entries to ``min`` .. ``max``, a range that contains 0; at least one limit is needed.
 
         Raises:
-            DtypeError: bounds that would change absent entries, or complex values, which have no order.
+            DtypeError: limits that would change absent entries, or complex values.
+
+        Examples:
+            >>> stc.full((2,), 5.0).clip(max=3).values
+            tensor([3., 3.])
         """
         _ordered(self)
         if (min, max) == (None, None):
@@ -122,9 +126,13 @@ class Arithmetic:
     clamp = clip
 
     def drop(self, tol: float = 0.0) -> SparseTensor:
-        """The entries of a magnitude above ``tol``; without an argument all that are not 0. Looks at the values.
+        """Remove the entries of magnitude ``tol`` or less; by default the stored zeros. Waits for a GPU.
 
-        A row of dense modes, or a block, stays where any of it does.
+        A row of dense modes, or a block, stays if any of its values does.
+
+        Examples:
+            >>> stc.SparseTensor([[0, 1]], [0.0, 2.0]).drop().nnz
+            1
         """
         x = self.coalesce()
         values = x._values.detach()
@@ -231,7 +239,7 @@ def is_sparse(x: Any) -> bool:
 
 
 def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tensor:
-    """Call a function of torch; `DtypeError` where it takes no such values."""
+    """Call a function of torch. Raise `DtypeError` if it does not support these values."""
     try:
         return function(*operands, **settings)
     except RuntimeError as error:
@@ -241,7 +249,7 @@ def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tens
 
 
 def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str) -> SparseTensor:
-    """Apply a function that is 0 of two zeros at the entries that either has; of a number, at those of x.
+    """Apply a function with f(0, 0) = 0 at the entries of either operand; if `other` is a number, at the entries of x.
 
     Raises:
         DtypeError: a number or a dense tensor, by which absent entries would change.
@@ -261,7 +269,7 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
 
 
 def _spread(x: Any, entries: Entries | None, count: int) -> torch.Tensor:
-    """Values of x as those of so many entries, of which it has some; 0 at the others."""
+    """Return values of x at its `entries` among `count`; 0 at the others."""
     values = x._values
     if entries is None:
         return values  # type: ignore[no-any-return]
@@ -320,7 +328,9 @@ def _applied(apply: Function, values: torch.Tensor, other: Any) -> torch.Tensor:
 
 
 def _with_dense(x: Any, other: torch.Tensor, apply: Function) -> SparseTensor:
-    """Entries of x with those of a dense tensor at their places, which is broadcast to the shape of x."""
+    """Apply a function to the entries of x and a dense tensor's elements at their places; the dense tensor is
+    broadcast.
+    """
     if not other.ndim:
         return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
@@ -373,7 +383,7 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
 
 
 def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
-    """Both as coalesced tensors of one shape, in the same blocks or none, with the same dense modes."""
+    """Return both as coalesced tensors of one shape, with the same blocks and dense modes."""
     y = type(x).coerce(other)
     if y is None:
         raise DtypeError(
@@ -403,7 +413,7 @@ def _taken(x: Any, entries: Entries | None) -> torch.Tensor:
 
 
 def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
-    """The pattern of the entries that both have, and which ones of each these are; None for all in order."""
+    """Return the pattern of the common entries, and their numbers in x and in y; None for all in order."""
     if x is y:
         return x, None, None
 
@@ -422,7 +432,9 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
 
 
 def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
-    """The pattern of the entries that either has, and which of them the entries of each are; None for all in order."""
+    """Return the pattern of the entries of either, and the place of each entry of x and of y in it; None for all in
+    order.
+    """
     if x is y:
         return x, None, None
 
@@ -447,7 +459,7 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
 
 
 def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
-    """For each entry of y the first of x that is not before it, and whether that is equal."""
+    """For each entry of y, return the first entry of x that is not before it, and True if the two are equal."""
     of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
     equal = (
@@ -468,7 +480,7 @@ def _ranks(x: Pattern, y: Pattern) -> list[torch.Tensor]:
 
 
 def _before(of_x: torch.Tensor, of_y: torch.Tensor) -> Entries:
-    """For each of some rising numbers, how many of other rising ones are smaller.
+    """For each of some ascending numbers, count the smaller ones among other ascending numbers.
 
     On a CPU two runs of like length are merged, as a stable sort of numpy does: half of a search's time.
     """

@@ -1,4 +1,4 @@
-"""Blocks: how values that are stored dense, in blocks of one shape, lie in a sparse tensor.
+"""Blocks: the layout of dense blocks of one shape in a sparse tensor.
 
 In: sides and sizes, one a mode, and coordinates of blocks. Out: sizes of the grid of blocks, what of a block is inside
 the tensor, blocks cut into smaller ones, and blocks made one with what is around them. Values of blocks are
@@ -32,7 +32,7 @@ class Blocks:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The number of blocks that there is room for along each mode."""
+        """The number of blocks along each mode."""
         return tuple(-(-n // side) for n, side in zip(self.shape, self.sides, strict=True))
 
     @property
@@ -88,7 +88,7 @@ class Blocks:
 
 
 def without_blocks(x: T) -> T:
-    """A coalesced SparseTensor; of one in blocks, single entries, and its dense modes are coordinates too."""
+    """Return a coalesced SparseTensor of single entries; of a tensor in blocks, dense modes become coordinates too."""
     tensor: Any = x
     return (tensor.expand_dense() if tensor.blocksize else tensor).coalesce()  # type: ignore[no-any-return]
 
@@ -102,7 +102,7 @@ def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor], past: int =
 
 
 def checked(sides: Any, shape: Sequence[int]) -> Blocks:
-    """Blocks of these sides; ShapeError unless there is a side, 1 or more, for each size."""
+    """Return blocks with these sides. Raise `ShapeError` unless there is one side, 1 or more, for each size."""
     try:
         whole = tuple(map(index, sides))
     except TypeError:  # no numbers
@@ -129,7 +129,7 @@ class BlockCut:
 
     @classmethod
     def of(cls, blocks: Blocks, coords: torch.Tensor, coalesced: bool, sides: tuple[int, ...]) -> BlockCut:
-        """Cut blocks at these coordinates; smaller blocks that lie past the end are left out."""
+        """Cut blocks into smaller ones; smaller blocks past the end are left out."""
         times = tuple(old // new for old, new in zip(blocks.sides, sides, strict=True))
         smaller = Blocks(sides, blocks.shape)
         if all(k == 1 for k in times):

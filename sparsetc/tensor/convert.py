@@ -56,10 +56,12 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
 def to_torch(
     x: SparseTensor, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None
 ) -> torch.Tensor:
-    """A torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR, BSC of order 2.
+    """Convert to a torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR or BSC of order 2.
 
-    By default BSR of a matrix in blocks that divide its shape, else COO. BSR and BSC keep blocks, of their size if
-    ``blocksize`` names no other; the other layouts have them expanded.
+    Args:
+        x: the tensor.
+        layout: by default BSR for a matrix in blocks that divide its shape, else COO.
+        blocksize: of BSR and BSC; by default the tensor's own. Other layouts expand blocks.
     """
     blocks = x.pattern.blocks
     if layout is None:
@@ -99,7 +101,7 @@ def to_torch(
 
 
 def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> torch.Tensor:
-    """A BSR or BSC tensor of sorted blocks, cut into those of this size, that divide the shape."""
+    """Return a BSR or BSC tensor, with blocks cut to this size, which must divide the shape."""
     pattern, cut = x.pattern.cut(tuple(blocksize))
     values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
     if outer:
@@ -112,7 +114,11 @@ def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[i
 
 
 def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """``(coords, values, shape)``, copied from the GPU if need be; DtypeError for bfloat16, which numpy lacks."""
+    """Return ``(coords, values, shape)`` as ndarrays on the host.
+
+    Raises:
+        DtypeError: values are bfloat16, which numpy lacks.
+    """
     x = x.expand_dense() if x.blocksize else x
     if x.dtype == torch.bfloat16:
         raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
@@ -126,9 +132,11 @@ def _not_a_matrix(x: SparseTensor) -> str:
 
 
 def to_scipy(x: SparseTensor) -> Any:
-    """A ``scipy.sparse.coo_array``, or a ``bsr_array`` of blocks that divide the shape; of order 2, on the CPU.
+    """Convert a matrix to a ``scipy.sparse.coo_array``, or with blocks that divide its shape to a ``bsr_array``; on the
+    CPU.
 
-    DtypeError for float16 and bfloat16, which scipy lacks.
+    Raises:
+        DtypeError: values are float16 or bfloat16, which scipy lacks.
     """
     if x.order != 2 or x.dense_order:
         raise ShapeError(f"scipy.sparse takes matrices; {_not_a_matrix(x)}")
@@ -147,7 +155,7 @@ def to_scipy(x: SparseTensor) -> Any:
 
 
 def to_pydata(x: SparseTensor) -> Any:
-    """A ``sparse.COO`` of pydata/sparse."""
+    """Convert to a ``sparse.COO`` of pydata/sparse."""
     try:
         import sparse
     except ImportError as error:
@@ -157,9 +165,13 @@ def to_pydata(x: SparseTensor) -> Any:
 
 
 def from_torch(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
-    """From torch.sparse_coo (hybrid too), csr, csc, bsr, bsc, or a strided tensor (see from_dense).
+    """Convert a torch tensor: sparse COO (hybrid too), CSR, CSC, BSR, BSC, or strided (see `from_dense`).
 
-    BSR and BSC are taken in their blocks. Batches of compressed layouts are taken too: batch modes come first.
+    BSR and BSC keep their blocks. Of batches of compressed layouts, batch modes come first.
+
+    Examples:
+        >>> stc.SparseTensor.from_torch(torch.eye(2).to_sparse_csr()).nnz
+        2
     """
     if not isinstance(tensor, torch.Tensor):
         raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
@@ -209,7 +221,7 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
 
 
 def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> torch.Tensor:
-    """(order, nnz) coordinates, of the index arrays of compressed rows, or columns; of batches of these too."""
+    """Return (order, nnz) coordinates from the index arrays of compressed rows or columns, batches included."""
     starts, inner = own
     lines = starts.shape[-1] - 1
     each = starts.diff(dim=-1).flatten().long()
@@ -227,20 +239,20 @@ def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> tor
 def from_dense(
     cls: type[SparseTensor], tensor: Any, *, mask: Any = None, blocksize: Sequence[int] | None = None
 ) -> SparseTensor:
-    """The nonzeros (NaN included) of a strided tensor or ndarray of order >= 1, or its blocks; differentiable.
+    """Take the nonzeros (NaN included) of a strided tensor or ndarray, or the blocks that hold one; differentiable.
 
     Args:
         cls: SparseTensor.
-        tensor: whose elements are taken.
-        mask: of the same shape; the elements where it is not 0 are taken, zeros too, and no others.
-        blocksize: a side for each mode. The blocks that hold an element to take are stored, dense, as by `from_blocks`;
-            what else they hold is 0. The sides need not divide the shape.
+        tensor: of order 1 or more.
+        mask: of the same shape: take exactly the elements where it is not 0, zeros too.
+        blocksize: a side for each mode: store each block that holds an element to take, as `from_blocks` does; its
+            other elements are 0. The sides need not divide the shape.
 
     Raises:
-        FormatError: a tensor that is not strided, or has no mode.
+        FormatError: the tensor is not strided, or has no mode.
         ShapeError: a mask of another shape, or sides that are not one for each mode, 1 or more.
-        DtypeError: a dtype that values cannot have.
-        OutOfMemoryError: blocks that reach far past the end, to which the tensor is padded.
+        DtypeError: an unsupported dtype.
+        OutOfMemoryError: blocks reach far past the end, to which the tensor is padded.
 
     Examples:
         >>> stc.SparseTensor.from_dense(torch.eye(4), blocksize=(2, 2)).values
@@ -276,7 +288,7 @@ def from_dense(
 
 
 def from_scipy(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
-    """From any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
+    """Convert any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
     if not _is_scipy(matrix):
         raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
     if matrix.format not in ("csr", "csc", "bsr", "coo"):
@@ -290,7 +302,7 @@ def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
 
 
 def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
-    """A scipy tensor whose values are one array beside those of its indices."""
+    """Convert a scipy matrix whose values are one array beside index arrays."""
     memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
     blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
@@ -311,7 +323,11 @@ def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
 
 
 def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
-    """From a pydata/sparse COO, GCXS or DOK whose fill value is 0; FormatError otherwise."""
+    """Convert a pydata/sparse COO, GCXS or DOK.
+
+    Raises:
+        FormatError: its fill value is not 0.
+    """
     if not _is_pydata(array):
         raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
     if array.fill_value != 0:
@@ -322,7 +338,12 @@ def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
 
 
 def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
-    """``obj`` as a SparseTensor if it is one, or any sparse tensor named above; None when it is not sparse."""
+    """Convert any sparse tensor or graph of a known library; None for other objects, which are not sparse.
+
+    Examples:
+        >>> stc.SparseTensor.coerce(torch.ones(2)) is None
+        True
+    """
     if isinstance(obj, cls):
         return obj
     graph = None if type(obj) in (torch.Tensor, np.ndarray) else graph_matrix(cls, obj)
@@ -365,10 +386,14 @@ def _is_pydata(obj: object) -> bool:
 
 
 def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
-    """Modes in another order, ``shape[n] = old.shape[modes[n]]``; nonzeros are sorted again if they were.
+    """Reorder modes: ``shape[n] = old.shape[modes[n]]``. Nonzeros are sorted again if they were sorted.
 
-    Blocks are permuted with their modes. Dense modes change places among themselves; where one would stand before a
-    sparse mode, they become sparse first. Tensors of one pattern have one permuted pattern, sorted once.
+    Blocks are permuted with their modes. Dense modes are exchanged among themselves; if one would stand before a sparse
+    mode, they become sparse first. Tensors of one pattern share one permuted pattern, which is sorted once.
+
+    Examples:
+        >>> stc.zeros(2, 3, 4).permute(2, 0, 1).shape
+        (4, 2, 3)
     """
     raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
     try:
@@ -390,11 +415,13 @@ def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> Spars
 
 
 def expand_dense(x: SparseTensor) -> SparseTensor:
-    """Dense modes, and blocks, turned into coordinates: a nonzero a stored value, zeros kept; differentiable.
+    """Turn dense modes and blocks into coordinates, one nonzero for each stored value, zeros included; differentiable.
 
-    Values that blocks hold past the end of the shape are left out.
+    Values of blocks past the end of the shape are left out. Tensors of one pattern share one expanded pattern.
 
-    Tensors of one pattern have one expanded pattern, made once.
+    Examples:
+        >>> stc.eye(2).with_values(torch.ones(2, 3)).expand_dense().nnz
+        6
     """
     if x.blocksize:
         pattern, cut = x._pattern.cut((1,) * x.sparse_order)

@@ -44,7 +44,7 @@ def checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
 
 
 def mode_of(order: int, mode: Any, what: str = "") -> int:
-    """A mode counted from the first; `ShapeError`, which says `what` has modes, where there is none."""
+    """Return a mode counted from the first. Raise `ShapeError`, which names `what`, if there is no such mode."""
     try:
         number = operator.index(mode)
     except TypeError:
@@ -55,7 +55,7 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
 
 
 def offset_of(offset: Any) -> int:
-    """An offset of a diagonal, within int64, beyond which no entry is either; `ShapeError` for what is no integer."""
+    """Return the offset of a diagonal, clamped to int64. Raise `ShapeError` if it is no integer."""
     try:
         return max(-INT64_SIZES, min(operator.index(offset), INT64_SIZES - 1))
     except TypeError:
@@ -79,7 +79,7 @@ def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero
 
 
 def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torch.Tensor]:
-    """The fewest int64 keys, most significant first, whose lexicographic order is that of the coordinates.
+    """Return the fewest int64 keys, most significant first, that sort lexicographically as the coordinates do.
 
     Each key is the row-major linear index of as many consecutive modes as fit below 2**63; a tensor whose sizes
     multiply to no more than 2**63 has one key.
@@ -97,7 +97,9 @@ def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torc
 
 
 def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """(order + dense modes, nnz * positions): each nonzero's coordinates before those of every position, row-major."""
+    """Return (order + dense modes, nnz * positions): each nonzero's coordinates with those of every position,
+    row-major.
+    """
     positions, (order, nnz) = prod(sizes), coords.shape
     whole = coords.new_empty((order + len(sizes), nnz * positions))
     whole[:order].view(order, nnz, positions).copy_(coords.unsqueeze(2))
@@ -108,7 +110,7 @@ def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor
 
 
 def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Bool (nnz,): True where a nonzero's keys differ from those of the nonzero before it (and at the first)."""
+    """Return (nnz,) bool: True at the first nonzero, and where keys differ from the nonzero before."""
     fresh = torch.ones_like(keys[0], dtype=torch.bool)
     fresh[1:] = keys[0][1:] != keys[0][:-1]
     for key in keys[1:]:
@@ -132,7 +134,7 @@ def on_diagonal(labels: Sequence[Hashable], coords: torch.Tensor) -> torch.Tenso
 
 
 def is_sorted_unique(keys: Sequence[torch.Tensor]) -> bool:
-    """Return True if the keys are strictly increasing in lexicographic order; one transfer from the device."""
+    """True if the keys are strictly increasing in lexicographic order; one transfer from the device."""
     if keys[0].shape[0] < 2:
         return True
     rising = keys[-1][1:] > keys[-1][:-1]
@@ -242,7 +244,7 @@ def lexsort(rows: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
 def linear_key(
     rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, int]:
-    """(n,) one int64 key a tuple, whose order is the lexicographic one, and what all keys are below.
+    """Return (n,) one int64 key a tuple, ordered as the tuples are, and an upper bound that all keys are below.
 
     Where sizes multiply to more than 2**63, the first modes are numbered, and their numbers stand for them. The key of
     one mode is the row itself.
@@ -296,12 +298,12 @@ def _by_sorting(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def markable(keys: int, n: int) -> bool:
-    """Return True if `n` keys below `keys` had better be marked than sorted."""
+    """True if marking `n` keys below `keys` in a table is better than sorting them."""
     return keys <= MARKS * n + FEW
 
 
 def narrowed(keys: torch.Tensor, spread: int) -> torch.Tensor:
-    """Keys below `spread`, in 32 bits where those hold them: half the passes of a radix sort."""
+    """Return keys below `spread` in 32 bits if they fit, which halves the passes of a radix sort."""
     return keys.to(torch.int32) if spread <= INT32_MAX else keys
 
 
@@ -348,5 +350,5 @@ def _decoded(keys: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ..
 
 
 def set_bits(words: torch.Tensor, word: int) -> torch.Tensor:
-    """Return (tiles, words * word) bool: each bit of words of so many bits, the lowest of a word first."""
+    """Return (tiles, words * word) bool: each bit of the words, the lowest of a word first."""
     return ((words.to(torch.int64).unsqueeze(2) >> torch.arange(word, device=words.device)) & 1 == 1).flatten(1)

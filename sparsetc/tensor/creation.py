@@ -27,7 +27,7 @@ PERMUTED = 1 << 22
 
 @entry_point
 def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
-    """Tensors one after another along a mode; of their other modes the sizes agree.
+    """Concatenate tensors along a mode; the sizes of their other modes are equal.
 
     Raises:
         ShapeError: no tensors, or shapes that do not agree.
@@ -57,7 +57,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
 
 @entry_point
 def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
-    """Tensors of one shape side by side along a new mode, which becomes the mode ``dim``; errors as of `cat`.
+    """Stack tensors of one shape along a new mode, which becomes mode ``dim``; errors as for `cat`.
 
     Examples:
         >>> stc.stack([stc.eye(2), stc.eye(2), stc.eye(2)]).shape
@@ -68,7 +68,7 @@ def stack(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
 
 @entry_point
 def block_diag(*tensors: SparseTensor) -> SparseTensor:
-    """Tensors of one order as blocks along the diagonal of one, whose sizes are the sums of theirs.
+    """Place tensors of one order as blocks along the diagonal of a tensor; its sizes are the sums of theirs.
 
     Raises:
         ShapeError: no tensors, or tensors of several orders or with other dense modes.
@@ -109,7 +109,7 @@ def _alike(tensors: Sequence[Any], name: str) -> list[SparseTensor]:
 
 @entry_point
 def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
-    """The Kronecker product: each entry of x times all of y, in blocks of the shape of y; differentiable.
+    """Return the Kronecker product: each entry of x times all of y, in blocks of the shape of y; differentiable.
 
     Raises:
         ShapeError: tensors of different orders, or sizes past 2**63 - 1.
@@ -133,7 +133,7 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
 
 @entry_point
 def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
-    """The matrix (n, m) with ones on its diagonal, square without ``m``.
+    """Make the (n, m) matrix with ones on its diagonal; square without ``m``.
 
     Examples:
         >>> stc.eye(2, 3).to_dense()
@@ -147,7 +147,7 @@ def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, devic
 
 @entry_point
 def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
-    """A tensor of a shape, without entries.
+    """Make a tensor without entries.
 
     Examples:
         >>> stc.zeros(2, 3).nnz
@@ -160,7 +160,7 @@ def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> 
 
 @entry_point
 def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None, device: Any = None) -> SparseTensor:
-    """A tensor with an entry of one value at every position; of a pattern it is ``x.map(torch.ones_like) * value``.
+    """Make a tensor with an entry of one value at every position.
 
     Examples:
         >>> stc.full((2, 3), 7.0).sum()
@@ -180,16 +180,17 @@ def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None
 
 @entry_point
 def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
-    """Entries of x where a condition holds, and of y where it does not, as `torch.where`; differentiable.
+    """Return entries of x where a condition holds, and of y elsewhere, as `torch.where` does; differentiable.
 
     Args:
-        condition: a SparseTensor, which holds at its entries that are not 0, as of ``x > 2``; or a dense tensor of
-            bools, broadcast to the shape of x and y.
-        x: a SparseTensor of the shape of y; with a sparse condition also a number, or a dense tensor that is broadcast.
+        condition: a SparseTensor such as ``x > 2``, true at its entries that are not 0; or a dense bool tensor,
+            broadcast to the shape of x and y.
+        x: a SparseTensor of the shape of y; with a sparse condition also a number, or a dense tensor that is
+            broadcast.
         y: a SparseTensor, or 0.
 
     Raises:
-        DtypeError: a result that would not be 0 where there is no entry.
+        DtypeError: the result would not be 0 where there is no entry.
         ShapeError: shapes that differ.
 
     Examples:
@@ -223,19 +224,19 @@ def rand(
     dtype: torch.dtype | None = None,
     device: Any = None,
 ) -> SparseTensor:
-    """Entries uniform in [0, 1), at positions anywhere, each as likely as another: ``rand((20, 30), 0.1)``.
+    """Make a random tensor: positions uniform without repeats, values uniform in [0, 1).
 
     Args:
-        shape: sizes of the modes, as numbers; or in a tuple, which the density may follow.
-        density: the share of positions that have an entry; 0.01 where ``nnz`` is not given either.
+        shape: sizes of the modes, as numbers; or as a tuple, which the density may follow: ``rand((20, 30), 0.1)``.
+        density: the share of positions that have an entry; 0.01 if ``nnz`` is not given either.
         nnz: the number of entries.
-        generator: of random numbers, on the device.
+        generator: of random numbers, on the same device.
         dtype: floating point or complex.
-        device: where it lies.
+        device: the tensor's device.
 
     Raises:
-        ShapeError: more entries than positions, or fewer than none; both a density and a number.
-        DtypeError: a dtype that is neither.
+        ShapeError: a number of entries that is negative or above the number of positions; or both density and nnz.
+        DtypeError: another dtype.
 
     Examples:
         >>> stc.rand((100, 100), density=0.02).nnz
@@ -253,7 +254,7 @@ def randn(
     dtype: torch.dtype | None = None,
     device: Any = None,
 ) -> SparseTensor:
-    """Entries of the standard normal distribution, at positions as of `rand`, whose arguments these are.
+    """Make a random tensor with standard normal values; arguments as for `rand`.
 
     Examples:
         >>> stc.randn((100, 100), nnz=5).nnz

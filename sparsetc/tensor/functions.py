@@ -1,4 +1,4 @@
-"""Functions of torch and numpy that take a SparseTensor: a table of what each does, by its names in both.
+"""Functions of torch and numpy that take a SparseTensor: a table of implementations, by their names in both libraries.
 
 In: a function of torch's or a ufunc of numpy's, and its arguments, a SparseTensor among them. Out: what an operator, a
 method or `einsum` gives; or an error that says what to do instead.
@@ -87,7 +87,7 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
-    """Return the function of two tensors or numbers, which are brought to one dtype."""
+    """Return the function for tensors or numbers, both cast to their common dtype."""
 
     def apply(x: Any, y: Any) -> torch.Tensor:
         dtype = torch.result_type(x, y)
@@ -97,14 +97,14 @@ def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], t
 
 
 def _elementwise(name: str) -> Callable[[Any, Any], Any]:
-    """A function of torch that is 0 of two zeros, of which the first operand or the second is sparse."""
+    """Return a function of torch with f(0, 0) = 0 for a sparse first or second operand."""
     apply = _of_tensors(getattr(torch, name))
     mirrored = _of_tensors(lambda x, y: getattr(torch, name)(y, x))
     return lambda x, y: elementwise(x, y, apply, name) if is_sparse(x) else elementwise(y, x, mirrored, name)
 
 
 def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -> bool:
-    """Return True if two tensors, of which one is sparse, have one shape, and no elements that are apart."""
+    """True if two tensors, one of them sparse, have the same shape and no elements for which `apart` is True."""
     if tuple(x.shape) != tuple(y.shape):
         return False
     sparse = x if is_sparse(x) else y
@@ -113,12 +113,12 @@ def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -
 
 
 def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Return True if all elements are close, absent ones being 0."""
+    """True if all elements are close; absent ones are 0."""
     return _none_apart(x, y, lambda a, b: ~torch.isclose(a, b, rtol, atol, equal_nan), "allclose")
 
 
 def _linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False) -> Any:
-    """The norm of vectors, or of matrices where it is that of all their elements."""
+    """Return the norm of vectors, or the Frobenius norm of matrices."""
     vectors = isinstance(dim, int) or (dim is None and x.ndim == 1)
     if not vectors and ord not in (None, "fro"):
         raise DtypeError(
@@ -133,7 +133,7 @@ def _dropout(x: Any, p: float = 0.5, training: bool = False, train: bool = False
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The operator with its operands exchanged, as torch has them; Dynamo has them as they were written."""
+    """Return the operator for operands that torch exchanges and Dynamo does not."""
     return lambda x, y: function(x, y) if is_sparse(x) else function(y, x)
 
 
@@ -143,7 +143,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
-    """A product of operands of these orders alone: vectors, matrices, or batches of these."""
+    """Return the product for operands of exactly these orders."""
 
     def called(x: Any, y: Any) -> Any:
         if (len(x.shape), len(y.shape)) != orders:
@@ -164,7 +164,7 @@ def _mapped(name: str) -> Callable[..., Any]:
 
 
 def _by_numpys_names(name: str) -> Callable[..., Any]:
-    """A function of torch whose arguments are as numpy's of that name, but for what they are called."""
+    """Return a function of torch that also takes numpy's names of its arguments."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
@@ -206,7 +206,7 @@ def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> 
 
 
 def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``beta * input + alpha * x @ y`` at the entries of the sparse input: of matrices, or of batches of these."""
+    """Return ``beta * input + alpha * x @ y`` at the entries of the sparse input, for matrices or batches of them."""
     if not len(input.shape) == len(x.shape) == len(y.shape):
         shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
         raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
@@ -215,7 +215,7 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
 
 
 def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
-    """The sum over modes of both: the last n with the first n, or those that are named."""
+    """Sum over pairs of modes: the last n with the first n, or the modes given."""
     a, b = len(x.shape), len(y.shape)
     left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
     first, second = ascii_letters[:a], list(ascii_letters[a : a + b])

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 def from_graph(
     cls: type[SparseTensor], graph: Any, weight: Any = None, nodes: int | tuple[int, int] | None = None
 ) -> SparseTensor:
-    """The adjacency matrix of a graph, (targets, sources), as `"ij,jr->ir"` and layers of graphs take it.
+    """Return the adjacency matrix of a graph, (targets, sources), as ``"ij,jr->ir"`` and graph layers take it.
 
-    Edges that are named twice are one entry, whose value is the sum of both.
+    The values of repeated edges are summed to one entry.
 
     Args:
         cls: SparseTensor.
         graph: an ``edge_index`` (2, edges) of (sources, targets), as a tensor, an ndarray or PyG's EdgeIndex; a
             PyG Data; a networkx graph, whose undirected edges count both ways; or an adjacency matrix of (targets,
-            sources), dense or in any form that `SparseTensor.coerce` takes, of truth values too.
-        weight: (edges,), or (edges, features), of an ``edge_index`` or Data; the name of an attribute of networkx's
-            edges, "weight" by default. Without weights, of which Data has some in ``edge_weight``, all are 1.
-        nodes: how many there are, or how many sources and targets; by default as the graph says, else the largest
-            number and one.
+            sources), dense or in any form that `SparseTensor.coerce` takes, bools too.
+        weight: (edges,) or (edges, features), of an ``edge_index`` or Data; or the name of an edge attribute of
+            networkx, by default "weight". Without it Data's ``edge_weight``, else 1.
+        nodes: the number of nodes, or the numbers of sources and targets; by default from the graph, else the largest
+            node + 1.
 
     Raises:
-        FormatError: what is no graph.
-        CoordinateError: an edge to or from a node that is not there.
+        FormatError: the object is no graph.
+        CoordinateError: an edge to or from a node past the last.
 
     Examples:
         >>> stc.SparseTensor.from_graph(torch.tensor([[0, 1], [2, 2]]), nodes=3).to_dense()
@@ -75,7 +75,9 @@ def graph_matrix(
     nodes: int | tuple[int, int] | None = None,
     into_rows: bool = False,
 ) -> SparseTensor | None:
-    """Return the matrix (sources, targets) that a graph's library makes of it, or turned, `into_rows`; else None."""
+    """Return the adjacency (sources, targets) of a graph object, or its transpose if `into_rows`; None for other
+    objects.
+    """
     if comes_from(graph, "networkx") and hasattr(graph, "adj"):
         from networkx import to_scipy_sparse_array
 

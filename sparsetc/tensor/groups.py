@@ -1,4 +1,4 @@
-"""Groups of entries that agree in some modes, and what their values are reduced to.
+"""Groups of entries that agree in some modes, and reductions of their values.
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
 once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
@@ -26,7 +26,7 @@ up to which pieces are faster on a CPU (2 to 10 times, 64 values 3 times slower)
 
 
 class Groups(NamedTuple):
-    """Groups of entries that agree in the modes that are kept.
+    """Groups of entries that agree in the kept modes.
 
     Attributes:
         pattern: distinct coordinates in these modes, an entry a group.
@@ -67,7 +67,7 @@ def reduced_groups(
     positions: int = 0,
     dims: tuple[int, ...] = (),
 ) -> torch.Tensor:
-    """Reduce the (nnz, *sizes) values of entries to (groups, *sizes), those of each group together.
+    """Reduce the (nnz, *sizes) values of entries to (groups, *sizes), one for each group.
 
     Args:
         values: of the entries.
@@ -135,7 +135,7 @@ def _extrema(
 
 
 def _products(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
-    """Multiply the values of each group; where gradients follow, as pairs of neighbours, pairs of these, and so on."""
+    """Multiply the values of each group; with gradients, by a tree of products of neighbours."""
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
     order, levels = _pieces(pattern, kept, 2)
@@ -192,7 +192,7 @@ def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> torch.Tensor:
-    """The extrema or products of groups: by pieces where these beat a scatter, whose gradients are slow."""
+    """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
     _, rows, count = groups_of(pattern, kept)
     in_pieces = values.is_floating_point() and values.numel() and not transforming()
     if not in_pieces or not (values.is_cuda or values.requires_grad or prod(values.shape[1:]) <= NARROW):
@@ -206,7 +206,9 @@ def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind
 
 
 def _pieces(pattern: Pattern, kept: tuple[int, ...], most: int) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The entries by groups, None where they lie so; and the lengths of pieces, of pieces of these, …"""
+    """Return the entries sorted by groups (None if they are), and the lengths of pieces, of pieces of pieces, and so
+    on.
+    """
 
     def made() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         rows = groups_of(pattern, kept).of_entry

@@ -1,4 +1,4 @@
-"""Arguments of a SparseTensor, turned into tensors and checked, and duplicates summed.
+"""Input of a SparseTensor: a caller's data turned into checked tensors, with duplicates summed.
 
 In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: a pattern, a values tensor, and whether
 anybody else has these; or an error that says which of them is wrong and how.
@@ -55,7 +55,7 @@ CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 
 
 def comes_from(obj: object, package: str) -> bool:
-    """Return True if a class of ``obj`` is defined in ``package``; imports nothing."""
+    """True if a class of ``obj`` is defined in ``package``; imports nothing."""
     return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
 
 
@@ -72,7 +72,9 @@ def check_dtype(dtype: torch.dtype, given: object = None) -> None:
 
 
 def not_plain(data: object) -> str:
-    """Name the kind of a tensor that holds no plain numbers; empty for every other object."""
+    """Return in words the kind of a tensor without plain numbers (nested, masked, uninitialised); empty for other
+    objects.
+    """
     if type(data) is torch.Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
         return "a nested tensor" if data.is_nested else ""
     if isinstance(data, np.ma.MaskedArray):
@@ -102,7 +104,9 @@ def check_plain(data: object, what: str) -> None:
 
 
 def not_sparse(operand: object, dense: str = "see SparseTensor.from_dense, or from_graph for edges") -> str:
-    """Return what was found in place of a sparse tensor, and what to call; `dense` is the advice for all but files."""
+    """Return the text of an error for an operand that is no sparse tensor, with advice; `dense` is the advice for
+    non-files.
+    """
     is_file = isinstance(operand, str | os.PathLike) or hasattr(operand, "block")
     of_file = "stc.read reads a file, and stc.stream takes a packed one for an einsum"
     return f"found {type(operand).__name__}; {of_file if is_file else dense}"
@@ -136,7 +140,7 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
 
 
 def as_values(values: ArrayLike) -> torch.Tensor:
-    """Values as a strided tensor (nnz, *dense sizes) of one of DTYPES; the dtype and the storage are kept."""
+    """Return values as a strided tensor (nnz, *dense sizes) of a supported dtype; dtype and storage are kept."""
     vals = _tensor(values, "values", DtypeError)
     check_dtype(vals.dtype, values)
     if vals.layout != torch.strided:
@@ -186,7 +190,7 @@ def _without_subclass(coords: ArrayLike) -> ArrayLike:
 
 
 def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
-    """Return True if a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
+    """True if a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
     if transforming():  # whose tensors do not say where they are
         return True
     if isinstance(data, torch.Tensor):
@@ -274,7 +278,7 @@ def _of_coordinates(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
 
 
 def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
-    """The blocks of so many modes, of the shape of a tensor and that of one block, dense modes included in both."""
+    """Return the blocks of `order` modes from the tensor's shape and a block's shape, both with dense modes."""
     if len(block) < order or 0 in block[:order]:
         raise FormatError(
             f"blocks must have shape (n, a side of 1 or more for each of {order} modes, *dense sizes), found (n, "
@@ -290,7 +294,7 @@ def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
 
 @dataclass(frozen=True)
 class Merge:
-    """How nonzeros as given become sorted and unique ones.
+    """The map from nonzeros as given to sorted and unique ones.
 
     Attributes:
         order: (given,) the nonzeros in lexicographic order.
@@ -313,7 +317,7 @@ class Merge:
 
 
 def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
-    """Return the bytes that `coalesced` and `Merge.values` take at most, beyond n nonzeros that are in no order.
+    """Return the most bytes that `coalesced` and `Merge.values` take beyond the n unordered nonzeros themselves.
 
     Args:
         shape: sizes of the sparse modes; where they multiply to more than 2**63 there are several keys.
@@ -377,18 +381,20 @@ class Reading:
 
     @property
     def unsorted(self) -> bool:
-        """True if the pattern is still to be made, and may take a sort: a GPU is not asked, which would be a wait."""
+        """True if the pattern is still to be made and may need a sort; a GPU is not asked, since that would wait for
+        it.
+        """
         plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
         return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
 
     @property
     def pattern(self) -> Pattern:
-        """Where there are values, coalesced."""
+        """The coalesced pattern of the values."""
         return self._sorted[0]
 
     @property
     def merge(self) -> Merge | None:
-        """How the library's values become values on the pattern; None where they are these."""
+        """The map from the library's values to values on the pattern; None if they are the same."""
         return self._sorted[1]
 
     @cached_property
@@ -404,12 +410,12 @@ class Reading:
             return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
 
     def values(self, values: torch.Tensor) -> torch.Tensor:
-        """Values on the pattern, of those that the library has in its own order."""
+        """Return values on the pattern from the library's values in its own order."""
         check_dtype(values.dtype)
         return values if self.merge is None else self.merge.values(values)
 
     def serves(self, indices: Sequence[torch.Tensor]) -> bool:
-        """Return True if these arrays, which have the memory of those that were read, hold what those held."""
+        """True if these arrays, in the memory that was read before, still hold the same numbers."""
         versions = _versions(indices)
         if None not in versions and versions == self.versions:
             return True
@@ -424,7 +430,7 @@ def reading(
     numbered: Numbered,
     blocks: Blocks | None = None,
 ) -> Reading:
-    """The reading of these index arrays, known or new.
+    """Return the reading of these index arrays, known or new.
 
     Args:
         kind: what else the pattern depends on, as the layout.
@@ -450,7 +456,7 @@ def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Torch's count of changes of a tensor; None where it has none."""
+    """Return torch's version count of a tensor, or None."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -479,7 +485,7 @@ class Unsorted:
 
     @property
     def unchanged(self) -> bool:
-        """True if it makes no difference which of the values are taken."""
+        """True if the values were not changed since they were read."""
         return self.version is not None and self.version == self.given._version
 
     def coalesced(self) -> tuple[Pattern, torch.Tensor]:

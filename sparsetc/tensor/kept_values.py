@@ -30,7 +30,7 @@ WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class _Seen:
-    """Values as they were when the first of the things that are kept was made.
+    """A copy of values, made with the first object kept for them.
 
     Attributes:
         storage: their memory on a GPU; assigning ``.data`` gives a tensor another one.
@@ -65,7 +65,7 @@ _others = 0
 
 
 def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
-    """Return the things kept for values as they are now; None where changes cannot be seen, or none will be needed.
+    """Return the objects kept for the present values; None if changes cannot be noticed, or nothing need be kept.
 
     Nothing is kept of values that autograd computed, which the next step computes anew, nor of values that learn while
     a CUDA graph of a training step is captured, which packs them at each replay. A graph without gradients reads what

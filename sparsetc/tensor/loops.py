@@ -38,7 +38,7 @@ def interleave(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) ->
 
 
 def add(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
-    """Add elements to those of `out`, which are zeros, that `left` and `right` name."""
+    """Add elements of x at `left` and of y at `right` of `out`, which holds zeros."""
     for i in range(len(left)):
         out[left[i]] = of_x[i]
     for j in range(len(right)):
@@ -59,7 +59,7 @@ def meeting(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
 
 
 def runs(first: Numbers, times: Numbers, entries: Numbers, position: Numbers) -> None:
-    """Write the numbers of each run, from its first on, run after run; and beside each number that of its run."""
+    """Write the numbers of each run, run after run, and the run's own number beside each."""
     n = 0
     for run in range(len(first)):
         for entry in range(first[run], first[run] + times[run]):

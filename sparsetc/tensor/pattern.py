@@ -1,4 +1,4 @@
-"""Pattern: where a sparse tensor has entries, apart from its values, and all that was found out about it or made of it.
+"""`Pattern`: the coordinates of a sparse tensor without its values, and everything derived from them.
 
 In: coordinates and sizes. Out: what tensors of one pattern share: counts, packed storages and kernels, in one bounded
 cache that goes with the last of them. Nothing in the cache may refer to its pattern: memory would return by the cyclic
@@ -36,7 +36,9 @@ its kernel and those of two gradients, their storages, and as much again for som
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """A block that makes tensors which outlive a call: they serve under any mode, followed and traced by nothing."""
+    """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
+    them.
+    """
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
     no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
@@ -45,7 +47,7 @@ def lasting() -> Iterator[None]:
 
 
 def transforming() -> bool:
-    """Return True if a transform of `torch.func` is active."""
+    """True while a transform of `torch.func` is active."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -59,7 +61,7 @@ def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 class Uses:
-    """How often einsums used a pattern, or coordinates that none was made of yet; held kernels do not count."""
+    """A count of the einsums that used a pattern, or coordinates without one; held kernels do not count."""
 
     __slots__ = ("count",)
 
@@ -68,7 +70,7 @@ class Uses:
 
 
 class Pattern:
-    """Where a sparse tensor has entries: coordinates and sizes of its sparse modes.
+    """The coordinates and sizes of the sparse modes of a tensor.
 
     A tensor in blocks has coordinates of blocks, and sizes of the grid that they lie in.
 
@@ -112,7 +114,7 @@ class Pattern:
         blocks: Blocks | None = None,
         uses: Uses | None = None,
     ) -> None:
-        """Int64 contiguous coordinates (order, nnz) of one's own; in range, and sorted and unique if `coalesced`.
+        """Take int64 contiguous coordinates (order, nnz); in range, and sorted and unique if `coalesced`.
 
         They are those of blocks where there are any, whose grid `shape` is.
         """
@@ -143,17 +145,17 @@ class Pattern:
 
     @property
     def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, contiguous, 0-based; not to be written to."""
+        """The coordinates, (order, nnz) int64, contiguous, 0-based; not to be written to."""
         return self._coords
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the sparse modes; of the grid of a tensor in blocks."""
+        """The sizes of the sparse modes; of a tensor in blocks, the sizes of the grid of blocks."""
         return self._shape
 
     @property
     def blocks(self) -> Blocks | None:
-        """The sides of blocks, and the sizes of the modes that they lie in; None of single nonzeros."""
+        """The sides of blocks, and the sizes of the modes they lie in; None for single nonzeros."""
         return self._blocks
 
     @property
@@ -168,7 +170,7 @@ class Pattern:
 
     @property
     def device(self) -> torch.device:
-        """Where the coordinates live."""
+        """The device of the coordinates."""
         return self._coords.device
 
     @property
@@ -188,21 +190,21 @@ class Pattern:
 
     @property
     def cache(self) -> Lru[Hashable, Any]:
-        """Kernels, packed storages and derived patterns by what they depend on; made when first asked for."""
+        """The cache of kernels, packed storages and derived patterns; made when first asked for."""
         if self._cache is None:
             self._cache = Lru(KEPT)
             used.add(self)
         return self._cache
 
     def clear(self) -> None:
-        """Forget everything that was made of the pattern; kernels that are held go on."""
+        """Drop everything derived from the pattern; kernels held elsewhere keep working."""
         self.counts, self._cache = {}, None
         self._derived.clear()
         used.discard(self)
 
     @staticmethod
     def numbered(number: int) -> Pattern | None:
-        """The live pattern of a number."""
+        """Return the live pattern with a number, or None."""
         return _all.get(number)
 
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -227,7 +229,7 @@ class Pattern:
         return made if key is None else self.cache.put(key, made)  # type: ignore[no-any-return]
 
     def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
-        """The pattern of modes in another order, made once, and which entry each is; None as they are."""
+        """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""
         if modes == tuple(range(self.order)):
             return self, None
         return self._once(("permuted", modes), lambda: self._permuted(modes))
@@ -247,7 +249,8 @@ class Pattern:
         return pattern, order
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
-        """The pattern with one mode for each letter of its modes, made once, and which entry each is; None as they are.
+        """Return the pattern with one mode for each letter, made once, and the old number of each entry (None if
+        unchanged).
 
         Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
         """
@@ -271,7 +274,7 @@ class Pattern:
         return Pattern(coords.contiguous(), shape, self._coalesced), entries
 
     def expanded(self, sizes: tuple[int, ...]) -> Pattern:
-        """The pattern with dense modes of these sizes turned into coordinates, made once; without any, itself."""
+        """Return the pattern with dense modes of these sizes as coordinates, made once."""
         if not sizes:
             return self
 
@@ -291,7 +294,7 @@ class Pattern:
         return self._once(("cut", sides), made)
 
     def divided(self, sides: tuple[int, ...]) -> Pattern:
-        """The pattern with two modes for each that has a side: coordinates of blocks and those within; made once."""
+        """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""
         if not any(sides):
             return self
         return self._once(("divided", sides), lambda: self._divided(sides))
@@ -311,7 +314,7 @@ class Pattern:
         return pattern
 
     def values_shape(self, dense: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the values of a tensor with these dense modes."""
+        """Return the shape of the values of a tensor with these dense modes."""
         sides = () if self._blocks is None else self._blocks.sides
         return (self.nnz, *sides, *dense)
 
@@ -334,7 +337,7 @@ class Pattern:
 
     @property
     def of_ones(self) -> Pattern:
-        """The pattern for einsums in which every value is 1, made once; kernels read none."""
+        """Return the pattern for einsums whose values are all 1, made once; kernels read no values."""
 
         def made() -> Pattern:
             pattern = self.bare()
@@ -358,6 +361,6 @@ _all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
 
 
 def clear_patterns() -> None:
-    """Forget all that was made of patterns; what is registered anew calls this, since it may be made otherwise now."""
+    """Drop everything derived from patterns; called when a registration may change how it is made."""
     for pattern in list(used):
         pattern.clear()

@@ -75,7 +75,7 @@ def _last(dtype: torch.dtype, largest: bool) -> float | bool:
 
 
 def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:
-    """Return the largest or least element; along a mode those of its rows and where they are, or of two tensors."""
+    """Return the largest or least element; along a mode, values and indices; for two tensors, elementwise."""
     if dim is None:
         return x.amax() if largest else x.amin()
     if not isinstance(dim, int):

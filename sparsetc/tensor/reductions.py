@@ -34,7 +34,7 @@ OUTPUTS = get_args(Output)
 
 
 class Reductions:
-    """The reductions of a `SparseTensor`.
+    """Reductions of a `SparseTensor` over modes.
 
     Each takes ``dim``, a mode, several, or None for all; ``keepdim``, to leave them with size 1; and ``output``:
     ``"dense"``, ``"sparse"``, or ``"auto"``, which is sparse where two or more modes are left that have coordinates;
@@ -53,7 +53,22 @@ class Reductions:
         dtype: torch.dtype | None = None,
         **numpys: Any,
     ) -> Any:
-        """The sum over modes; of integers, as their product, in int64. With ``dtype``, values are converted first.
+        """Sum over modes.
+
+        Args:
+            dim: a mode, several modes, or None for all.
+            keepdim: keep the summed modes, with size 1.
+            output: ``"dense"``, ``"sparse"`` or ``"auto"``: sparse if two or more modes with coordinates are left.
+            dtype: cast values to it first. Without it, sums of integers are int64.
+            numpys: ``axis=`` and ``keepdims=``, numpy's names of the first two.
+
+        Returns:
+            A tensor or a SparseTensor, as `output` says.
+
+        Raises:
+            ShapeError: the tensor has no such mode.
+            DtypeError: a sum of integers does not fit.
+            OutOfMemoryError: the result would pass the memory limit.
 
         Examples:
             >>> stc.full((2, 3), 1.0).sum(0)
@@ -71,19 +86,43 @@ class Reductions:
         dtype: torch.dtype | None = None,
         **numpys: Any,
     ) -> Any:
-        """The mean over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        """Average over modes, counting absent entries as 0.
+
+        Args:
+            dim: a mode, several modes, or None for all.
+            keepdim: keep the reduced modes, with size 1.
+            output: as for `sum`.
+            entries: average the stored entries alone; the result is 0 where there are none.
+            dtype: cast values to it first.
+            numpys: as for `sum`.
+
+        Examples:
+            >>> x = stc.SparseTensor([[0, 0], [0, 1]], [1.0, 3.0], (2, 4))
+            >>> x.mean(1), x.mean(1, entries=True)
+            (tensor([1., 0.]), tensor([2., 0.]))
+        """
         return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries, dtype)
 
     def amax(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
-        """The largest over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        """Return the largest value over modes, counting absent entries as 0; arguments as for `mean`.
+
+        Examples:
+            >>> (-stc.eye(2)).amax(1), (-stc.eye(2)).amax(1, entries=True)
+            (tensor([0., 0.]), tensor([-1., -1.]))
+        """
         return _reduced(self, "amax", *_named(dim, keepdim, numpys), output, entries)
 
     def amin(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
     ) -> Any:
-        """The least value over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 for none."""
+        """Return the least value over modes, counting absent entries as 0; arguments as for `mean`.
+
+        Examples:
+            >>> stc.eye(2).amin(1), stc.eye(2).amin(1, entries=True)
+            (tensor([0., 0.]), tensor([1., 1.]))
+        """
         return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
 
     def prod(
@@ -96,13 +135,30 @@ class Reductions:
         dtype: torch.dtype | None = None,
         **numpys: Any,
     ) -> Any:
-        """The product over modes: of all positions, absent ones 0; or of ``entries`` alone, 0 where there are none."""
+        """Multiply values over modes, counting absent entries as 0; arguments as for `mean`.
+
+        Examples:
+            >>> stc.full((2, 2), 3.0).prod(1)
+            tensor([9., 9.])
+        """
         return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries, dtype)
 
     def norm(
         self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any
     ) -> Any:
-        """The p-norm over modes: the root of the sum of powers of magnitudes; for infinity the largest of these."""
+        """Return the p-norm over modes, ``(sum of |x| ** p) ** (1 / p)``; for ``p=inf`` the largest magnitude.
+
+        Args:
+            p: above 0, ``inf`` or ``"fro"`` (which is 2).
+            dim: a mode, several modes, or None for all.
+            keepdim: keep the reduced modes, with size 1.
+            output: as for `sum`.
+            numpys: as for `sum`.
+
+        Examples:
+            >>> stc.full((2, 2), 2.0).norm()
+            tensor(4.)
+        """
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
         check_reduction("norm", x.dtype)
@@ -122,16 +178,31 @@ class Reductions:
         return root(found) if isinstance(found, torch.Tensor) else found.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """The number of values that are not 0, over modes, int64; explicit zeros do not count."""
+        """Count the values other than 0 over modes, as int64; stored zeros do not count. Arguments as for `sum`.
+
+        Examples:
+            >>> stc.SparseTensor([[0, 1]], [0.0, 2.0]).count_nonzero()
+            tensor(1)
+        """
         x: Any = self
         return x.map(lambda values: values != 0).sum(dim, keepdim, output=output, **numpys)
 
     def any(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """Return True if a value is not 0, over modes."""
+        """Test whether any value over the modes is not 0; arguments as for `sum`.
+
+        Examples:
+            >>> stc.SparseTensor([[0], [1]], [2.0], (2, 2)).any(1)
+            tensor([ True, False])
+        """
         return self.count_nonzero(dim, keepdim, output=output, **numpys) != 0
 
     def all(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
-        """Return True if all values are other than 0, over modes; those of absent entries are 0."""
+        """Test whether all values over the modes are other than 0; absent entries are 0. Arguments as for `sum`.
+
+        Examples:
+            >>> stc.eye(2).all(1), stc.full((2, 2), 1.0).all(1)
+            (tensor([False, False]), tensor([True, True]))
+        """
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
         size = prod(x.shape[m] for m in _modes(x.order, dim))
@@ -141,7 +212,19 @@ class Reductions:
     def var(
         self, dim: Dims = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1, **numpys: Any
     ) -> torch.Tensor:
-        """The variance over modes, dense; of ``correction`` less than the number of positions, or of 0 if biased."""
+        """Return the variance over modes, counting absent entries as 0; the result is dense.
+
+        Args:
+            dim: a mode, several modes, or None for all.
+            unbiased: divide by the number of positions less `correction`; False divides by their number.
+            keepdim: keep the reduced modes, with size 1.
+            correction: see `unbiased`.
+            numpys: as for `sum`.
+
+        Examples:
+            >>> stc.eye(2).var(1)
+            tensor([0.5000, 0.5000])
+        """
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
         check_reduction("variance", x.dtype)
@@ -156,30 +239,57 @@ class Reductions:
         return (found if keepdim else found.squeeze(gone)).to(x._values[:0].abs().dtype)
 
     def std(self, *args: Any, **settings: Any) -> torch.Tensor:
-        """The root of the variance over modes, as `var` has it."""
+        """Return the standard deviation, the root of `var`, which has the same arguments.
+
+        Examples:
+            >>> stc.eye(2).std(1)
+            tensor([0.7071, 0.7071])
+        """
         return self.var(*args, **settings).sqrt()
 
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """The largest element; along a mode, those of its rows and their positions; or of two tensors, elementwise."""
+        """Return the largest element; along a mode, values and indices as torch does; with a tensor, the elementwise
+        maximum.
+
+        Examples:
+            >>> stc.eye(2).max(), stc.eye(2).max(1)[1]
+            (tensor(1.), tensor([0, 1]))
+        """
         return extremum(self, dim, keepdim, True)
 
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """The least element; along a mode, those of its rows and their positions; or of two tensors, elementwise."""
+        """Return the least element; along a mode, values and indices as torch does; with a tensor, the elementwise
+        minimum.
+
+        Examples:
+            >>> stc.eye(2).min(), stc.eye(2).min(1)[1]
+            (tensor(0.), tensor([1, 0]))
+        """
         return extremum(self, dim, keepdim, False)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-        """Where the largest elements of a mode are, of equal ones the first; without a mode in row-major order."""
+        """Return the index of the largest element along a mode, or in row-major order; the first of equal ones.
+
+        Examples:
+            >>> stc.eye(2).argmax(1)
+            tensor([0, 1])
+        """
         return argument(self, dim, keepdim, True)
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-        """Where the least elements of a mode are, of equal ones the first; without a mode in row-major order."""
+        """Return the index of the least element along a mode, or in row-major order; the first of equal ones.
+
+        Examples:
+            >>> stc.eye(2).argmin(1)
+            tensor([1, 0])
+        """
         return argument(self, dim, keepdim, False)
 
     topk = topk
 
 
 def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, bool]:
-    """Modes and whether they stay, by numpy's names where these are given; `KeywordError` for others."""
+    """Return `dim` and `keepdim`, also from numpy's names. Raise `KeywordError` for others."""
     given = {name: value for name, value in numpys.items() if value is not None}
     if unknown := sorted(given.keys() - {"axis", "keepdims"}):
         raise KeywordError(f"a reduction takes dim=, keepdim= and output=, or axis= and keepdims=, not {unknown[0]}=")
@@ -191,7 +301,7 @@ def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, b
 def _reduced(
     x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False, dtype: torch.dtype | None = None
 ) -> Any:
-    """A reduction of one kind; see `Reductions`."""
+    """Reduce by one kind; see `Reductions`."""
     x = x if dtype is None else x.to(dtype)
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")

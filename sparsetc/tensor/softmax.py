@@ -19,21 +19,21 @@ from sparsetc.tensor.sums import accumulator
 
 @entry_point
 def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
-    """Exponentials of entries over their sum along a mode, of entries alone: absent ones count as minus infinity.
+    """Normalise entries along a mode: exponentials over their sum; absent entries count as minus infinity.
 
-    As `torch.sparse.softmax`, differentiable, for any order, and with dense modes: each position of these, as of
-    attention heads, has a softmax of its own. Duplicates are summed first. Along a sparse mode, entries of minus
-    infinity get 0 even where there are no others, of which torch makes NaN.
+    Like `torch.sparse.softmax`, for any order, with dense modes (each position, such as an attention head, has a
+    softmax of its own), and differentiable. Duplicates are summed first. Along a sparse mode, entries of minus infinity
+    become 0 even if there are no others; torch returns NaN there.
 
     Args:
-        x: floating point, of single nonzeros; in blocks it is taken nonzero by nonzero.
-        dim: the sparse mode, or dense mode, along which entries add up to 1. Negative counts from the last of all.
+        x: floating point; a tensor in blocks is taken nonzero by nonzero.
+        dim: the mode along which entries add up to 1. Negative counts from the last mode.
 
     Returns:
-        A SparseTensor of the entries of x.
+        A SparseTensor with the entries of x.
 
     Raises:
-        DtypeError: values that are not floating point.
+        DtypeError: values are not floating point.
         ShapeError: no such mode.
 
     Examples:
@@ -45,7 +45,7 @@ def softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
 
 @entry_point
 def log_softmax(x: SparseTensor, dim: int = -1) -> SparseTensor:
-    """The logarithm of `softmax`, without the rounding that taking both would add; arguments and errors as there.
+    """Return the logarithm of `softmax`, more exact than taking both; arguments and errors as for `softmax`.
 
     Examples:
         >>> stc.log_softmax(stc.full((1, 2), 5.0)).values
@@ -70,7 +70,7 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
 
 
 def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
-    """(nnz, *dense sizes) values, of which those of entries that agree in the modes that are kept are normalised."""
+    """Return (nnz, *dense sizes) values normalised within each group of entries that agree in the kept modes."""
     group = groups_of(pattern, kept).of_entry
     most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
     most = most.masked_fill(most == -torch.inf, 0.0)

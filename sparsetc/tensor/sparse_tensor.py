@@ -93,7 +93,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         self._unsorted = None
 
     def __getattr__(self, name: str) -> Any:
-        """The pattern, or values on it, of coordinates that are sorted when these are first asked for."""
+        """Return the pattern, or values on it, of coordinates that are sorted when first asked for."""
         if name == "matvec":  # by which scipy knows an operator; but it also reads numpy's dtype
             raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
         if name not in ("_pattern", "_values"):
@@ -135,17 +135,17 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def pattern(self) -> Pattern:
-        """Coordinates and sizes of the sparse modes, shared by all tensors that have them; compare with ``is``."""
+        """The coordinates and sizes of the sparse modes, shared by all tensors of this pattern; compare with ``is``."""
         return self._pattern
 
     @property
     def coords(self) -> torch.Tensor:
-        """(sparse_order, nnz) int64, contiguous, 0-based."""
+        """The coordinates, (sparse_order, nnz) int64, contiguous, 0-based."""
         return self._pattern._coords
 
     @property
     def values(self) -> torch.Tensor:
-        """(nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
+        """The values, (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
 
         They may be changed in place: `einsum` packs them again where they changed.
         """
@@ -153,7 +153,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of all modes, dense ones last."""
+        """The sizes of all modes, dense ones last."""
         unsorted = self._unsorted
         if unsorted is not None:
             return unsorted.reading.sizes
@@ -165,7 +165,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def blocksize(self) -> tuple[int, ...]:
-        """The side of blocks along each sparse mode; empty of a tensor of single nonzeros."""
+        """The side of blocks along each sparse mode; empty for a tensor of single nonzeros."""
         blocks = self._pattern._blocks
         return () if blocks is None else blocks.sides
 
@@ -181,22 +181,22 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def dense_order(self) -> int:
-        """The number of trailing dense modes, mostly 0."""
+        """The number of trailing dense modes, usually 0."""
         return self._values.ndim - 1 - len(self.blocksize)
 
     @property
     def nnz(self) -> int:
-        """The number of stored nonzeros, or of blocks (columns of coords), explicit zeros and duplicates included."""
+        """The number of stored nonzeros or blocks (columns of coords), explicit zeros and duplicates included."""
         return self._pattern.nnz
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the values."""
+        """The dtype of the values."""
         return self._given.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where coords and values live."""
+        """The device of coordinates and values."""
         return self._given.device
 
     @property
@@ -206,7 +206,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def _given(self) -> torch.Tensor:
-        """The values, not yet sorted where nobody asked for these."""
+        """The values, unsorted until somebody asks for the pattern."""
         unsorted = self._unsorted
         return self._values if unsorted is None else unsorted.values
 
@@ -217,7 +217,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @property
     def density(self) -> float:
-        """Stored nonzeros, or blocks, over positions that they could have; 0 for an empty shape."""
+        """The number of stored nonzeros or blocks over the number of possible positions; 0 for an empty shape."""
         positions = math.prod(self._pattern._shape)
         return self.nnz / positions if positions else 0.0
 
@@ -272,7 +272,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
 
     def coalesce(self) -> SparseTensor:
-        """Sorted and without duplicates; itself when it is already known to be."""
+        """Sort entries lexicographically and sum duplicates. Return the tensor itself if it is known to be coalesced.
+
+        Examples:
+            >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).coalesce().values
+            tensor([2., 4.])
+        """
         if self.is_coalesced:
             return self
         pattern, merge = self._merged()
@@ -286,7 +291,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return self._pattern._once("coalesced", made)
 
     def unique_map(self) -> torch.Tensor:
-        """(nnz,) int64: which entry of `coalesce` each of these is added to; the same of duplicates.
+        """Return for each entry the number of the entry of `coalesce` that it is added to, (nnz,) int64.
 
         Examples:
             >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).unique_map()
@@ -299,18 +304,23 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return number
 
     def with_values(self, values: ArrayLike) -> SparseTensor:
-        """A tensor of this pattern with new values, on its device; the dtype and the dense modes may differ.
+        """Return a tensor of this pattern with new values, on the same device; dtype and dense modes may differ.
 
-        Shares the pattern, and so whatever is kept for it: an einsum that was compiled for values of this shape is not
-        planned again. What blocks hold past the end of the shape is never read.
+        The pattern is shared with everything kept for it, so an einsum compiled for values of this shape is not
+        planned again. Values of blocks past the end of the shape are never read.
 
         Args:
-            values: (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks. The dense sizes, of
-                which there may be none, become the last modes of the shape: ``(nnz, heads)`` on a matrix of n rows and
-                columns makes a tensor of shape ``(n, n, heads)``.
+            values: (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) for a tensor in blocks. The dense sizes
+                (there may be none) become the last modes of the shape: values (nnz, heads) on an (n, n) pattern make a
+                tensor (n, n, heads).
 
         Raises:
-            ShapeError: another number of values than nonzeros, or of other blocks.
+            ShapeError: another number of values than nonzeros, or other block sizes.
+
+        Examples:
+            >>> stc.eye(2).with_values([3.0, 4.0]).to_dense()
+            tensor([[3., 0.],
+                    [0., 4.]])
         """
         new, entries = as_values(values), self._pattern.values_shape(())
         if new.shape[: len(entries)] != entries:
@@ -320,9 +330,14 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return SparseTensor._make(self._pattern, new)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """The tensor elsewhere: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
+        """Move or cast the tensor: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``,
+        ``non_blocking=``.
 
-        Returns itself when nothing changes; on the same device the pattern and its cache are shared.
+        Returns the tensor itself if nothing changes. On the same device, pattern and cache are shared.
+
+        Examples:
+            >>> stc.eye(2).to(torch.float64).dtype
+            torch.float64
         """
         plain: Any = [a._values if isinstance(a, SparseTensor) else a for a in args]
         values = self._values.to(*plain, **kwargs)
@@ -338,13 +353,13 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return SparseTensor._make(self._pattern.like(coords, self.is_coalesced), values)
 
     def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
-        """On the given, or the current, CUDA device; an int is its number."""
+        """Move the tensor to a CUDA device, by default the current one."""
         if isinstance(device, int):
             device = torch.device("cuda", device)
         return self.to("cuda" if device is None else device)
 
     def cpu(self) -> SparseTensor:
-        """The tensor in the memory of the host."""
+        """Move the tensor to the memory of the host."""
         return self.to("cpu")
 
     permute = convert.permute
@@ -354,19 +369,26 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def from_blocks(
         cls, coords: ArrayLike, blocks: ArrayLike, shape: Any, *, coalesce: bool = True, check: bool = True
     ) -> SparseTensor:
-        """A tensor of blocks that are stored dense and all of one shape, side by side from 0 on.
+        """Make a tensor of dense blocks, all of one shape, on a grid that begins at 0.
 
         Args:
-            coords: (order, n) integers: the block with coordinate c in a mode of side s has its elements
+            coords: (order, n) integers, coordinates of blocks: coordinate c in a mode of side s stands for elements
                 ``c * s .. c * s + s - 1``.
             blocks: (n, *sides), or (n, *sides, *dense sizes); the sides become `blocksize`.
-            shape: sizes of all modes, in elements. They need not be multiples of the sides: what blocks hold past the
+            shape: sizes of all modes, in elements. They need not be multiples of the sides: values of blocks past the
                 end must be zero.
             coalesce: sort blocks and sum duplicates, as the constructor does nonzeros.
             check: check that blocks are in range, and zero past the end.
 
         Raises:
             FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
+
+        Examples:
+            >>> stc.SparseTensor.from_blocks([[0], [1]], torch.ones(1, 2, 2), (4, 4)).to_dense()
+            tensor([[0., 0., 1., 1.],
+                    [0., 0., 1., 1.],
+                    [0., 0., 0., 0.],
+                    [0., 0., 0., 0.]])
         """
         made = constructed(coords, blocks, shape, coalesce, check, in_blocks=True)
         assert not isinstance(made, Unsorted)
@@ -375,21 +397,30 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     # ---- to and from others -----------------------------------------------------------------------------------
 
     def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
-        """Strided tensor of ``shape``; differentiable. OutOfMemoryError when it needs more than ``memory_limit`` bytes.
+        """Return the strided tensor of ``shape``; differentiable.
 
-        The limit is a number or text like ``"8GB"``; without one it is that of `sparsetc.options`, or what is free now
-        on the tensor's device. Memory that is taken on the way counts: 8 bytes an entry, more where duplicates are
-        summed, and a copy of a tensor in blocks.
+        Args:
+            memory_limit: bytes, or text such as ``"8GB"``; by default the limit of `sparsetc.options`, or the memory
+                free on the tensor's device. Temporary memory counts: 8 bytes an entry, more if duplicates are summed,
+                and a copy of a tensor in blocks.
+
+        Raises:
+            OutOfMemoryError: it would need more than the limit.
+
+        Examples:
+            >>> stc.eye(2).to_dense()
+            tensor([[1., 0.],
+                    [0., 1.]])
         """
         return (convert.to_dense if torch.compiler.is_compiling() else _to_dense)(self, memory_limit)
 
     def as_linear_operator(self) -> Any:
-        """Scipy's `LinearOperator` of a matrix, for its solvers: `cg`, `gmres`, `eigsh`, `svds` and others.
+        """Return scipy's `LinearOperator` of a matrix, for scipy's solvers: `cg`, `gmres`, `eigsh`, `svds` and others.
 
         Vectors are ndarrays on the host, wherever the tensor is.
 
         Raises:
-            ShapeError: no matrix.
+            ShapeError: the order is not 2.
             ImportError: scipy is not installed.
 
         Examples:
@@ -418,7 +449,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     @classmethod
     def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:
-        """From ndarrays: coords (sparse_order, nnz), values (nnz, *dense sizes)."""
+        """Make a tensor of ndarrays: coords (sparse_order, nnz) integers, values (nnz, *dense sizes).
+
+        Examples:
+            >>> stc.SparseTensor.from_numpy(np.array([[0, 1]]), np.ones(2, np.float32), (4,)).nnz
+            2
+        """
         return cls(np.asarray(coords), np.asarray(values), shape)
 
     coerce = classmethod(convert.coerce)

@@ -34,7 +34,7 @@ def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
     def converted(x: Any) -> SparseTensor:
         return x.to(dtype)  # type: ignore[no-any-return]
 
-    converted.__doc__ = f"With values in {str(dtype).removeprefix('torch.')}."
+    converted.__doc__ = f"Return the tensor with values cast to {str(dtype).removeprefix('torch.')}."
     return converted
 
 
@@ -51,13 +51,13 @@ class Typed:
     bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
 
     def type(self, dtype: Any = None) -> Any:
-        """With values of a dtype, or torch's old name of the values' type."""
+        """Convert values to a dtype. Without one, return torch's old name of the values' type."""
         x: Any = self
         return x._values.type() if dtype is None else x.to(dtype)
 
 
 class Structure:
-    """How modes of a `SparseTensor` are taken, ordered, joined and split.
+    """Indexing, permuting, joining and splitting the modes of a `SparseTensor`.
 
     Tensors in blocks are taken nonzero by nonzero, except where modes only change places. Duplicates are summed first.
     """
@@ -77,7 +77,7 @@ class Structure:
     # -- torch's names --------------------------------------------------------------------------------------------
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one mode."""
+        """Return the shape, or the size of mode ``dim``."""
         shape = torch.Size(_untyped(self).shape)
         return shape if dim is None else shape[mode_of(len(shape), dim)]
 
@@ -91,7 +91,7 @@ class Structure:
         return self.ndim
 
     def numel(self) -> int:
-        """The number of positions, most of which hold no entry."""
+        """Return the number of positions, most of which hold no entry."""
         return prod(_untyped(self).shape)
 
     def __len__(self) -> int:
@@ -101,34 +101,46 @@ class Structure:
         return (self[n] for n in range(len(self)))
 
     def indices(self) -> torch.Tensor:
-        """Coordinates, (sparse_order, nnz), as torch's sparse tensors have them."""
+        """Return coordinates, (sparse_order, nnz), as torch's sparse tensors do."""
         return self._pattern.coords
 
     def nonzero(self) -> torch.Tensor:
-        """Coordinates of the values that are not 0, (n, order)."""
+        """Return the coordinates of the values that are not 0, (n, order).
+
+        Examples:
+            >>> stc.eye(2).nonzero()
+            tensor([[0, 0],
+                    [1, 1]])
+        """
         return _untyped(self).expand_dense().drop().coords.T  # type: ignore[no-any-return]
 
     def item(self) -> Any:
-        """The one element of a tensor of one position; ShapeError for others."""
+        """Return the element of a tensor with one position as a Python number.
+
+        Raises:
+            ShapeError: the tensor has another number of positions.
+        """
         if self.numel() != 1:
             raise ShapeError(f"item() is of a tensor of one position, found one of {self.numel():,}")
         return _untyped(self).to_dense().item()
 
     def clone(self) -> SparseTensor:
-        """A tensor of the same entries with values of its own; the pattern is shared, since nobody writes to it."""
+        """Return a tensor with a copy of the values; the pattern is shared, since it is never written to."""
         return self._make(self._pattern, self._values.clone())
 
     def detach(self) -> SparseTensor:
-        """A tensor of the same entries, to whose values no gradient is followed."""
+        """Return the tensor without a gradient of its values."""
         return self._make(self._pattern, self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Have gradients of the values recorded, which must be a leaf of autograd's graph."""
+        """Set whether autograd records gradients of the values, which must be a leaf of its graph. Return the tensor
+        itself.
+        """
         self._values.requires_grad_(requires_grad)
         return self
 
     def contiguous(self) -> Self:
-        """The tensor itself."""
+        """Return the tensor itself; it is always contiguous."""
         return self
 
     # -- what torch.nn.Module, DataLoader and hooks ask of a tensor, as it may be a buffer of a module --------------
@@ -146,18 +158,19 @@ class Structure:
 
     @property
     def grad(self) -> SparseTensor | None:
-        """Gradients of the values, on the pattern; None before there are any."""
+        """The gradient of the values, on the same pattern; None before there is one."""
         found = self._values.grad
         return None if found is None else self._make(self._pattern, found)
 
     def copy_(self, other: SparseTensor, non_blocking: bool = False) -> Self:
-        """Take the entries of another tensor of this shape, as `Module.load_state_dict` does; dtype and device stay.
+        """Copy the entries of another tensor of this shape into this one, as `Module.load_state_dict` does.
 
-        Values are written to the memory of these where the coordinates are the same. Nothing else is done in place.
+        Dtype and device stay. If both have the same coordinates, the values are written in place; no other method works
+        in place.
 
         Raises:
-            ShapeError: another shape.
-            DtypeError: what is not sparse.
+            ShapeError: `other` has another shape.
+            DtypeError: `other` is not sparse.
         """
         if not isinstance(other, Structure):
             raise DtypeError(f"copy_ takes a SparseTensor, found {type(other).__name__}")
@@ -174,13 +187,13 @@ class Structure:
         return self
 
     def share_memory_(self) -> Self:
-        """Coordinates and values moved to memory that processes share."""
+        """Move coordinates and values to memory shared by processes. Return the tensor itself."""
         for tensor in (self._pattern.coords, self._values):
             tensor.share_memory_()
         return self
 
     def pin_memory(self) -> SparseTensor:
-        """A copy with coordinates and values in memory that a GPU copies from directly."""
+        """Return the tensor with coordinates and values in pinned memory, from which a GPU copies directly."""
         pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
         return self._make(pattern, self._values.pin_memory())
 
@@ -188,29 +201,43 @@ class Structure:
 
     @property
     def T(self) -> SparseTensor:
-        """Rows for columns; of any other order than 2, ShapeError, as `mT` and `permute` say what is meant."""
+        """The transpose of a matrix.
+
+        Raises:
+            ShapeError: the order is not 2; use `mT` or `permute`.
+        """
         if self.ndim != 2:
             raise ShapeError(f".T is of a matrix, found {self.ndim} modes: take .mT, or permute(…)")
         return self.transpose(0, 1)
 
     @property
     def mT(self) -> SparseTensor:
-        """The last two modes for one another."""
+        """The tensor with its last two modes exchanged."""
         return self.transpose(-2, -1)
 
     def t(self) -> SparseTensor:
-        """Rows for columns of a matrix."""
+        """Transpose a matrix."""
         return self.T
 
     def transpose(self, dim0: int, dim1: int) -> SparseTensor:
-        """Two modes for one another, as `permute` exchanges them."""
+        """Exchange two modes.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).transpose(0, 2).shape
+            (4, 3, 2)
+        """
         first, second = (mode_of(self.ndim, d) for d in (dim0, dim1))
         modes = list(range(self.ndim))
         modes[first], modes[second] = second, first
         return self.permute(modes)
 
     def movedim(self, source: Any, destination: Any) -> SparseTensor:
-        """Modes taken to other places, the others in their order."""
+        """Move modes to other places; the others keep their order.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).movedim(0, -1).shape
+            (3, 4, 2)
+        """
         sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
         moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
         others = iter([m for m in range(self.ndim) if m not in moved.values()])
@@ -219,13 +246,20 @@ class Structure:
     # -- shapes ---------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> SparseTensor:
-        """A tensor of these elements, in row-major order, in another shape; one size may be -1.
+        """Return the same elements in row-major order, in another shape.
 
-        Sparse modes are joined and split among themselves, as are dense ones; where a size would take of both, dense
-        modes become sparse.
+        Sparse modes are joined and split among themselves, and dense modes among themselves. If a new mode would join
+        both kinds, the dense modes become sparse first.
+
+        Args:
+            shape: sizes, as numbers or as one tuple; one may be -1.
 
         Raises:
             ShapeError: another number of elements, or a size past 2**63 - 1.
+
+        Examples:
+            >>> stc.eye(2).reshape(4).to_dense()
+            tensor([1., 0., 0., 1.])
         """
         x, given = without_blocks(_untyped(self)), _flat(shape)
         count, known = prod(x.shape), prod(n for n in given if n != -1)
@@ -245,7 +279,12 @@ class Structure:
     view = reshape
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
-        """Neighbouring modes joined to one."""
+        """Join the modes from ``start_dim`` to ``end_dim`` to one.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).flatten(1).shape
+            (2, 12)
+        """
         first = mode_of(self.ndim, start_dim)
         last = mode_of(self.ndim, end_dim)
         shape = _untyped(self).shape
@@ -254,18 +293,33 @@ class Structure:
         return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
 
     def matricize(self, mode: int) -> SparseTensor:
-        """The matrix with a row an index of a mode, and columns for those of all others, in row-major order."""
+        """Unfold the tensor to a matrix: rows are indices of ``mode``, columns the other modes in row-major order.
+
+        Examples:
+            >>> stc.zeros(2, 3, 4).matricize(1).shape
+            (3, 8)
+        """
         mode, x = mode_of(self.ndim, mode), _untyped(self).expand_dense()
         others = [m for m in range(self.ndim) if m != mode]
         return x.permute(mode, *others).reshape(x.shape[mode], prod(x.shape[m] for m in others))  # type: ignore[no-any-return]
 
     def unsqueeze(self, dim: int) -> SparseTensor:
-        """One more mode, of size 1, before the mode ``dim``."""
+        """Insert a mode of size 1 before mode ``dim``.
+
+        Examples:
+            >>> stc.eye(2).unsqueeze(0).shape
+            (1, 2, 2)
+        """
         at = mode_of(self.ndim + 1, dim)
         return self[tuple([slice(None)] * at + [None])]  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
-        """Without modes of size 1: all of them, or those named, of which others stay."""
+        """Remove modes of size 1: all, or those of ``dim`` that have this size.
+
+        Examples:
+            >>> stc.zeros(1, 2, 1).squeeze(0).shape
+            (2, 1)
+        """
         shape = _untyped(self).shape
         modes = list(range(self.ndim))
         if dim is not None:
@@ -273,11 +327,15 @@ class Structure:
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
     def expand(self, *sizes: Any) -> SparseTensor:
-        """Modes of size 1, and new ones in front, repeated to these sizes; -1 leaves a size as it is.
+        """Repeat modes of size 1, and new modes in front, to these sizes; -1 keeps a size.
 
         Raises:
-            ShapeError: sizes that the shape cannot be broadcast to.
-            OutOfMemoryError: more entries than the memory limit allows.
+            ShapeError: the shape cannot be broadcast to these sizes.
+            OutOfMemoryError: the entries would pass the memory limit.
+
+        Examples:
+            >>> stc.full((1, 2), 1.0).expand(3, -1).nnz
+            6
         """
         x, wanted = _untyped(self), _flat(sizes)
         shape = [1] * (len(wanted) - x.ndim) + list(x.shape)
@@ -318,11 +376,22 @@ class Structure:
         return indexed(without_blocks(_untyped(self)), list(key) if isinstance(key, tuple) else [key])
 
     def index_select(self, dim: int, index: torch.Tensor) -> Any:
-        """The positions of a mode that an index tensor names, in its order, with repeats."""
+        """Select positions of a mode by an index tensor, in its order, with repeats.
+
+        Examples:
+            >>> stc.eye(3).index_select(0, torch.tensor([2, 2])).to_dense()
+            tensor([[0., 0., 1.],
+                    [0., 0., 1.]])
+        """
         return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
-        """So many positions of a mode, from one on."""
+        """Select ``length`` positions of mode ``dim`` from ``start`` on.
+
+        Examples:
+            >>> stc.eye(3).narrow(0, 1, 2).shape
+            (2, 3)
+        """
         mode, size = mode_of(self.ndim, dim), _untyped(self).shape[dim]
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
@@ -330,15 +399,30 @@ class Structure:
         return self[tuple([slice(None)] * mode + [slice(first, first + length)])]
 
     def select(self, dim: int, index: int) -> Any:
-        """One position of a mode, which goes."""
+        """Select one position of a mode, and remove the mode.
+
+        Examples:
+            >>> stc.eye(3).select(0, 1).to_dense()
+            tensor([0., 1., 0.])
+        """
         return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """All positions of a mode, each by itself."""
+        """Return a tuple of the tensors at each position of a mode.
+
+        Examples:
+            >>> len(stc.eye(3).unbind())
+            3
+        """
         return tuple(self.select(dim, n) for n in range(self.size(dim)))
 
     def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        """Parts of a mode, of one length but the last, or of these lengths."""
+        """Split a mode into parts of one length (the last may be shorter), or of the lengths given.
+
+        Examples:
+            >>> [part.shape for part in stc.eye(3).split(2)]
+            [(2, 3), (1, 3)]
+        """
         size, each = self.size(dim), split_size_or_sections
         lengths = [min(each, size - n) for n in range(0, size, each)] if isinstance(each, int) else list(each)
         if sum(lengths) != size:
@@ -346,16 +430,33 @@ class Structure:
         return tuple(self.narrow(dim, sum(lengths[:n]), length) for n, length in enumerate(lengths))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        """So many parts of a mode, or fewer."""
+        """Split a mode into ``chunks`` parts, or fewer.
+
+        Examples:
+            >>> [part.shape for part in stc.eye(4).chunk(2)]
+            [(2, 4), (2, 4)]
+        """
         return self.split(max(1, -(-self.size(dim) // chunks)), dim)
 
     def flip(self, *dims: Any) -> SparseTensor:
-        """Modes in reverse order."""
+        """Reverse the order of positions in modes.
+
+        Examples:
+            >>> stc.eye(2).flip(0).to_dense()
+            tensor([[0., 1.],
+                    [1., 0.]])
+        """
         modes = [mode_of(self.ndim, d) for d in _flat(dims)]
         return self[tuple(slice(None, None, -1 if m in modes else 1) for m in range(self.ndim))]  # type: ignore[no-any-return]
 
     def roll(self, shifts: Any, dims: Any = None) -> SparseTensor:
-        """Positions of modes moved on, and from the end to the beginning; without modes all elements in one row."""
+        """Shift positions of modes, from the end to the beginning; without modes, shift all elements in row-major
+        order.
+
+        Examples:
+            >>> stc.SparseTensor([[0]], [1.0], (3,)).roll(1).to_dense()
+            tensor([0., 1., 0.])
+        """
         if dims is None:
             return self.reshape(-1).roll(shifts, 0).reshape(self.size())
         x: Any = self
@@ -366,13 +467,23 @@ class Structure:
         return x  # type: ignore[no-any-return]
 
     def trace(self) -> torch.Tensor:
-        """The sum of the diagonal of a matrix."""
+        """Sum the diagonal of a matrix.
+
+        Examples:
+            >>> stc.eye(3).trace()
+            tensor(3.)
+        """
         if self.ndim != 2:
             raise ShapeError(f"a trace is of a matrix, found {self.ndim} modes")
         return self.diagonal().sum()  # type: ignore[no-any-return]
 
     def diag(self, diagonal: int = 0) -> SparseTensor:
-        """The diagonal of a matrix, or the matrix with a vector on its diagonal."""
+        """Return the diagonal of a matrix, or the matrix with a vector on its diagonal.
+
+        Examples:
+            >>> stc.eye(2).diag().to_dense()
+            tensor([1., 1.])
+        """
         if self.ndim == 2:
             return self.diagonal(diagonal)  # type: ignore[no-any-return]
         x = _untyped(self).expand_dense().coalesce()
@@ -384,10 +495,19 @@ class Structure:
         return x._make(Pattern(coords, (size, size), True), x._values)  # type: ignore[no-any-return]
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-        """The elements whose indices of two modes differ by ``offset``; that becomes the last mode.
+        """Return the elements whose indices in two modes differ by ``offset``.
+
+        Args:
+            offset: index in ``dim2`` less index in ``dim1``.
+            dim1: a mode.
+            dim2: another mode.
 
         Returns:
-            A SparseTensor; of a matrix with one mode.
+            A SparseTensor without the two modes, with the diagonal as its last mode.
+
+        Examples:
+            >>> stc.full((2, 3), 1.0).diagonal(1).shape
+            (2,)
         """
         x = _untyped(self).expand_dense().coalesce()
         first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
@@ -407,11 +527,21 @@ class Structure:
         return _with_entries(x, *x._pattern._once(("diagonal", offset, first, second), made))
 
     def tril(self, diagonal: int = 0) -> SparseTensor:
-        """The entries of the last two modes on and below a diagonal."""
+        """Return the entries of the last two modes on and below a diagonal; others are dropped.
+
+        Examples:
+            >>> stc.full((2, 2), 1.0).tril().nnz
+            3
+        """
         return self._triangle(diagonal, operator.le)
 
     def triu(self, diagonal: int = 0) -> SparseTensor:
-        """The entries of the last two modes on and above a diagonal."""
+        """Return the entries of the last two modes on and above a diagonal; others are dropped.
+
+        Examples:
+            >>> stc.full((2, 2), 1.0).triu(1).nnz
+            1
+        """
         return self._triangle(diagonal, operator.ge)
 
     def _triangle(self, diagonal: int, compare: Callable[[Any, Any], torch.Tensor]) -> SparseTensor:
@@ -443,7 +573,7 @@ def _with_entries(x: Any, pattern: Pattern, entries: torch.Tensor) -> Any:
 
 
 def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
-    """The pattern in another shape of as many positions, in the same order.
+    """Return the pattern in another shape with as many positions, in the same order.
 
     Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.
     """

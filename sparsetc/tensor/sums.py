@@ -1,4 +1,4 @@
-"""Sums: rows added in an order that may be asked for, and integers, which are refused where they do not fit.
+"""Sums of rows, in a fixed order if asked, and sums of integers, refused on overflow.
 
 In: rows, or results in int64. Out: their sums, or `DtypeError`. Sums and products of integers are made in 64 bits;
 int64 itself is made modulo 2**64, so what wrapped is found in another way: in float64, or by halves.
@@ -54,14 +54,14 @@ def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torc
 
 @lru_cache
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """How sums of this dtype are kept: never narrower than float32, integers in 64 bits."""
+    """Return the dtype of sums: never narrower than float32, and 64 bits for integers."""
     if dtype.is_complex or dtype == torch.float64:
         return dtype
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
 def result_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes that a sum takes at most: as it is kept, and as one of this dtype where that is another.
+    """Return the most bytes of a sum: in the accumulator's dtype, and in `dtype` if it is another.
 
     Sums of integers are made in float64 too, to see whether they wrapped.
     """
@@ -70,13 +70,13 @@ def result_bytes(dtype: torch.dtype) -> int:
 
 
 def summed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a plain sum: int64 of integers and bools, as torch's is; that of the terms otherwise."""
+    """Return the dtype of a plain sum: int64 for integers and bools, as in torch; else the dtype of the terms."""
     return torch.int64 if accumulator(dtype) == torch.int64 else dtype
 
 
 @lru_cache
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """How long sums of this dtype are kept that are made one after another: in 64 bits."""
+    """Return the dtype of long sums that are added up one after another: 64 bits."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else torch.int64
@@ -89,7 +89,9 @@ def summed_rows(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.
 
 
 def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
-    """(pieces,) lengths of pieces of runs, of `most` rows at most; then of runs of such pieces, until one is a run."""
+    """Yield the lengths of pieces of at most `most` rows of each run; then of runs of pieces, until each run is one
+    piece.
+    """
     while lengths.numel() and int(lengths.max()) > most:
         pieces = (lengths + most - 1) // most
         ends = pieces.cumsum(0)
@@ -101,7 +103,7 @@ def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
 
 
 def captured(found: torch.Tensor) -> bool:
-    """Return True if a CUDA graph is captured, while which nothing can be looked at."""
+    """True while a CUDA graph is captured, when no value can be read."""
     return found.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -111,7 +113,7 @@ def unseen(found: torch.Tensor) -> bool:
 
 
 def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """int64 results as integers of `dtype`; other types are converted as they are.
+    """Return int64 results as integers of `dtype`; other types are cast.
 
     The check waits for the GPU. While a CUDA graph is captured nothing can be looked at, and integers wrap.
 
@@ -131,7 +133,7 @@ def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
 
 
 def wrapped(found: torch.Tensor, close: torch.Tensor) -> torch.Tensor:
-    """Return where integers, made modulo 2**64, are other than in float64, whose errors must be below 2**63."""
+    """Return True where integers, computed modulo 2**64, differ from float64, whose errors must be below 2**63."""
     return (close - found.double()).abs() > 2.0**63
 
 
@@ -167,7 +169,7 @@ def exactly(add: Callable[..., torch.Tensor], dtype: torch.dtype, what: str, *te
 
 
 def multiplied(multiply: Callable[..., torch.Tensor], dtype: torch.dtype, *factors: Any) -> torch.Tensor:
-    """Return what a function makes of factors by multiplying; DtypeError for an integer that does not fit in `dtype`.
+    """Return `multiply(*factors)`. Raise `DtypeError` if an integer result does not fit in `dtype`.
 
     Args:
         multiply: the function.

@@ -26,24 +26,25 @@ def from_table(
     values: str | None = None,
     shape: Sequence[int] | None = None,
 ) -> SparseTensor:
-    """From a table with a row a nonzero: a column of coordinates or labels for each mode, and one of values.
+    """Make a tensor of a table with one row a nonzero: a column of coordinates or labels for each mode, and one of
+    values.
 
-    Values of rows that have the same coordinates are summed. Text and times are labels: they are numbered in their
-    order, and `SparseTensor.labels` gives them back.
+    Values of rows with equal coordinates are summed. Text and times are labels: they are numbered in their order, and
+    `SparseTensor.labels` returns them.
 
     Args:
         cls: SparseTensor.
         table: a structured ndarray, a mapping of names to columns of the same length, or a table of pandas, polars or
             pyarrow.
         coordinates: names of the columns of coordinates, integers from 0 or labels, in the order of the modes.
-        values: name of the column of values, of a dtype that values may have; None to count rows, in int64.
-        shape: sizes of the modes; each is the largest coordinate and one by default.
+        values: name of the column of values; None counts rows, in int64.
+        shape: sizes of the modes; by default the largest coordinate + 1.
 
     Raises:
         FormatError: no such table or column, missing entries, coordinates that are neither integers nor labels, values
             that are not numbers, or columns of different lengths.
         CoordinateError: a negative coordinate, or one outside ``shape``.
-        ShapeError: a shape that is none, or no rows and no shape.
+        ShapeError: an invalid shape, or neither rows nor a shape.
         DtypeError: values of another dtype, or integers whose sum does not fit.
 
     Examples:
@@ -90,16 +91,16 @@ def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def labels_of(x: SparseTensor) -> Labels:
-    """Names of the sparse modes, in their order, and the labels of each; None of a mode that has numbers alone.
+    """Return the labels of each sparse mode by the mode's name, in order; None for a mode that has numbers alone.
 
-    They stay with whatever keeps all modes and their sizes: operators, new values, copies, another order of modes,
-    another device, and files ``.npz``. A tensor without labels has an empty mapping.
+    Labels stay with operations that keep all modes and their sizes: operators, new values, copies, a permutation,
+    another device, and ``.npz`` files. A tensor without labels has an empty mapping.
     """
     return dict(x.pattern.labels)
 
 
 def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray | None]) -> SparseTensor:
-    """The tensor with names for its sparse modes, and labels for their indices.
+    """Name the sparse modes, and label their indices.
 
     Args:
         x: of which the values are shared.
@@ -125,13 +126,14 @@ def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray
 
 
 def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
-    """A row a nonzero: a column for each mode, of labels where it has them and else of coordinates, and ``value``.
+    """Return a mapping of columns with one row a nonzero: a column of labels or coordinates for each mode, and
+    ``value``.
 
     ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table`` take the mapping as it is. Columns of modes without
-    a name are called ``i0``, ``i1``, and so on. Dense modes and blocks become rows.
+    a name are called ``i0``, ``i1``, and so on. Dense modes and blocks are expanded to rows.
 
     Raises:
-        DtypeError: bfloat16, which numpy lacks.
+        DtypeError: values are bfloat16, which numpy lacks.
 
     Examples:
         >>> stc.eye(2).with_labels({"user": ["ann", "bob"], "week": None}).to_table()
@@ -145,7 +147,7 @@ def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
 
 
 def _column(table: Any, name: str) -> np.ndarray:
-    """A column as a contiguous ndarray; FormatError if it is not there, or not all of it is."""
+    """Return a column as a contiguous ndarray. Raise `FormatError` if it is missing or has missing entries."""
     every = names(table)
     if every.count(name) != 1:
         raise FormatError(f"{every.count(name) or 'no'} column {name!r} among {', '.join(map(repr, every))[:200]}")

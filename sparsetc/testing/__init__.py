@@ -1,7 +1,7 @@
-"""Helpers for tests of the compiler, of what extends it, and of sparse tensors.
+"""Tools for tests of the compiler, of extensions, and of sparse tensors.
 
-`check_format` is the conformance suite of formats. `reference` says what an einsum is, `interpret` what a plan and a
-program of tiles are, by plain torch that shares no code with the generated kernels. `assert_close` compares tensors.
+`check_format` is the conformance suite of formats, `pattern` makes coordinates for it, `assert_close` compares sparse
+tensors.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["PATTERNS", "UNBOUNDED", "assert_close", "check_arrays", "check_forma
 
 
 def assert_close(actual: SparseTensor, expected: SparseTensor, **settings: Any) -> None:
-    """Raise AssertionError where two sparse tensors differ, as `torch.testing.assert_close`, whose settings these are.
+    """Raise AssertionError if two sparse tensors differ; settings as for `torch.testing.assert_close`.
 
     An entry of one alone is compared with 0. torch's own takes tensors of torch and what is made dense unasked.
 

@@ -49,7 +49,7 @@ MOST = 100
 
 
 def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """(order, nnz) coordinates, sorted and unique, of one of `PATTERNS`; none where the shape is empty.
+    """Return the (order, nnz) coordinates of one of `PATTERNS`, sorted and unique; none if the shape is empty.
 
     Raises:
         FormatError: no pattern has this name.
@@ -71,7 +71,7 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 
 def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
-    """Pack with the named format and check every promise; returns what was packed.
+    """Pack with the named format, check every promise of the interface, and return the result.
 
     Args:
         name: of a registered format.
@@ -124,7 +124,7 @@ def check_view(packed: Packed) -> None:
 
 
 def check_read(packed: Packed, coords: torch.Tensor) -> None:
-    """A kernel that follows the view reads every nonzero once, at the position that packing says."""
+    """Check that the view reads every nonzero once, at its packed position."""
     found, _, source, live = nonzeros(packed)
     require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     require(
@@ -151,7 +151,7 @@ def check_values(packed: Packed) -> None:
 
 
 def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
-    """Check that the nonzero which stands for an item, or a lane, has what the item or the lane shares."""
+    """Check that the nonzero representing an item or a lane has the coordinates shared by all of it."""
     view, arrays = packed.view, packed.arrays
     found, _, source, live = nonzeros(packed)
     at = positions(view, arrays, packed.items, packed.stored)
@@ -165,13 +165,13 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
         shared = coords[modes] // sides
         require(
             torch.equal(shared[:, known[at[view.positions[level]][live]]], shared[:, source]),
-            f"a representative of level {level} has not what its nonzeros share",
+            f"a representative of level {level} lacks a coordinate that its nonzeros share",
         )
     require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
 def check_splits(packed: Packed, coords: torch.Tensor) -> None:
-    """Where two items hold nonzeros of one row, or two lanes those of one fiber, packing says so: results are added."""
+    """Check the flags for rows shared by two items and fibers shared by two lanes, whose results are added."""
     view = packed.view
     _, _, source, live = nonzeros(packed)
     at = positions(view, packed.arrays, packed.items, packed.stored)
@@ -215,7 +215,7 @@ def _needs_64(packed: Packed, name: str) -> bool:
 
 
 def nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(coords, stored places, numbers, mask) of what is read and is a nonzero; the mask is over all that is read.
+    """Return (coords, stored places, numbers, mask) of the nonzeros read; the mask is over all reads.
 
     Kernels skip the padding of fibers but not that of runs, which is read as zeros at some coordinate of the shape, and
     not that of tiles, where they mask what is past a mode's end: the last positions along it, or a list's last places.

@@ -1,4 +1,4 @@
-"""Where nonzeros lie: patterns that a sparse operand may have.
+"""Patterns of nonzeros for tests.
 
 In: a pattern's name, a shape, a random generator. Out: a list of coordinates, a tuple each, duplicates possible.
 """
@@ -46,7 +46,7 @@ def _skewed(shape: Place, most: int, r: Random) -> list[Place]:
 
 
 def _slice(shape: Place, most: int, r: Random) -> list[Place]:
-    """Positions of one slice of some mode."""
+    """Return positions of one slice of some mode."""
     mode = r.randrange(len(shape))
     at = r.randrange(shape[mode])
     ranges = [[at] if m == mode else range(size) for m, size in enumerate(shape)]
@@ -54,7 +54,7 @@ def _slice(shape: Place, most: int, r: Random) -> list[Place]:
 
 
 def _fiber(shape: Place, most: int, r: Random) -> list[Place]:
-    """Positions of one fiber along some mode."""
+    """Return positions of one fiber along some mode."""
     mode = r.randrange(len(shape))
     at = _somewhere(shape, r)
     return [(*at[:mode], n, *at[mode + 1 :]) for n in range(shape[mode])]

@@ -57,7 +57,7 @@ def _timed() -> list[Line]:
 
 
 def _asked(options: Namespace, line: Line) -> bool:
-    """Return True if a line is of the equation that was named, if any was."""
+    """True if a line is of the equation named by the options, or if none was named."""
     return options.equation is None or "".join(options.equation.split()) == "".join(line.equation.split())
 
 

@@ -1,4 +1,4 @@
-"""The record of a problem: the plan that was fastest for it, and plans that were fast for others like it.
+"""The tuning record of a problem: its fastest plan, and plans that were fast for similar problems.
 
 In: facts of a problem, then trials. Out: a plan that was timed before, names of plans to try, and lines of the trials.
 A line of other software, or of a problem that is only alike, proposes and does not decide.
@@ -58,7 +58,7 @@ def digest(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that a problem is known by.
+    """The properties that identify a problem.
 
     Attributes:
         tensor: the patterns of its sparse operands.
@@ -90,7 +90,7 @@ class Facts:
 
 @lru_cache(maxsize=1)
 def shipped() -> bytes:
-    """The record that comes with the package: the fastest plan of each problem that rates were fitted to."""
+    """Return the record shipped with the package: the fastest plan of each problem used to fit the rates."""
     return gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes())
 
 
@@ -112,7 +112,7 @@ DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, Ar
 
 
 def candidate_of(line: Line) -> Candidate:
-    """The candidate of a line, with the sizes its parts were expected to have; one of `DAMAGED` where it has none."""
+    """Return the candidate of a line, with its expected sizes. Raise one of `DAMAGED` if there is none."""
     expected = [Statistics(**sizes | {"runs": tuple(map(tuple, sizes["runs"]))}) for sizes in line.expected]
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
@@ -130,7 +130,7 @@ def skeleton(plan: Plan) -> Plan:
 
 
 class Known:
-    """The lines of a device's record for a problem, and for others like it.
+    """The lines of a device's record about one problem.
 
     Attributes:
         timed: by name, the latest line of each plan that this software timed for this problem.
@@ -153,7 +153,7 @@ class Known:
         self.proposed = list(dict.fromkeys(line.name for line in fastest.values()))[-MOST_PROPOSED:]
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The candidate to take, one of these but for its options; None where the first of them was not timed."""
+        """Return the fastest timed candidate that is one of these but for options; None if the first was not timed."""
         trials, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
         for line in self.timed.values():
             with suppress(*DAMAGED):

@@ -37,7 +37,7 @@ KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, 
 
 @dataclass(frozen=True)
 class Line:
-    """The time that one candidate took.
+    """The timing of one candidate.
 
     Attributes:
         key: the problem and the pattern, exactly.
@@ -109,7 +109,7 @@ def _integer(digits: str) -> int:
 
 
 def as_data(value: Any) -> Any:
-    """A plan, or what one is made of, as JSON holds it: what is as by default is left out."""
+    """Return a plan, or a part of one, as data for JSON; default values are left out."""
     if isinstance(value, Record):
         kind = type(value).__name__
         if kind not in KINDS:  # a tree
@@ -120,7 +120,7 @@ def as_data(value: Any) -> Any:
 
 
 def plan_of(data: Any) -> Any:
-    """Return the plan that `as_data` made this of; `SparsetcError`, ValueError or TypeError where it is damaged."""
+    """Return the plan from the data of `as_data`. Raise `SparsetcError`, ValueError or TypeError if it is damaged."""
     if isinstance(data, list):
         return tuple(map(plan_of, data))
     if not isinstance(data, dict):
@@ -135,7 +135,7 @@ def plan_of(data: Any) -> Any:
 
 
 def read(text: bytes, *names: str) -> tuple[Line, ...]:
-    """The lines of a text, the oldest first, without those that are damaged.
+    """Return the valid lines of a text, oldest first.
 
     Args:
         text: of a file.
@@ -148,7 +148,7 @@ def read(text: bytes, *names: str) -> tuple[Line, ...]:
 
 
 def _newest(text: bytes, name: bytes) -> Iterator[tuple[int, bytes]]:
-    """Where the newest lines that have a name begin, and these lines."""
+    """Yield (begin, text) of the newest lines with a name."""
     end = len(text)
     for _ in range(MOST_FOUND):
         at = text.rfind(name, 0, end)
@@ -160,7 +160,7 @@ def _newest(text: bytes, name: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def lines(path: Path | None, *names: str) -> tuple[Line, ...]:
-    """The lines of a file, as of `read`; none where it is absent or, with a warning, where it cannot be trusted."""
+    """Return the lines of a file as `read` does; none if it is missing or, with a warning, cannot be trusted."""
     try:
         return () if path is None else read(files.read_record(path, 2 * MOST_BYTES), *names)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Rates of a device's profile, fitted to a record of what was timed, so that choices by it cost less.
+"""Rates of a device's profile, fitted to a record of timings, so that choices cost less.
 
 In: lines of one device. Out: a profile, and the regret of choices: what the plan takes that a profile prices lowest,
 over what the fastest takes that was timed of the same problem. A fit counts by problems of tensors that it was made
@@ -42,19 +42,19 @@ Price = Callable[[DeviceProfile], float]
 
 
 class Timings(NamedTuple):
-    """Timings of one problem of a tensor: seconds of each plan, and what a profile expects of it."""
+    """The timings of one problem of a tensor: seconds of each plan, and its price by any profile."""
 
     tensor: str
     seconds: tuple[float, ...]
     prices: tuple[Price, ...]
 
     def regret(self, profile: DeviceProfile) -> float:
-        """The slowdown of the plan that is priced lowest: its measured seconds over the fastest plan's."""
+        """Return the slowdown of the plan with the lowest price: its measured seconds over the fastest plan's."""
         prices = [price(profile) for price in self.prices]
         return self.seconds[prices.index(min(prices))] / min(self.seconds)
 
     def cost(self, profile: DeviceProfile) -> float:
-        """The logarithm of the regret where prices are told apart softly, and a share of that of prices' errors."""
+        """Return the logarithm of a smoothed regret, and a share of the errors of prices."""
         prices, took = ([*map(log, own)] for own in ([price(profile) for price in self.prices], self.seconds))
         shares = [exp((min(prices) - own) / SOFT) for own in prices]
         soft = sum(share * (own - min(took)) for share, own in zip(shares, took, strict=True)) / sum(shares)
@@ -62,7 +62,7 @@ class Timings(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """Regrets of choices: the geometric mean, the worst, and the share above 1.2."""
+    """Regret of choices: the geometric mean, the worst, and the share above 1.2."""
 
     mean: float
     worst: float
@@ -70,7 +70,7 @@ class Regret(NamedTuple):
 
     @classmethod
     def of(cls, each: Sequence[float]) -> Regret:
-        """Return the regrets of single choices."""
+        """Summarise single choices."""
         return cls(exp(sum(map(log, each)) / len(each)), max(each), sum(r > 1.2 for r in each) / len(each))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def refit(lines: Iterable[Line], profile: DeviceProfile) -> tuple[DeviceProfile,
 
 
 def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile:
-    """The profile whose choices cost least, found by changing one rate after another while that gains."""
+    """Return the profile with the cheapest choices, found by changing one rate after another while that gains."""
     measured: dict[str, Any] = {name: getattr(profile, name) for name in MEASURED}
     usual = {
         (name, key): n
@@ -140,7 +140,7 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
 
 
 def timings(lines: Iterable[Line]) -> list[Timings]:
-    """The problems of lines, of which ``"auto"`` has two plans or more, by the options that it gives them."""
+    """Return the problems with two or more timed plans that ``"auto"`` considers."""
     by_problem: dict[tuple[str, str], dict[str, tuple[float, Price]]] = {}
     for line in lines:
         plan = line.name.partition(":")[0]
@@ -158,7 +158,7 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
 
 
 def price_of(line: Line) -> Price:
-    """Return the seconds that profiles expect of the plan of a line; one of `DAMAGED` where it holds none."""
+    """Return the price function of the plan of a line. Raise one of `DAMAGED` if the line holds none."""
     facts = dict(line.problem)
     shape = line.pattern["shape"]
     nnz = line.pattern["nnz"]

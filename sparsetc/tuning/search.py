@@ -1,4 +1,4 @@
-"""Candidates -> the plan that is run: those that the cost model puts near its first, timed, then changed step by step.
+"""The tuning search: candidates priced near the best are timed, then the best is changed step by step.
 
 In: candidates, the cheapest first, and a function that makes a plan ready to be called. Out: trials, each with its
 time. What a candidate gives is compared with what the first one gives, before it is timed.
@@ -46,7 +46,7 @@ UNTIMED = Timing(0.0, 0.0, 0.0, 0)
 
 @dataclass(frozen=True)
 class Trial(Generic[Run]):
-    """A candidate that is ready to be called, and what calls took."""
+    """A candidate ready to be called, and its timing."""
 
     candidate: Candidate
     run: Run
@@ -54,7 +54,7 @@ class Trial(Generic[Run]):
 
 
 def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = ()) -> list[Candidate]:
-    """The first candidate, then what is proposed, then the best of each name that is expected to be near, then others.
+    """Return the first candidate, then proposed ones, then the best of each name priced near it, then others.
 
     Args:
         candidates: the cheapest first.
@@ -72,7 +72,7 @@ class HasTiming(Protocol):
 
     @property
     def timing(self) -> Timing:
-        """Its time."""
+        """The timing of the candidate."""
 
 
 One = TypeVar("One", bound=HasTiming)
@@ -150,7 +150,7 @@ class Search(Generic[Run]):
         return max(0.0, self._end - time.perf_counter())
 
     def ready(self, candidates: Sequence[Candidate]) -> list[Trial[Run]]:
-        """The candidates that can be run and give what the first of all gave, each called once.
+        """Return the candidates that run and agree with the first one's result, each called once.
 
         They are compiled side by side; those that have not begun when no time is left are not. On a CPU, whose calls
         take all of its cores, one after the other.

@@ -83,7 +83,7 @@ class Einsum:
 
     @cached_property
     def indices(self) -> tuple[str, ...]:
-        """All indices, in order of first appearance."""
+        """All indices in order of first appearance."""
         return distinct(i for term in self.inputs for i in term)
 
     @cached_property
@@ -118,7 +118,7 @@ class Einsum:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The dense indices in the order all tiles keep them, in which no operand need be copied where there is one.
+        """The dense indices in the order of all tiles: an order in which no operand needs a copy, if there is one.
 
         Each index follows those before it in the output and in every operand. Where terms disagree, the indices of the
         output come first, then the summed.

@@ -1,4 +1,4 @@
-"""From what the user wrote to level 1.
+"""Parsing of equations: user's text -> `Bound`, level 1.
 
 In: an equation in the grammar of `torch.einsum`, with the shapes of its operands and which of them are sparse. Out: a
 `Bound`, where the output is explicit, every dimension of an ellipsis has a letter of its own, and every index has its
@@ -36,7 +36,7 @@ _SUBLIST_LETTERS = ascii_uppercase + ascii_uppercase.lower()  # torch: 0 is A, 2
 
 
 def parse(text: str, shapes: Sequence[Sequence[int]], sparse: Sequence[bool]) -> Bound:
-    """Read ``text`` for operands of these shapes.
+    """Parse ``text`` for operands of these shapes.
 
     Args:
         text: an equation; see the grammar above.
@@ -111,7 +111,7 @@ class _ParsedTerm:
         return tuple([x for x in self.labels if x != ELLIPSIS])
 
     def covered(self, ndim: int) -> int:
-        """The number of dimensions that the ellipsis of this term stands for."""
+        """Return the number of dimensions that the ellipsis of this term stands for."""
         return ndim - len(self.letters) if ELLIPSIS in self.labels else 0
 
     def spelled(self, ellipsis: Sequence[str], count: int) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> tu
 
 @dataclass(frozen=True)
 class _Place:
-    """One dimension of one operand, and the label in the text that it goes by."""
+    """A dimension of an operand, with its label in the text."""
 
     operand: int
     size: int
@@ -231,7 +231,7 @@ class _Place:
 
 
 def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The full size of each index; every place that has it is either of that size, or dense and 1."""
+    """Return the full size of each index. Every place of an index has this size, or is a dense dimension of size 1."""
     places: dict[str, list[_Place]] = {}
     for p, (term, names, shape) in enumerate(zip(terms, e.inputs, shapes, strict=True)):
         count = term.covered(len(shape))

@@ -25,7 +25,7 @@ It is read for each nonzero afterwards, and must not turn a few factors into the
 
 @lru_cache(maxsize=1024)
 def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
-    """Return the einsum that is the gradient of ``e`` for one operand, given that of the output, `g`.
+    """Return the einsum that computes the gradient of ``e`` for one operand from `g`, the gradient of the output.
 
     For a dense operand, `g` takes its place: ``"ijk,jr,kr->ir"`` has ``"ijk,ir,kr->jr"`` for operand 1. For a sparse
     one, its pattern keeps the place and `g` comes last: ``"ijk,jr,kr,ir->ijk"`` for operand 0, sampled at the pattern,
@@ -83,7 +83,7 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
 
 
 def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
-    """The indices of a pair that are still needed, those of its rows first."""
+    """Return the indices of a contracted pair that are still needed, sparse ones first."""
     indices = _indices(e, pair)
     names = (*[i for i in e.sparse_indices if i in indices], *[i for i in indices if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
@@ -125,7 +125,9 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
 
 
 def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
-    """Return True if a pair is worth contracting: it sums an index or has one operand's letters, and does not grow."""
+    """True if contracting a pair of operands pays: it sums an index or equals one operand in size, and its result is
+    small.
+    """
     e = b.einsum
     result = set(_pair_result(e, pair))
     sums = any(i not in result for p in pair for i in e.inputs[p])
@@ -143,7 +145,7 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
 
 
 def _contracted(b: Bound, positions: tuple[int, ...], result: tuple[str, ...]) -> tuple[str, Bound]:
-    """Return the equation of one more step, and what is left to compute when it has run."""
+    """Return the equation of one step, and the einsum that is left after it."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
     order = [p for p in range(len(e.inputs)) if p not in gone]

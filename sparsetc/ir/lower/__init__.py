@@ -57,7 +57,7 @@ class WholeLowering(Lowering):
         self.factors: dict[str, frozenset[str]] = {}
 
     def load(self, factor: str) -> Value | Gather:
-        """Stored values, their positions as they are stored; or rows, along the sides that they are gathered by."""
+        """Return the statement that reads stored values in order, or rows along their coordinates."""
         s = super().load(factor)
         operand = self.inner.operand.get(factor)
         axes = (*self.inner.along(operand.rows), *operand.axes) if operand else self._stored(factor)
@@ -66,7 +66,7 @@ class WholeLowering(Lowering):
         return replace(s, out=out)
 
     def _stored(self, name: str) -> tuple[str, ...]:
-        """The letters of the positions of stored values, in the order of their sequence."""
+        """Return the letters of stored values' positions, in the order of the sequence."""
         letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
         values = paired.get(name, self.view.values)
         return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
@@ -110,7 +110,9 @@ class WholeLowering(Lowering):
         return self.make(Product(out, left, right, accumulate))
 
     def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
-        """Two sets of factors with no axis in common, so that the sum over rows is a matrix product; or all, none."""
+        """Split factors into two sets without a common axis, so that the sum over rows is a matrix product; else (all,
+        none).
+        """
         groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
@@ -121,7 +123,7 @@ class WholeLowering(Lowering):
         return sides if self._within(tiles)[0] in axes else sides[::-1]
 
     def _is_constant(self, tile: Tile) -> bool:
-        """Return True if a tile is the same for all rows, being made of operands that no coordinate gathers."""
+        """True if a tile is the same for all rows: no coordinate gathers any of its operands."""
         return all((o := self.inner.operand.get(name)) and not o.rows for name in self.factors[tile.name])
 
     def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
@@ -135,12 +137,12 @@ __all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs"]
 def lower(
     bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
-    """The verified tile program of one part; raises `PlanError` when the view cannot serve the einsum."""
+    """Lower one part to its verified tile program. Raise `PlanError` if the view cannot serve the einsum."""
     return _verified(bound, view, schedule.by_rule(), target, number, format)
 
 
 def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
-    """The tile program of one part as it is priced: before it is one of those that run, and verified."""
+    """Lower one part to its tile program for pricing, without verification."""
     return _drafted(bound, view, schedule.by_rule(), target)
 
 
@@ -160,7 +162,7 @@ def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Ti
 
 
 def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
-    """The program by the schedule's tree: its author's, or that of the default rule."""
+    """Lower by the schedule's tree: the one given, or that of the default rule."""
     chosen = completed(inner, schedule) if schedule.tree is None else schedule
     return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(format)
 
@@ -218,7 +220,7 @@ def lower_pairs(
 
 
 def _name(fold: Fold, role: str) -> str:
-    """Return the name of an axis: its letters, or the role of one that has none; never as the lanes or pairs."""
+    """Return the name of an axis: its letters, or its role if it has none; never the name of the lanes or pairs."""
     name = "".join(c for c, _ in fold) or f"one_{role}"
     return f"{name}_{role}" if name in (LANES, "pair") else name
 

@@ -1,4 +1,4 @@
-"""Checks of a tree that is to be lowered: every factor once, every axis summed once, and where that can be done.
+"""Checks of a tree before it is lowered: it has every factor once, and sums every axis once where that is possible.
 
 In: a `Tree`, the `Inner` einsum that it is of, and the roles of a tile's positions. Out: nothing, or a `PlanError`
 that names the node and the fault.
@@ -45,7 +45,7 @@ def turns_of_sums(
 
 
 def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
-    """Raise `PlanError` where the schedule's tree is none of this einsum over these loops, or cannot be lowered."""
+    """Raise `PlanError` if the schedule's tree does not fit this einsum and these loops, or cannot be lowered."""
     assert schedule.tree is not None
     _verify_factors(schedule.tree, inner)
     _verify_roles(inner, schedule)
@@ -86,7 +86,7 @@ def _verify_roles(inner: Inner, schedule: Schedule) -> None:
 
 
 def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str, int]) -> frozenset[str]:
-    """The axes on which a tree depends; raises `PlanError` at the first node, from its factors on, that cannot be."""
+    """Return the axes on which a tree depends. Raise `PlanError` at the first invalid node, factors first."""
     looped = [axis.name for axis in around]
 
     def fail(node: Tree, why: str) -> PlanError:
@@ -102,7 +102,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         axes = frozenset().union(*parts)
         for axis in node.over:
             if node.over.count(axis) > 1 or any(axis not in part for part in parts):
-                raise fail(node, f"cannot sum over {axis}, which it has not, or sums twice")
+                raise fail(node, f"cannot sum over {axis}: it does not depend on it, or sums it twice")
             outside = Counter(tree.factors) - Counter(node.factors)
             if late := [name for name in outside if axis in inner.axes(name)]:
                 raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
@@ -124,7 +124,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
             raise fail(node, f"has a side of no axis but {', '.join(node.over)}")
 
     def check_sum(node: Tree, axes: frozenset[str]) -> None:
-        """Loops are summed from the innermost outwards, dense axes last; of one nonzero a step they are as sides."""
+        """Check that loops are summed from the innermost outwards, dense axes last."""
         dense = [axis for axis in node.over if axis in inner.dense]
         if dense and node is not tree and inner.view.loops[-1].lanes:
             raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")

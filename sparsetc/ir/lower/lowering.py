@@ -42,7 +42,7 @@ class Lowering:
     """
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
-        """Raises `PlanError` where the schedule's tree is none of the einsum's."""
+        """Check the schedule's tree. Raise `PlanError` if it does not fit the einsum."""
         assert schedule.tree is not None
         self.inner = inner
         self.schedule = schedule
@@ -188,7 +188,9 @@ class Lowering:
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
-        """Return statements that read a level's wanted coordinates; along the sides of a tile, once the tile's are."""
+        """Return the statements that read the wanted coordinates of one level; a coordinate along a tile's side comes
+        after the tile's own.
+        """
         view = self.view
         letters = self.inner.letters
         reads = []
@@ -209,7 +211,7 @@ class Lowering:
 
     @cached_property
     def _wanted(self) -> set[str]:
-        """Letters whose coordinates are addressed, or read by another coordinate that is."""
+        """Return the letters whose coordinates are addressed, directly or through another coordinate."""
         wanted, letters = set(self._addressed), self.inner.letters
         for mode, coordinate in reversed(self.view.coordinates.items()):
             if letters[mode] in wanted:
@@ -224,12 +226,14 @@ class Lowering:
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
-        """The letters of positions that dots sum, those of the first dot last."""
+        """The letters of positions that dots sum; those of the first dot come last."""
         return tuple([c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over])
 
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
-        """Positions as a dot's side has them: what is summed beside dots, what is kept, what dots sum."""
+        """Return positions in the order of a dot's side: letters summed outside dots, letters kept, letters contracted
+        by dots.
+        """
         summed = self.summed
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
@@ -276,14 +280,14 @@ class Lowering:
         return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
 
     def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
-        """The matrix product of two sides, whose rows and columns are the axes of each side that are not summed."""
+        """Make the matrix product of two sides; its rows and columns are the unsummed axes of each side."""
         rows, columns = self._free(left, set(over)), self._free(right, set(over))
         level = max([t.level for t in (*left, *right)])
         out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows))
         return self.make(Product(out, tuple(left), tuple(right)))
 
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
-        """A tile summed over those of the axes that it has; itself where it has none of them."""
+        """Return a tile summed over these axes; the tile itself if it has none of them."""
         summed = set(over)
         axes = tuple([a for a in tile.axes if a not in summed])
         return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
@@ -300,7 +304,9 @@ class Lowering:
         return self._scaled(total, scales)
 
     def taken_back(self, tile: Tile) -> Product:
-        """The product that made a tile as the last statement, which leaves the list; else the tile alone as one."""
+        """Remove and return the last statement if it is the product that made `tile`; else return `tile` as a product
+        of one.
+        """
         last = self.statements[-1]
         if isinstance(last, Product) and last.out == tile and not last.accumulate:
             self.statements.pop()
@@ -318,7 +324,9 @@ class Lowering:
 
     # -- the tree ---------------------------------------------------------------------------------------------------
     def run(self) -> Tile:
-        """Return what is to be added to the output; factors are read, and what dots take is formed, once known."""
+        """Return the tile to be added to the output. Factors are read and sides of dots formed as early as they are
+        known.
+        """
         late = set(self._late())
         products = [(side, dot) for dot in self.dots for side in dot.parts if side.kind == "product"]
         factors = (*self.inner.stored, *self.inner.operand)
@@ -351,7 +359,7 @@ class Lowering:
 
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
-        """The tile of a node, made once."""
+        """Return the tile of a node, made once."""
         if node not in self.made:
             self.made[node] = self._make(node)
         return self.made[node]
@@ -371,7 +379,7 @@ class Lowering:
         return self._sum(node)
 
     def _side(self, side: Tree, dot: Tree) -> list[Tile]:
-        """Return the factors of a side of a dot: over the lanes, which each step has anew, its factors."""
+        """Return the factors of a side of a dot; over the lanes every step multiplies them anew."""
         fused = side.kind == "product" and LANES in dot.over and self.level(side) == self.level(dot)
         return [self.tile(part) for part in (side.parts if fused else (side,))]
 

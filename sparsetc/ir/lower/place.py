@@ -1,4 +1,4 @@
-"""Where each computation of a tile program stands: in which loops, and before or after which.
+"""The placement of computations in a tile program: inside which loops, and before or after others.
 
 In: statements in an order of data flow, without loops and zeros. Out: the body of a program, by one rule:
 

@@ -1,4 +1,4 @@
-"""How the coordinate of a mode is read, and coordinates as data: integers for each position of the axes they depend on.
+"""Coordinates of a mode as data: expressions that give an integer for each position of the axes they depend on.
 
     expression ::= position(axis) | along(mode) | coordinate(mode) | number | array[expression] | bits of a word
                  | expression operator expression               operators: + - * // % << >> & |
@@ -46,7 +46,7 @@ OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any], type[ast.operator]]] 
 
 @dataclass(frozen=True)
 class Reader:
-    """The numbers that an expression is evaluated with; tensors and whole numbers stand for one another.
+    """Functions that evaluate an expression on tensors; tensors and whole numbers stand for one another.
 
     Attributes:
         position: the positions along an axis.
@@ -62,7 +62,7 @@ class Reader:
 
 
 class Writer(Protocol):
-    """The texts that an expression is written with, in a language whose operators are Python's."""
+    """The interface by which an expression is written in a language with Python's operators."""
 
     def position(self, axis: str) -> str:
         """The name of the positions along an axis."""
@@ -74,10 +74,10 @@ class Writer(Protocol):
         """The name of the positions along a mode's side of a tile."""
 
     def lookup(self, lookup: Lookup) -> str:
-        """Return text that reads an array, and needs no parentheses."""
+        """Return the text that reads an array; it needs no parentheses."""
 
     def bits(self, bits: Bits) -> tuple[str, str]:
-        """Return text that reads bits of a word, and the operator it ends in; empty where it needs no parentheses."""
+        """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses."""
         return bits.operations(self.lookup(bits.word))
 
 
@@ -121,7 +121,7 @@ class Expression:
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
-        """The lookups in arrays."""
+        """Return every array lookup of the expression."""
         return tuple([node for node in self.nodes if isinstance(node, Lookup)])
 
     @cached_property
@@ -152,7 +152,7 @@ class Along(Expression):
 
 @dataclass(frozen=True)
 class Coordinate(Expression):
-    """The coordinate of a mode that is read before; of tiles, that of the tile."""
+    """The coordinate of a mode that was read before; in tiles, the tile's coordinate."""
 
     mode: int
 
@@ -179,7 +179,9 @@ class Lookup(Expression):
 
     @cached_property
     def every(self) -> int:
-        """Neighbouring positions that read one element: 1 of a word, 0 where more than a position says which."""
+        """Return how many neighbouring positions read one element: 1 for a word, 0 if the element depends on more than
+        a position.
+        """
         match self.where:
             case Position(axis) if axis != "lane":
                 return 1
@@ -235,7 +237,7 @@ class Bits(Expression):
         return enclosed(*writer.bits(self), least)
 
     def operations(self, word: str) -> tuple[str, str]:
-        """The text that takes the bits of a word of this name, and the operator that it ends in."""
+        """Return the text that extracts the bits from the variable `word`, and its last operator."""
         if not self.width:
             return f"{word} * 0", "*"
         shifted = f"({word} >> {self.shift})" if self.shift else word
@@ -334,7 +336,7 @@ def _expression(node: ast.expr, position: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class ModeCoordinate:
-    """How the coordinate of `mode` is read."""
+    """The rule by which the coordinate of `mode` is read."""
 
     mode: int
 
@@ -393,7 +395,8 @@ class Computed(ModeCoordinate):
 
 @dataclass(frozen=True)
 class Consecutive(ModeCoordinate):
-    """Coordinate of `mode` that rises by one from nonzero to nonzero while that of `by`, read before it, is the same.
+    """A coordinate that rises by one from nonzero to nonzero while the coordinate of mode `by`, read before, stays the
+    same.
 
     All that is stored is the difference between coordinate and position, once for each coordinate of `by`: so do the
     entries of a row of a compressed matrix lie, and those that meet an entry of another operand.
@@ -439,5 +442,5 @@ class Listed(ModeCoordinate):
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:
-    """Bits in use of the words called `name`; 31 of those that are read whole."""
+    """Return the bits in use of the words called `name`; 31 for words that are read whole."""
     return max([f.shift + f.width for c in coordinates for f in c.fields if f.word.array == name], default=31)

@@ -1,4 +1,4 @@
-"""How the stored nonzeros of a part are walked: axes, a coordinate a mode, and how values are stored.
+"""The walk over the stored nonzeros of a part: axes, one coordinate a mode, and the storage of values.
 
 In: nothing but integers and names. Out: `Nest`, read by `ir.lower`. The grammar of the level::
 
@@ -76,7 +76,7 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis that a loop, or the grid, goes over.
+    """The range of a loop, or of the grid.
 
     Attributes:
         level: the level of what is known in the loop and not outside it.
@@ -116,7 +116,7 @@ class Axis:
         return f"steps of {self.lanes} lanes, {unroll} at a time" if self.lanes else f"{self.name}s, one at a time"
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
-        """Return begin and end of the next axis' range for each position in `at`, of so many stored positions."""
+        """Return begin and end of the next axis' range for each position in `at`."""
         pointers = arrays[f"{self.name}_ptr"]
         return pointers[at].long(), pointers[at + 1].long()
 
@@ -126,10 +126,12 @@ class Axis:
 
     def where(self, values: Values, tiles: list[str]) -> list[str]:
         """Return lines for a reader: where values are stored. Those of tiles are given as `tiles`."""
-        return [f"{name}[n], likewise word, for the n of an item" for name in values.held]
+        return [
+            f"{name}[n] and word[n] belong to nonzero n; a work item has a range of nonzeros" for name in values.held
+        ]
 
     def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the positions `at` without those of lanes whose fiber has ended at their `step`."""
+        """Return the positions `at` without the lanes whose fiber has ended at their `step`."""
         return at
 
 
@@ -169,7 +171,7 @@ class Items(Axis):
         return ("0", "nonzeros") if n == UNLIMITED else (f"item * {n}", f"{least}(start + {n}, nonzeros)")
 
     def number(self, positions: int, items: int) -> int:
-        """Return the number of items that follows from the `positions` of the next axis; `items` where none does."""
+        """Return the number of items for `positions` of the next axis, or `items` if it does not follow from them."""
         return -(-positions // self.size) if self.size else items
 
     def __str__(self) -> str:
@@ -223,9 +225,8 @@ class Fibers(Axis):
         return False
 
     def where(self, values: Values, tiles: list[str]) -> list[str]:
-        first, *others = *values.held, "word"
-        also = "".join(f", likewise {name}" for name in others)
-        return [f"{first}[block_ptr[block] + step * {self.lanes} + lane]{also}; step < lane_len[lane]"]
+        arrays = " and ".join((*values.held, "word"))
+        return [f"{arrays} at [block_ptr[block] + step * {self.lanes} + lane]; step < lane_len[lane]"]
 
     def taken(self, at: dict[str, Any], step: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         at["fiber"] = at["block"] * self.lanes + at["lane"]
@@ -320,18 +321,18 @@ class Nest:
 
     @cached_property
     def positions(self) -> tuple[str, ...]:
-        """The name of the axis that numbers what each level has."""
+        """Return the name of the axis that numbers the positions of each level."""
         return ("item", "tile" if self.values.sides else "fiber", "nonzero")
 
     @cached_property
     def coordinates(self) -> dict[int, Expression]:
-        """Each mode's coordinate, in the order in which they are read."""
+        """The coordinate of each mode, in reading order."""
         levels = zip(self.positions, self.levels, strict=True)
         return {c.mode: c.expression(Position(axis)) for axis, coordinates in levels for c in coordinates}
 
     @cached_property
     def along(self) -> dict[int, Expression]:
-        """For tiles: each mode's coordinates at the positions of a tile, from the tile's coordinate or from lists."""
+        """The coordinates of each mode at the positions of a tile; empty without tiles."""
 
         def strided(mode: int) -> Expression:
             return Formula("+", Formula("*", Coordinate(mode), Constant(self.values.sides[mode])), Along(mode))
@@ -341,11 +342,11 @@ class Nest:
 
     @cached_property
     def sided(self) -> tuple[int, ...]:
-        """The modes that have an axis of their own in a tile: all but those that ride along others."""
+        """Return the modes with an axis of their own in a tile: all except modes that ride along others."""
         return tuple(sorted({mode for expression in self.along.values() for mode in expression.sides}))
 
     def read_along(self, letters: Sequence[Name], some: Iterable[Name]) -> tuple[Name, ...]:
-        """Return letters with each one that rides along others replaced by those, once each.
+        """Return letters, once each, with each letter that rides along others replaced by these.
 
         Args:
             letters: of all modes.
@@ -365,7 +366,7 @@ class Nest:
         return replace(self, loops=(replace(run, lanes=lanes),)) if isinstance(run := self.loops[0], Run) else self
 
     def of_ones(self) -> Nest:
-        """Return the nest of nonzeros that are all 1, whose values are not read; tiles as they are."""
+        """Return the nest for nonzeros that are all 1: it reads no values, except from tiles."""
         return self if self.values.tiled or self.pairs else replace(self, values=Ones())
 
     def in_halves(self) -> Nest:
@@ -376,13 +377,13 @@ class Nest:
 
     @cached_property
     def beside(self) -> list[tuple[str, ...]]:
-        """For each level, ``("lane",)`` where values of a step lie side by side, else ``()``."""
+        """The axes of values of a step that lie side by side, for each level: ``("lane",)`` or ``()``."""
         first = min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
         return [(LANES,) * (first <= level) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
-        """The lookups of the coordinates of each level."""
+        """Return, for each level, the array lookups of its coordinates."""
         return tuple([tuple([e for c in level for e in self.coordinates[c.mode].lookups]) for level in self.levels])
 
     @cached_property
@@ -454,7 +455,7 @@ class Nest:
                     modes_known.add(c.mode)
 
     def _verify_coordinate(self, mode: int, level: int, known: set[int]) -> None:
-        """Raise `FormatError` unless arrays have names that hide nothing, and what is read is known at the level."""
+        """Raise `FormatError` unless array names are free and every input of a coordinate is known at its level."""
         value, axes = self.coordinates[mode], self.positions[: level + 1]
         for lookup in value.lookups:
             check_array(lookup.array, FormatError)
@@ -498,7 +499,7 @@ class Nest:
 def runs(
     item: Modes = (), leaf: Modes = (), lanes: int = 1, *, chunk: int = 0, values: Values = VALUES, narrow: bool = False
 ) -> Nest:
-    """Runs of consecutive nonzeros, `lanes` at a step; of equally many, where there is a `chunk`."""
+    """Return a nest of runs of consecutive nonzeros, `lanes` at a step; with `chunk`, runs of equal length."""
     items, run = Items(size=chunk, counts=("nonzeros",) if chunk else ()), Run("nonzero", lanes)
     return Nest(items, (run,), (item, (), leaf), values, narrow=narrow)
 

@@ -1,4 +1,4 @@
-"""How the values of a sparse operand are stored: each kind says which arrays hold them.
+"""The storage of values of a sparse operand: each kind names the arrays that hold them.
 
 In: nothing but numbers. Out: read by the walkers of tile programs, each of which says how it reads a kind::
 
@@ -44,7 +44,7 @@ from sparsetc.tensor.coords import set_bits
 
 @dataclass(frozen=True)
 class Values:
-    """How values are stored.
+    """A kind of storage for values.
 
     Attributes:
         structure: the names of the arrays that say where values are.
@@ -85,17 +85,17 @@ class Values:
 
     @property
     def words(self) -> int:
-        """Words of bits a tile; the last bits of the last may stand for no position."""
+        """The number of bitmap words a tile; the last bits of the last word may be unused."""
         return -(-self.volume // self.word)
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """How far apart two neighbouring positions of a tile are stored, by mode."""
+        """Return the distance in storage between two neighbouring positions of a tile, by mode."""
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
-        """Return where the values of tiles, or nonzeros, with these ids begin."""
+        """Return the begin of the values of tiles, or nonzeros, by id."""
         return tiles * self.volume
 
     def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
@@ -108,12 +108,10 @@ class Values:
 
     def describe(self, array: Callable[[str], str], order: str) -> str:
         """Return where the values of tiles lie, given what arrays are called and how positions are numbered."""
-        first, *others = map(array, self.held)
-        also = "".join(f", likewise {name}" for name in others)
-        return f"{first}[tile * {self.volume} + position]{also}, {order}"
+        return f"{' and '.join(map(array, self.held))} at [tile * {self.volume} + position], {order}"
 
     def scaling(self, operand: Any) -> list[str]:
-        """Return lines for a reader: the formula of an operand's values, where they are not stored as they are."""
+        """Return lines for a reader: the formula of an operand's values, if they are not stored directly."""
         return []
 
     def check(self) -> None:
@@ -126,11 +124,11 @@ class Values:
         if any(side < 1 for side in self.sides):
             raise FormatError(f"sides of tiles must be 1 or more, found {self.sides}")
         if not 0 <= self.contracted <= len(self.sides):
-            raise FormatError(f"a column of a dot contracts some modes of a tile, found {self.contracted}")
+            raise FormatError(f"a dot contracts 0 or more modes of a tile, found {self.contracted}")
 
     def __str__(self) -> str:
         kind = "bitmap" if self.bitmap else "dense"
-        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in parts' if self.halves else ''}"
+        return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in split float16' if self.halves else ''}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class Whole(Values):
 
 @dataclass(frozen=True)
 class Ones(Values):
-    """Every value is 1, and none is stored: an adjacency matrix without weights, a list of what meets.
+    """Values that are all 1 and not stored, such as those of an adjacency matrix without weights.
 
     Its runs hold no padding, which nothing would tell from a nonzero.
     """
@@ -154,7 +152,7 @@ class Ones(Values):
 
 @dataclass(frozen=True)
 class Bitmap(Values):
-    """A tile's values that are no zeros, in order of their positions, which bits say."""
+    """The nonzero values of each tile in the order of their positions, with a bitmap of these positions."""
 
     structure = ("value_ptr", "bits")
     tiled = True
@@ -209,8 +207,8 @@ HEAD, BIAS = 14, 127
 
 
 def scale(most: torch.Tensor, into: bool) -> torch.Tensor:
-    """The power of two by which values of a largest magnitude, float32, are scaled; or the inverse, by which scaled
-    ones are brought back. Both are normal numbers.
+    """Return the power of two that scales values to the range of halves, given their largest magnitude (float32); if
+    not `into`, its inverse. Both are normal numbers.
     """
     exponent = (most.view(torch.int32) >> 23).clamp(min=HEAD + 1)
     return ((2 * BIAS + HEAD - exponent if into else exponent - HEAD) << 23).view(torch.float32)

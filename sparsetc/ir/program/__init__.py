@@ -1,1 +1,1 @@
-"""Level 3: what one work item does, its text, its checks, its cost, and what runs it alone."""
+"""Level 3, the tile program of one work item: its statements, names, text, checks and cost."""

@@ -1,4 +1,4 @@
-"""Checks of a tile program: everything read is made before, sums are where they may be, tiles fit a program.
+"""Checks of a tile program: everything is made before it is read, sums stand where they may, tiles fit a program.
 
 In: a `TileProgram`. Out: nothing, or a `PlanError` that names the statement and the fault.
 """
@@ -19,7 +19,7 @@ MOST_ELEMENTS = 1 << 20
 
 
 def verify(program: ir.TileProgram) -> None:
-    """Raise `PlanError` naming the statement that reads what was not made, or adds what it should not."""
+    """Raise `PlanError` naming the first statement with an unknown input or a wrong sum."""
     scopes: list[set[str]] = []  # what has been made so far, by loop: what a loop makes is gone after it
     adds = 0
     for statement, depth in program.statements:
@@ -83,7 +83,7 @@ def check_sizes(p: ir.TileProgram) -> None:
 
 
 def _verify_stored(p: ir.TileProgram) -> None:
-    """Raise `PlanError` unless the axes are those of what is stored, and values and scales are read where they are."""
+    """Raise `PlanError` unless the program's axes are those of the storage."""
     if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
         raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
     for operand in p.sparse:
@@ -109,7 +109,7 @@ def _verify_stored(p: ir.TileProgram) -> None:
 
 
 def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
-    """Raise `PlanError` unless scales are of what dots take in halves, and the same for all that an item sums."""
+    """Raise `PlanError` unless a scale is of an operand of split fp16 dots, and is the same for a whole work item."""
     dense = [o.split or o.halves for o in p.operands if o.name == s.operand]
     (halves,) = dense or [p.stored(s.operand).values.halves]
     if not halves or loops or s.out.axes != (p.stored(s.operand).letters[:1] if p.terms else ()):
@@ -120,7 +120,7 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
 
 
 def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop]) -> None:
-    """Raise `PlanError` unless stored values are read in the loop that is at them, along all sides that they have."""
+    """Raise `PlanError` unless stored values are read in the innermost loop and along all sides of their tile."""
     operand, over = p.stored(s.operand), p.view.loops[-1].name
     wanted = [c for c in operand.letters if c in p.along]
     alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's

@@ -1,4 +1,4 @@
-"""The cost of a tile program: counted from its own statements, then by the rates of a device.
+"""The cost of a tile program: counted from its statements, then priced by the rates of a device.
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
@@ -63,7 +63,7 @@ class Count:
         return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
 
     def of(self, symbol: Count) -> int:
-        """The factor of one symbol."""
+        """Return the factor of one symbol."""
         return self.factors[symbol.factors.index(1)]
 
     def at(self, symbols: tuple[int, ...]) -> int:
@@ -141,7 +141,7 @@ VECTOR = 4
 
 @dataclass(frozen=True)
 class GatherTerm:
-    """Rows of one operand that a program gathers.
+    """The rows of one operand that a program gathers.
 
     Attributes:
         width: elements of a row.
@@ -172,7 +172,7 @@ class GatherTerm:
         return held > 2 * profile.l2_bytes
 
     def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
-        """(bytes from the L2 cache, at the profile's rate; those of them from device memory), by programs an item."""
+        """Return (bytes from the L2 cache, bytes from device memory) with `programs` programs an item."""
         size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
         rows = self.rows.at(statistics.symbols)
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
@@ -188,12 +188,14 @@ class GatherTerm:
 
 LINE, CPU_LINE = 128, 64
 """Bytes of a cache line of a GPU, and of a CPU, whose vectors are as long at most."""
+RESIDENT = 8
+"""Warps of scalar programs that are under way for each that runs: registers, 64 a thread about, allow no more."""
 LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
 
 class Cost:
-    """The work of a program, counted in the symbols, and the time that it takes of a device's resources.
+    """The resources that a program uses, counted in symbols, and the time they take on a device.
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.
@@ -272,7 +274,7 @@ class Cost:
 
     @cached_property
     def listed(self) -> Count:
-        """Bytes of the lists of coordinates along sides, as those of windows."""
+        """The bytes of coordinate lists along sides, such as those of windows."""
         read = zip(self._levels(), self.p.view.lookups, strict=True)
         return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
 
@@ -288,7 +290,7 @@ class Cost:
 
     # -- statements -------------------------------------------------------------------------------------------------
     def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
-        """Count statements that are executed so often, and those in their loops."""
+        """Count statements that run `visits` times, and the statements in their loops."""
         for s in body:
             match s:
                 case ir.Loop():
@@ -308,7 +310,7 @@ class Cost:
 
     @cached_property
     def _brought(self) -> set[ir.Tile]:
-        """Tiles that dots in bfloat16 read and that were gathered in another type."""
+        """Return the gathered tiles that dots in bfloat16 must cast first."""
         gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
@@ -365,7 +367,7 @@ class Cost:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
     def _often(self, key: ir.Key) -> bool:
-        """True if what is added to one row lies apart: a lane, or a nonzero, has coordinates that the row has not."""
+        """True if the additions to one row lie apart: a lane or a nonzero has coordinates that the row lacks."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
 
@@ -384,15 +386,15 @@ class Cost:
         written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [f"reads {name} in bfloat16, to which it is rounded first" for name, _ in self.rounded]
-        lines += [f"splits {name}, whose largest element is found first" for name, _ in self.split]
-        lines += [f"reads {name} in halves, in which it is stored first" for name, _ in self.halves]
-        lines.append(f"{'stores' if self.owned else 'adds'} {self.added_rows} rows")
+        lines += [f"reads {name} in bfloat16, cast before the launch" for name, _ in self.rounded]
+        lines += [f"splits {name} into float16 halves, scaled by its largest element" for name, _ in self.split]
+        lines += [f"reads {name} as float16 halves, split before the launch" for name, _ in self.halves]
+        lines.append(f"{'stores' if self.owned else 'adds to'} {self.added_rows} rows of the result")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
 
     def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
-        """(bytes that device memory moves at least, bytes that reach registers, flops in dots and outside)."""
+        """Return (least bytes moved by device memory, bytes moved to registers, flops in dots and outside)."""
         at = statistics.symbols
         moved, flops = self.once.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
         return moved, self._read(statistics, profile), flops
@@ -504,7 +506,10 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            return max(busy, alone, self._waited(busy, statistics, profile))
+            # Slabs follow one another, each with its longest programs; those that all run at once do not.
+            at_once = RESIDENT * profile.warps / self.p.schedule.warps
+            last = busy * max(1 / self.slabs, min(1.0, at_once / (self.programs * max(1, statistics.items))))
+            return max(busy, alone, busy - last + self._waited(last, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
@@ -533,7 +538,7 @@ class Cost:
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
-        """Return the share of the profile's `tile` that a turn over a tile takes beside its dots."""
+        """Return the overhead of one loop step over a tile, as a share of the profile's `tile`."""
         volume, law = self.p.view.values.volume, profile.laws
         if self.readers < self.programs:  # each program takes a share of the tile
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
@@ -554,6 +559,6 @@ class Cost:
 
 @lru_cache(maxsize=1024)
 def cost_of(program: ir.TileProgram) -> Cost:
-    """Return the cost of a program, as its format prices it where no tile program is run."""
+    """Return the cost of a program; formats that run no tile program give a class of their own."""
     kind: type[Cost] = getattr(program, "priced_by", Cost)
     return kind(program)

@@ -1,4 +1,4 @@
-"""Names in generated programs of all that belongs to a letter of the equation, or to a dense operand.
+"""Identifiers of generated programs for letters of the equation and for dense operands.
 
 In: letters of an equation, or axes that are folds of them, or names of operands. Out: identifiers, of the forms that
 `support.names` keeps for them.

@@ -32,7 +32,7 @@ that it is given at least."""
 
 @dataclass(frozen=True)
 class DenseAxis:
-    """An axis only dense operands have (a rank): its size, and the block one program takes of it.
+    """An axis of dense operands only (a rank): its size, and the block of one program.
 
     Attributes:
         fold: the letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major.
@@ -59,7 +59,9 @@ class DenseAxis:
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int, bool], ...]:
-        """The vectors of the axis: the first place in its block, the length, and whether it may pass the end."""
+        """Return the vectors of a program along the axis: first place in the block, length, and True if it may pass the
+        end.
+        """
         if not self.pieces:
             return ((0, self.block, self.ragged),)
         ends = list(accumulate(self.pieces))
@@ -111,7 +113,7 @@ class Stored:
     values: Values
 
     def array(self, name: str) -> str:
-        """Return the name of one of its arrays, or of a variable of its own."""
+        """Return the name of one of the operand's arrays or variables."""
         return f"{self.name}_{name}" if self.name else name
 
     @property
@@ -120,7 +122,7 @@ class Stored:
         return tuple(map(self.array, self.values.held))
 
     def stride(self, letter: str) -> int:
-        """How far apart a letter's positions are stored."""
+        """Return the distance in storage between neighbouring positions of a letter."""
         return self.values.strides[self.letters.index(letter)]
 
 
@@ -197,7 +199,7 @@ MADE = ("", "rounded", *HALVES)
 
 
 class DenseTable(NamedTuple):
-    """A table that programs are given of a dense operand, made once a call where it is not the operand itself.
+    """An argument of a program that holds a dense operand, converted once a call if it is not the operand itself.
 
     Attributes:
         made: one of `MADE`.
@@ -208,19 +210,19 @@ class DenseTable(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that a launch has for it, which may be given an operand as it is and rounded."""
+        """Return the argument's name in a launch, which may take an operand both as it is and cast."""
         return rounded(self.operand) if self.made == "rounded" else self.own
 
     @property
     def own(self) -> str:
-        """The name that a program has for it."""
+        """Return the argument's name within a program."""
         if self.made in HALVES[:2]:
             return f"{self.operand}_{self.made}"
         return most(self.operand) if self.made == "most" else self.operand
 
 
 def tables(o: Operand) -> tuple[DenseTable, ...]:
-    """Return the tables that a program is given of an operand."""
+    """Return the arguments of a program for one operand."""
     if o.halves:
         return tuple([DenseTable(o.name, made) for made in HALVES])
     elements = DenseTable(o.name, "rounded" if o.rounded else "")
@@ -228,7 +230,9 @@ def tables(o: Operand) -> tuple[DenseTable, ...]:
 
 
 def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
-    """The tables that a launch of programs is given: of an operand that some have rounded and others have not, both."""
+    """Return the arguments of a launch of several programs; an operand that only some have cast is passed in both
+    forms.
+    """
     each = zip(*(p.operands for p in programs), strict=True)
     by_program = ({t for o in own for t in tables(o)} for own in each)
     return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])

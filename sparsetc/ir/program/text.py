@@ -17,6 +17,9 @@ from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
 
+LEGEND = "N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value."
+"""The symbols of costs."""
+
 
 def lines(p: ir.TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
@@ -30,8 +33,8 @@ def lines(p: ir.TileProgram) -> list[str]:
 
 def _axis(a: ir.DenseAxis) -> str:
     letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
-    kind = "slabs" if a.slab else "blocks"
-    blocks = f" in {kind} of {a.block}" if a.programs > 1 and not a.fold else ""
+    slowest = ", slowest on the grid" if a.slab else ""
+    blocks = f" in blocks of {a.block}{slowest}" if a.programs > 1 and not a.fold else ""
     return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
 
 
@@ -51,7 +54,11 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
     if isinstance(s, ir.Gather):
         how = "gather" if s.operand.rows else "load"
-        how_read = {"bf16": s.operand.rounded, "to be split": s.operand.split, "in halves": s.operand.halves}
+        how_read = {
+            "cast to bfloat16": s.operand.rounded,
+            "to be split": s.operand.split,
+            "as float16 halves": s.operand.halves,
+        }
         note = next((f"  # {called}" for called, applies in how_read.items() if applies), "")
         return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
     if isinstance(s, ir.Zero):
@@ -73,7 +80,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         row = key.array or ("item" if key.level == ITEM else "position")
     keyed = p.read_along(key.letters) if key.kind == "row" else ()
     late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == ir.LANES and key.level != ITEM)]
-    notes = [f"{', '.join(late)} summed here, once"] if late else []
+    notes = [f"{', '.join(late)} summed once, here"] if late else []
     notes += [f"in one of {s.copies} copies"] if s.copies > 1 else []
     note = f"  # {'; '.join(notes)}" if notes else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{note}"
@@ -108,21 +115,29 @@ def header(programs: tuple[ir.TileProgram, ...], backend: str, about: tuple[str,
         layout = task_list(p) if p.terms else sketch(p.view, p.letters)
         lines += ["", f"Part {p.number}, {p.format}: {p.view}.", *("    " + line for line in layout)]
         lines += ["    " + line for line in cost_of(p).describe()]
+    if any("*w" in line for line in lines):
+        lines += ["", LEGEND]
     return docstring("\n".join(lines) + "\n")
 
 
 def docstring(text: str) -> str:
-    """Text that, between three double quotes, is a string of exactly these lines, whatever it holds."""
+    """Escape text so that between three double quotes it is a string of exactly these lines."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"') if "\\" in text or '"""' in text else text
     odd = {c for c in {*escaped} - {"\n"} if not c.isprintable()}
     return escaped.translate({ord(c): c.encode("unicode_escape").decode() for c in odd})
 
 
 def _parts(p: ir.TileProgram) -> str:
-    names = [f"X[{', '.join(p.letters)}] sparse{'' if p.view.values.held else ', of ones'}"]
-    names += [f"{o.name}[{', '.join((*o.rows, *o.axes))}]" for o in p.operands]
-    output = f"{p.output}[{', '.join(('row', *p.output_axes))}]"
-    return f"{output} += X is the sum of its parts; operands: {'; '.join(names)}."
+    indices = {"X": p.letters} | {o.name: (*o.rows, *o.axes) for o in p.operands}
+    product = " ".join(f"{name}[{', '.join(letters)}]" for name, letters in indices.items())
+    kept = p.equation.partition("->")[2]
+    summed = dict.fromkeys(c for letters in indices.values() for c in letters if not {*c} <= {*kept})
+    sums = f"sum over {', '.join(summed)} of " if summed else ""
+    kinds = [s.key.kind for s, _ in p.statements if isinstance(s, ir.Add) and s.key.kind != "row"]
+    row: Sequence[str] = kinds or [c for c in p.letters if c in kept]
+    values = "is sparse" if p.view.values.held else "is sparse, of ones"
+    output = f"{p.output}[{', '.join((*row, *p.output_axes))}]"
+    return f"{output} = {sums}{product}; X {values}; a part adds its nonzeros' share."
 
 
 def _pairs(p: ir.TileProgram) -> str:
@@ -138,7 +153,7 @@ def task_list(p: ir.TileProgram) -> list[str]:
 
 
 def stored_tiles(operand: Stored) -> str:
-    """Where a tile's values lie."""
+    """Describe where a tile's values lie."""
     tiles, names = operand.values, [operand.letters[m] for m in operand.values.sequence]
     sizes = "x".join(str(tiles.sides[m]) for m in tiles.sequence)
     order = f"row-major over {(', ' if operand.name else '').join(names)} = {sizes}"
@@ -146,7 +161,7 @@ def stored_tiles(operand: Stored) -> str:
 
 
 def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
-    """Each array with the bits of its words, most significant first."""
+    """Return a line for each array, with the bits of its words, most significant first."""
     lines = []
     for level, axis, coordinates in zip(LEVELS, view.positions, view.levels, strict=True):
         arrays: dict[str, list[str]] = {}

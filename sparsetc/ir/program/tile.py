@@ -49,7 +49,7 @@ class Tile:
 
     @cached_property
     def within(self) -> tuple[str, ...]:
-        """Its axes but the lanes."""
+        """The axes without the lanes."""
         return tuple([a for a in self.axes if a != LANES])
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Scale:
-    """``out`` = a power of two, by which what dots take in halves is multiplied.
+    """``out`` = a power of two that multiplies values of split fp16 dots.
 
     Of a task list those that bring back the rows of `operand`'s tiles, of the item's own. Elsewhere one for all of an
     operand, of stored values or dense, which brings it into the range of halves or back from it.
@@ -128,7 +128,7 @@ class Product:
 
     @cached_property
     def inputs(self) -> tuple[Tile, ...]:
-        """All factors."""
+        """The factors of both sides."""
         return (*self.left, *self.right)
 
     @cached_property
@@ -143,7 +143,7 @@ class Product:
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
-        """The axes that a dot contracts, which both sides have."""
+        """Return the axes of both sides that a dot contracts."""
         return tuple(dict.fromkeys(a for t in self.right for a in t.axes if a not in self.out.axes))
 
 
@@ -165,7 +165,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Key:
-    """The row of the output that a result is added to: see the grammar.
+    """The row of the output to which a result is added: see the grammar.
 
     Attributes:
         kind: a sum of coordinates times strides; a number stored beside the coordinates, of tiles one for each position
@@ -185,8 +185,8 @@ class Key:
 
 @dataclass(frozen=True)
 class Add:
-    """Sum the axes that the output lacks, then add (or store, where `owned`) into output[key, axes], or, of so many
-    copies of it, which lie one after another, into the next for each item.
+    """Sum the axes that the output lacks, then add into output[key, axes], or store there where `owned`. With several
+    `copies` of the output, one after another, each work item takes the next copy.
     """
 
     source: Tile
@@ -245,7 +245,9 @@ class TileProgram:
         return False
 
     def lines(self, integers: bool) -> list[str]:
-        """Return the text of the torch function of a program that covers the result; `integers` says of what type."""
+        """Return the text of the torch function of a program that covers the result; `integers` is True for integer
+        results.
+        """
         raise NotImplementedError
 
     @cached_property
@@ -268,7 +270,7 @@ class TileProgram:
 
     @cached_property
     def key(self) -> Key:
-        """Where it adds."""
+        """Return the key of the program's addition."""
         return next(s.key for s, _ in self.statements if isinstance(s, Add))
 
     @cached_property
@@ -288,7 +290,7 @@ class TileProgram:
 
     @cached_property
     def read(self) -> dict[str, str]:
-        """The name of the coordinate that others follow from, by letter: a nonzero's, or a tile's."""
+        """Return the name of the coordinate read for each letter: a nonzero's or a tile's, from which others follow."""
         return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
 
     def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
@@ -296,7 +298,7 @@ class TileProgram:
         return self.view.read_along(self.letters, letters)
 
     def stored(self, operand: str) -> Stored:
-        """A sparse operand by its name; PlanError where the task list has none of that name."""
+        """Return a sparse operand by name. Raise `PlanError` if a task list has no operand of this name."""
         if not self.terms:
             return stored_of(self.view, self.letters)
         if operand not in PAIRED:
@@ -306,11 +308,11 @@ class TileProgram:
 
     @property
     def sparse(self) -> tuple[Stored, ...]:
-        """Its sparse operands."""
+        """The sparse operands."""
         return tuple(map(self.stored, PAIRED if self.terms else ("",)))
 
     def largest(self, s: Scale) -> str:
-        """Return the name of the largest magnitudes by which an operand is scaled, dense or of stored values."""
+        """Return the name of the largest magnitudes that scale an operand, dense or stored."""
         dense = any(o.name == s.operand for o in self.operands)
         return names.most(s.operand) if dense else self.stored(s.operand).array("most")
 
@@ -326,13 +328,13 @@ class TileProgram:
 
     @cached_property
     def dots(self) -> tuple[Product, ...]:
-        """Its matrix products."""
+        """The matrix products."""
         products = (s for s, _ in self.statements if isinstance(s, Product))
         return tuple(s for s in products if (s.out.folded if self.whole else s.dot))
 
     @cached_property
     def narrow(self) -> frozenset[str]:
-        """Tiles that are loaded and are whole sides of dots, beside another such one, and nothing else.
+        """The loaded tiles that are used only as whole sides of dots with another such tile.
 
         Where operands are narrower than sums, these stay as narrow as they are.
         """
@@ -348,7 +350,7 @@ class TileProgram:
 
     @cached_property
     def half(self) -> bool:
-        """True if its values are stored in bfloat16: those of tiles, where dots would round them to it anyway."""
+        """True if values are stored in bfloat16: values of tiles that dots would cast to it anyway."""
         stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}
         return not self.terms and self.schedule.precision == ROUNDED and any(stored & {*d.inputs} for d in self.dots)
 
@@ -370,7 +372,7 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
 
 
 def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
-    """Return the name of what a statement makes, the names of tiles and coordinates that it reads, and its level.
+    """Return the data flow of a statement: the name it makes, the names it reads, and its level.
 
     What is no tile and no coordinate has an empty name.
     """

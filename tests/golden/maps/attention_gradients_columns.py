@@ -10,8 +10,8 @@ For each entry (j, i) of the pattern:
     grad_v[j, d] += p[j, i] g_o[i, d]
 
 items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1
-full_col[tile]: the number of a full tile's block of columns
-part_col[tile]: likewise of a partial one
+full_col[tile]: a full tile's block of columns, by number
+part_col[tile]: a partial tile's block of columns, by number
 bits[tile, row]: bit c is set where the row meets the tile's column c
 x_head, x_row: elements from one head of x, and from one row, to the next
 """

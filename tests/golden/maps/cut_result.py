@@ -9,7 +9,7 @@ For each entry (i, j) of the pattern:
     o[i, d] += p[i, j] v[j, d]
 
 items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1
-part_col[tile]: likewise of a partial one
+part_col[tile]: a partial tile's block of columns, by number
 bits[tile, row]: bit c is set where the row meets the tile's column c
 x_head, x_row: elements from one head of x, and from one row, to the next
 """

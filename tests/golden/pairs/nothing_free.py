@@ -2,22 +2,24 @@
 
 Z[item, one_row, one_column] = the sum, over the item's pairs of tiles, of the product of X[one_row, ijk] and Y[one_column, ijk] (BCB-SpTC).
 
-Part 0, bcb x bcb: pairs of dense tiles of 1x32 in parts and dense tiles of 1x32 in parts.
+Part 0, bcb x bcb: pairs of dense tiles of 1x32 in split float16 and dense tiles of 1x32 in split float16.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
-    x_high_values[tile * 32 + position], likewise x_low_values, row-major over one_row, ijk = 1x32
-    y_high_values[tile * 32 + position], likewise y_low_values, row-major over one_column, ijk = 1x32
+    x_high_values and x_low_values at [tile * 32 + position], row-major over one_row, ijk = 1x32
+    y_high_values and y_low_values at [tile * 32 + position], row-major over one_column, ijk = 1x32
     X = (x_high_values + x_low_values / 2048) * 2 ** (exponent of x_most[item_x[item] * 1 + one_row] - 14), in float16
     Y = (y_high_values + y_low_values / 2048) * 2 ** (exponent of y_most[item_y[item] * 1 + one_column] - 14), in float16
     streams 8*L + N*w + 16*P bytes, writes rows of w bytes
-    stores P rows
+    stores P rows of the result
     1024*P flops outside dots, 16384*L inside
+
+N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
 
 import triton
 import triton.language as tl
 
 
-# tile program  "ijk,ijk->"  part 0: bcb x bcb, pairs of dense tiles of 1x32 in parts and dense tiles of 1x32 in parts
+# tile program  "ijk,ijk->"  part 0: bcb x bcb, pairs of dense tiles of 1x32 in split float16 and dense tiles of 1x32 in split float16
 #   item over pair_ptr
 #   axes one_row = 1, one_column = 1, ijk = 32 (i:2 j:4 k:4)
 #   total[one_row,one_column] = 0

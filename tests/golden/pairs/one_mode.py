@@ -2,22 +2,24 @@
 
 Z[item, ij, lm] = the sum, over the item's pairs of tiles, of the product of X[ij, k] and Y[lm, k] (BCB-SpTC).
 
-Part 0, bcb x bcb: pairs of dense tiles of 64x32 in parts and dense tiles of 64x32 in parts.
+Part 0, bcb x bcb: pairs of dense tiles of 64x32 in split float16 and dense tiles of 64x32 in split float16.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
-    x_high_values[tile * 2048 + position], likewise x_low_values, row-major over ij, k = 64x32
-    y_high_values[tile * 2048 + position], likewise y_low_values, row-major over lm, k = 64x32
+    x_high_values and x_low_values at [tile * 2048 + position], row-major over ij, k = 64x32
+    y_high_values and y_low_values at [tile * 2048 + position], row-major over lm, k = 64x32
     X = (x_high_values + x_low_values / 2048) * 2 ** (exponent of x_most[item_x[item] * 64 + ij] - 14), in float16
     Y = (y_high_values + y_low_values / 2048) * 2 ** (exponent of y_most[item_y[item] * 64 + lm] - 14), in float16
     streams 8*L + N*w + 16*P bytes, writes rows of 4096*w bytes
-    stores P rows
+    stores P rows of the result
     16384*P flops outside dots, 262144*L inside
+
+N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
 
 import triton
 import triton.language as tl
 
 
-# tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 in parts and dense tiles of 64x32 in parts
+# tile program  "ijk,klm->ijlm"  part 0: bcb x bcb, pairs of dense tiles of 64x32 in split float16 and dense tiles of 64x32 in split float16
 #   item over pair_ptr
 #   axes ij = 64 (i:8 j:8), lm = 64 (l:8 m:8), k = 32
 #   total[ij,lm] = 0

@@ -7,8 +7,10 @@ Part 0, bcb x bcb: pairs of bitmap tiles of 64x32 and bitmap tiles of 64x32.
     x_values[x_value_ptr[tile] + n], at the n-th bit set in x_bits[tile * 64] and on, row-major over ij, k = 64x32
     y_values[y_value_ptr[tile] + n], at the n-th bit set in y_bits[tile * 64] and on, row-major over lm, k = 64x32
     streams 8*L + N*w + 8*P bytes, writes rows of 4096*w bytes
-    stores P rows
+    stores P rows of the result
     0 flops outside dots, 262144*L inside
+
+N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
 
 import triton

@@ -7,8 +7,10 @@ Part 0, bcb x bcb: pairs of bitmap tiles of 8x4 and bitmap tiles of 16x4.
     x_values[x_value_ptr[tile] + n], at the n-th bit set in x_bits[tile * 1] and on, row-major over i, jk = 8x4
     y_values[y_value_ptr[tile] + n], at the n-th bit set in y_bits[tile * 2] and on, row-major over l, jk = 16x4
     streams 8*L + N*w + 8*P bytes, writes rows of 128*w bytes
-    stores P rows
+    stores P rows of the result
     0 flops outside dots, 8192*L inside
+
+N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
 
 import triton

@@ -2,12 +2,12 @@
 
 free of x ij, free of y lm, contracted k.
 A task is a pair of nonzeros with equal shared coordinates; X is the list of all, in order.
-    p   nonzeros over ijk that meet any
-    q   nonzeros over klm, likewise
+    p   nonzeros over ijk that meet any of y
+    q   nonzeros over klm that meet any of x
     z   entries of the result over ijlm, in this order
-Their numbers are rounded up to powers of two here: the program serves all lists that are no longer.
+Sizes are rounded up to powers of two here: the program serves all lists that are no longer.
 
-A[row] += X is the sum of its parts; operands: X[p, q, z] sparse, of ones; B[p]; C[q].
+A[z] = sum over p, q of X[p, q, z] B[p] C[q]; X is sparse, of ones; a part adds its nonzeros' share.
 
 Part 0, tasks: runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values.
     q = position + y_shift[p]
@@ -16,8 +16,10 @@ Part 0, tasks: runs of nonzeros, 1 lanes, modes - | - | 0,1,2, no values.
     streams 5*N bytes, writes R*w bytes
     gathers N rows of w bytes of B
     gathers N rows of w bytes of C
-    adds N rows
+    adds to N rows of the result
     2*N flops outside dots
+
+N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
 
 import torch

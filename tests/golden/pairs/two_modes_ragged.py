@@ -4,11 +4,13 @@ Z[item, i, l] = the sum, over the item's pairs of tiles, of the product of X[i, 
 
 Part 0, bcb x bcb: pairs of dense tiles of 8x32 and dense tiles of 8x32.
     pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y
-    x_values[tile * 256 + position], row-major over i, jk = 8x32
-    y_values[tile * 256 + position], row-major over l, jk = 8x32
+    x_values at [tile * 256 + position], row-major over i, jk = 8x32
+    y_values at [tile * 256 + position], row-major over l, jk = 8x32
     streams 8*L + N*w + 8*P bytes, writes rows of 64*w bytes
-    stores P rows
+    stores P rows of the result
     0 flops outside dots, 16384*L inside
+
+N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
 
 import triton
