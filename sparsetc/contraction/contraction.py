@@ -184,26 +184,18 @@ class Contraction:
         dense: Tensors,
         packed: Values | None = None,
         given: Tensors | None = None,
+        checked: bool = False,
     ) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`.
 
-        `given` is what all operands were made of, where a guard is to know its verdict by that.
+        `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
+        `checked` are known to be as the einsum was compiled for.
         """
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        if not checked:
+            dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
-        return self.run(patterns, values, dense, packed, given)
-
-    def run(
-        self,
-        patterns: Patterns,
-        values: Sequence[Any],
-        dense: Tensors,
-        packed: Values | None = None,
-        given: Tensors | None = None,
-    ) -> torch.Tensor:
-        """`result` of dense operands as it was compiled for, which need no look."""
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
