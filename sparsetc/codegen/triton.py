@@ -172,23 +172,20 @@ def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first
 
 
 def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
-    """A product of float32 as three dots of float16: high by high, and in a sum of its own low by high and high by low.
-
-    The latter are small, and so is what their rounding loses.
-    """
+    """A product of float32 as three dots of float16, in one sum: low by high, high by low, then high by high."""
     name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
     for tile in (t.name for t in s.inputs if t not in stored):
         printer.put(f"{tile}_high = {tile}.to(tl.float16)")
         printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
     (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
-    high, low, how = f"{name}_high", f"{name}_low", f"out_dtype={printer.acc}"
-    printer.put(f"{high} = tl.dot({left}, {right}, {how})")
-    printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
-    printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
-    # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
+    part, how = f"{name}_part", f"out_dtype={printer.acc}"
+    printer.put(f"{part} = tl.dot({left_low}, {right}, {how})")
+    printer.put(f"{part} = tl.dot({left}, {right_low}, {part}, {how})")
+    printer.put(f"{part} = tl.dot({left}, {right}, {part} * {1 / LOW}, {how})")
+    # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
     what = f"{printer.p.view.loops[-1].name}s".capitalize()
     printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
-    printer.put(f"{name} = tl.fma({high}, 1.0, {name})")
+    printer.put(f"{name} = tl.fma({part}, 1.0, {name})")
 
 
 def half_of(s: ir.Product, half: str) -> ir.Product:

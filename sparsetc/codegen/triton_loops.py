@@ -8,14 +8,12 @@ that their loads overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
-from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Add, DenseAxis, Key, Loop, Product, walk
 
@@ -113,20 +111,8 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _low_sums(printer: TritonPrinter, s: Loop) -> Iterator[None]:
-    """A loop, within which the products with low halves are summed apart."""
-    dots = [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and inner.dot]
-    summed = dots if printer.halves else []
-    for total in summed:
-        printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
-    yield
-    for total in summed:
-        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
-
-
 def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
-    with _low_sums(printer, s), printer.block(f"for {axis.name} in range(start, stop):"):
+    with printer.block(f"for {axis.name} in range(start, stop):"):
         if axis.lanes:
             _block(printer, axis.lanes)
         for operand in axis.operands:
@@ -155,7 +141,7 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
         # Told of stages, Triton loads ahead what is multiplied by after a dot, and stored, as well: there is no room.
         summed = dots and not any(isinstance(inner, Add) for inner in body)
         span = f"tl.range(start, stop, num_stages={schedule.stages})" if summed else "range(start, stop)"
-        with _low_sums(printer, s), printer.block(f"for pos in {span}:"):
+        with printer.block(f"for pos in {span}:"):
             printer.words[LEAF].clear()
             yield
         return

@@ -51,7 +51,6 @@ def part_0(pid, programs, item_ptr, item_word, word, B_high, B_low, most_B, C_hi
     item_word_bits = tl.load(item_word + item)
     at_I = item_word_bits
     total = tl.zeros([32, 32], tl.float32)
-    total_low = tl.zeros([32, 32], tl.float32)
     for pos in tl.range(start, stop, num_stages=5):
         word_bits = tl.load(word + pos).to(tl.int32)
         at_a = (word_bits >> 8)
@@ -60,12 +59,11 @@ def part_0(pid, programs, item_ptr, item_word, word, B_high, B_low, most_B, C_hi
         b_Jjr_low = tl.load(B_low + at_J * 1280 + at_j[:, None] * 40 + at_r[None, :])
         c_aij_high = tl.load(C_high + at_a * 1024 + at_i[:, None] * 32 + at_j[None, :])
         c_aij_low = tl.load(C_low + at_a * 1024 + at_i[:, None] * 32 + at_j[None, :])
-        total_high = tl.dot(c_aij_high, b_Jjr_high, out_dtype=tl.float32)
-        total_low = tl.dot(c_aij_low, b_Jjr_high, total_low, out_dtype=tl.float32)
-        total_low = tl.dot(c_aij_high, b_Jjr_low, total_low, out_dtype=tl.float32)
+        total_part = tl.dot(c_aij_low, b_Jjr_high, out_dtype=tl.float32)
+        total_part = tl.dot(c_aij_high, b_Jjr_low, total_part, out_dtype=tl.float32)
+        total_part = tl.dot(c_aij_high, b_Jjr_high, total_part * 0.00048828125, out_dtype=tl.float32)
         # Nonzeros are summed outside of the dot, which rounds its sums towards zero.
-        total = tl.fma(total_high, 1.0, total)
-    total += total_low * 0.00048828125
+        total = tl.fma(total_part, 1.0, total)
     total = unscale_C * total
     total = unscale_B * total
     tl.store(A + at_I * 1280 + at_i[:, None] * 40 + at_r[None, :], total, mask=in_r[None, :])
