@@ -105,7 +105,7 @@ def test_an_operand_of_blocks_is_a_view_unless_positions_go_last() -> None:
 
 
 def test_halves_are_of_two_tables_that_one_dot_multiplies() -> None:
-    case = BlockDot("ijk,jr,kr->ir", (2, 2, 2), (16, 16, 16))
+    case = BlockDot("ijk,jr,ks->irs", (2, 2, 2), (16, 16, 16))
     with pytest.raises(stc.PlanError, match="or those of two, and is added up"):
         compiled(case, SINGLE, in_halves(compiled(case, SINGLE).plan))
 

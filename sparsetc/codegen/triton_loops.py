@@ -32,7 +32,7 @@ def head(printer: TritonPrinter) -> None:
     if p.view.loops[-1].lanes:
         printer.put(f"lane = tl.arange(0, {p.view.lanes})")
     for axis in p.axes:
-        _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
+        _side(printer, axis) if axis.letter in p.letters else dense(printer, axis)
     values.head(printer)
     ahead(printer, ITEM)
     # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
@@ -55,11 +55,11 @@ def _numbers(printer: TritonPrinter) -> None:
     slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
     if slabs:
         printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
-    item = f"{rest} % items" if slabs else _bare(rest)
+    item = f"{rest} % items" if slabs else bare(rest)
     printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
     rest = f"({rest} // items)"
     for axis in slabs:
-        number = _bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
+        number = bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
         printer.put(f"{names.block(axis.letter)} = {number}")
         rest = f"({rest} // {axis.programs})"
 
@@ -80,12 +80,12 @@ def known_ahead(key: Key) -> bool:
     return key.kind == "slot" and not key.letters and key.level < LEAF
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """A text without its outermost parentheses."""
     return text[1:-1] if text.startswith("(") else text
 
 
-def _dense(printer: TritonPrinter, axis: DenseAxis) -> None:
+def dense(printer: TritonPrinter, axis: DenseAxis) -> None:
     """The positions of a dense axis that the program takes, and which of them it has."""
     base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
     for _ in printer.vectors((axis.letter,)):

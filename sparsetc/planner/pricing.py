@@ -64,7 +64,7 @@ LARGEST = 4
 """Bytes that are read of an element of an operand whose largest magnitude is found."""
 CONVERTED = 3
 """Bytes that are read and written, beside, for each of a result of 16 bits that is summed in 32."""
-HALVING = LARGEST + 4 + 4
+HALVING = 4 + 4
 """Bytes that are read and written of an element of an operand of which halves are made."""
 
 
