@@ -149,6 +149,19 @@ def test_few_programs_take_narrow_columns_and_load_far_ahead_and_of_long_rows_ar
     }
 
 
+def test_programs_for_which_there_is_no_room_side_by_side_have_two_buffers() -> None:
+    x, _ = BlockDot(SPMM, (256, 256), (64, 64)).operands(HALF, share=0.01)
+    (part,) = stc.compile(SPMM, x, torch.zeros(x.shape[1], 256).half(), plan="coo", backend="triton").plan.parts
+    assert (part.schedule.block("r"), part.schedule.stages) == (128, 5)
+
+
+def test_chains_of_blocks_take_ranks_by_what_each_dot_leaves() -> None:
+    x, _ = BlockDot("ijk,jr,ks->irs", (2, 2, 2), (16, 16, 16)).operands(HALF)
+    factors = [torch.zeros(32, 32).half()] * 2
+    (part,) = stc.compile("ijk,jr,ks->irs", x, *factors, plan="coo", backend="triton").plan.parts
+    assert (part.schedule.block("r"), part.schedule.block("s"), part.schedule.warps) == (32, 16, 4)
+
+
 def test_sides_with_few_columns_are_loaded_as_a_dot_takes_them() -> None:
     kernel = compiled(BlockDot("ij,js->is", (4, 4), (64, 64)), HALF)
     assert "tl.dot(c_aij, b_Jjs, total" in kernel.source
