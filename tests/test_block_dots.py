@@ -105,7 +105,7 @@ def test_an_operand_of_blocks_is_a_view_unless_positions_go_last() -> None:
 
 
 def test_halves_are_of_two_tables_that_one_dot_multiplies() -> None:
-    case = BlockDot("ijk,jr,kr->ir", (2, 2, 2), (16, 16, 16))
+    case = BlockDot("ijk,jr,ks->irs", (2, 2, 2), (16, 16, 16))
     with pytest.raises(stc.PlanError, match="or those of two, and is added up"):
         compiled(case, SINGLE, in_halves(compiled(case, SINGLE).plan))
 
@@ -147,6 +147,19 @@ def test_few_programs_take_narrow_columns_and_load_far_ahead_and_of_long_rows_ar
         (8, 16, 1): (16, 2, 15, 0),
         (8, 1024, 16): (16, 4, 5, 4),
     }
+
+
+def test_programs_for_which_there_is_no_room_side_by_side_have_two_buffers() -> None:
+    x, _ = BlockDot(SPMM, (256, 256), (64, 64)).operands(HALF, share=0.01)
+    (part,) = stc.compile(SPMM, x, torch.zeros(x.shape[1], 256).half(), plan="coo", backend="triton").plan.parts
+    assert (part.schedule.block("r"), part.schedule.stages) == (128, 5)
+
+
+def test_chains_of_blocks_take_ranks_by_what_each_dot_leaves() -> None:
+    x, _ = BlockDot("ijk,jr,ks->irs", (2, 2, 2), (16, 16, 16)).operands(HALF)
+    factors = [torch.zeros(32, 32).half()] * 2
+    (part,) = stc.compile("ijk,jr,ks->irs", x, *factors, plan="coo", backend="triton").plan.parts
+    assert (part.schedule.block("r"), part.schedule.block("s"), part.schedule.warps) == (32, 16, 4)
 
 
 def test_sides_with_few_columns_are_loaded_as_a_dot_takes_them() -> None:

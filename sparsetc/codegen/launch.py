@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import MOST_THREADS
+from sparsetc.ir.program import names
 from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import HALVES, tables_of
 from sparsetc.ir.program.text import header
@@ -49,6 +50,8 @@ _HERE = nullcontext()
 
 Values = Sequence[torch.Tensor | split_float16.InHalves | None]
 """Packed values, one a part; None of a pattern, which stores none."""
+Split = tuple[Callable[..., None], int]
+"""The launch that splits a dense operand into halves, and its number of parts."""
 Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
 
@@ -189,12 +192,16 @@ class Programs:
                 launch = partial(launch, chunks(*parts[group[0]]))
             launches.append((launch, arguments, places, numbers))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
+        splits = {
+            n: (launch_of(kernel, parts, range(4), options), parts)
+            for n, kernel, parts, options in self._splits(self.module)
+        }
 
         def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
             stored: Any = each(values) if several else values
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                tables = dense if plain else _as_read(dense, every)
+                tables = dense if plain else _as_read(dense, every, splits)
                 for launch, arguments, places, numbers in launches:
                     filled = [*arguments]
                     for place, number in places.items():
@@ -232,6 +239,14 @@ class Programs:
         places = {n: number for n, number in enumerate(pointers, len(counts)) if isinstance(number, int)}
         return [*counts, *pointers], places
 
+    def _splits(self, module: Any) -> Iterator[tuple[int, Any, int, dict[str, int]]]:
+        """Yield the number of each dense operand in halves, the kernel that splits it, its programs, and options."""
+        for n, p in enumerate(self.programs):
+            for number, o in enumerate(p.operands):
+                if o.halves:
+                    parts = o.nrows * prod(axis.programs for axis in p.blocks_of(o))
+                    yield number, getattr(module, names.split(o.name)), parts, self._options([n], self.machine)
+
     def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
         """Return Triton's launch options; a limit of registers only if all parts have the same."""
         first, registers = self.programs[group[0]].schedule, {self.programs[n].schedule.registers for n in group}
@@ -245,6 +260,9 @@ class Programs:
         for name, group in self.kernels:
             types, options = self._types(group, arrays, out_dtype), self._options(group, machine)
             asm = assembled(getattr(module, name), types, target, options).asm
+            texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
+        for _, kernel, _, options in self._splits(module):
+            asm = assembled(kernel, ("*fp32", "*fp16", "*fp16", "*fp32"), target, options).asm
             texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
         return "\n".join(texts)
 
@@ -383,10 +401,12 @@ def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
     return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 
 
-def _as_read(dense: Sequence[torch.Tensor], every: Sequence[tuple[int, str]]) -> list[torch.Tensor]:
+def _as_read(
+    dense: Sequence[torch.Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]
+) -> list[torch.Tensor]:
     """The tables that programs are given, each made once."""
-    most = {n: split_float16.largest(dense[n]) for n, made in every if made == "most"}
-    halves = {n: split_float16.split_whole(dense[n], most[n]) for n, made in every if made == "high"}
+    most = {n: split_float16.largest(dense[n]) for n, made in every if made == "most" and n not in splits}
+    halves = {n: _split(dense[n], *split) for n, split in splits.items()}
 
     def read(n: int, made: str) -> torch.Tensor:
         if made in HALVES:
@@ -394,6 +414,15 @@ def _as_read(dense: Sequence[torch.Tensor], every: Sequence[tuple[int, str]]) ->
         return dense[n].to(torch.bfloat16) if made else dense[n]
 
     return list(starmap(read, every))
+
+
+def _split(values: torch.Tensor, launch: Callable[..., None], parts: int) -> split_float16.InHalves:
+    """Return the halves of values, and the largest magnitude of each part."""
+    high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
+    most = torch.empty(parts, device=values.device)
+    if values.numel():
+        launch(values, high, low, most)
+    return high, low, most
 
 
 def source_name(equation: str, backend: str) -> str:

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import torch
 
-from sparsetc.ir.nest.values import BIAS, scaled_halves
+from sparsetc.ir.nest.values import BIAS, TOP, scaled_halves
 
 InHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
@@ -46,8 +46,6 @@ BLOCK = 1024
 """Values a program."""
 GROUP = 32
 """Consecutive values of a program, of which one warp finds the largest."""
-TOP = 0x7FFFFFFF
-"""The largest magnitude that bits can say."""
 LOOKED, LOOKS = 4096, 1024
 """Values that a program looks at together for extremes, and programs at most."""
 

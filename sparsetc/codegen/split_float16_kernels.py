@@ -19,7 +19,7 @@ import triton.language as tl
 from sparsetc.codegen import split_float16 as rules
 from sparsetc.ir.nest import values as halves
 
-LOOKED, TOP = tl.constexpr(rules.LOOKED), tl.constexpr(rules.TOP)
+LOOKED, TOP = tl.constexpr(rules.LOOKED), tl.constexpr(halves.TOP)
 BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)

@@ -12,7 +12,7 @@ of slots; padding never reaches memory or a sum: it is masked when loaded, or, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -23,7 +23,7 @@ from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest.nest import ITEM
-from sparsetc.ir.nest.values import LOW
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW, TOP
 from sparsetc.ir.plan import F16
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
@@ -100,40 +100,47 @@ def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
 def gather(printer: TritonPrinter, s: ir.Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
     o = s.operand
+    widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
+    if s.out.name in printer.bf16:  # what only dots take stays rounded
+        widen = ""
+
+    for address, mask in addresses(printer, s):
+        for half in names.IN_HALVES if o.halves else ("",):
+            printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
+
+
+def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]:
+    """Yield the address of a dense operand's rows and the mask of present ones, for each copy while it is at hand."""
+    o = s.operand
     level = s.out.level
     axes = s.out.axes
     strides = o.strides[: len(o.rows)] or [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
     columns = o.strides[len(o.rows) :] or [
         prod([printer.p.axis(d).size for d in o.axes[n:]]) for n in range(1, len(o.axes) + 1)
     ]
-    widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
-    if s.out.name in printer.bf16:  # what only dots take stays rounded
-        widen = ""
-
-    def read(address: str, mask: str) -> None:
-        for half in names.IN_HALVES if o.halves else ("",):
-            printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
-
     if s.out.folded:
         terms, mask = values.place(
             printer, s.out, dict(zip(o.axes, columns, strict=True)), list(map(values.flat, sides_of(s.out)))
         )
         rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
-        read(" + ".join([*rows, *terms]), mask)
+        yield " + ".join([*rows, *terms]), mask
         return
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
         mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
-        read(printer.address(rows, o.axes, axes, columns), mask)
+        yield printer.address(rows, o.axes, axes, columns), mask
 
 
 def product(printer: TritonPrinter, s: ir.Product) -> None:
     """A product of factors, or of two matrices."""
     for _ in printer.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
         name, plus = printer.named(s.out), "+" if s.accumulate else ""
-        if not s.dot:
+        if not s.dot and s.out.folded:  # a matrix and numbers
+            factors = sorted(s.inputs, key=lambda t: len(t.axes))
+            printer.put(f"{name} {plus}= {' * '.join(map(printer.named, factors))}")
+        elif not s.dot:
             printer.put(f"{name} {plus}= {printer.times(s.inputs, s.out.axes)}")
         elif printer.halves:
             dots_of_halves(printer, s)
@@ -176,25 +183,23 @@ def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first
 
 
 def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
-    """A product of float32 as three dots of float16: high by high, and in a sum of its own low by high and high by low.
-
-    The latter are small, and so is what their rounding loses.
-    """
+    """A product of float32 as three dots of float16, in one sum: low by high, high by low, then high by high."""
     name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
     for tile in (t.name for t in s.inputs if t not in stored):
         printer.put(f"{tile}_high = {tile}.to(tl.float16)")
         printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
     (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
-    high = f"{name}_high"
-    low = f"{name}_low"
+    part = f"{name}_part" if s.accumulate else name
     how = f"out_dtype={printer.acc}"
-    printer.put(f"{high} = tl.dot({left}, {right}, {how})")
-    printer.put(f"{low} = tl.dot({left_low}, {right}, {low}, {how})")
-    printer.put(f"{low} = tl.dot({left}, {right_low}, {low}, {how})")
-    # Of a plain sum with `high` Triton would make the dot's accumulator, and matrix units round towards zero.
+    printer.put(f"{part} = tl.dot({left_low}, {right}, {how})")
+    printer.put(f"{part} = tl.dot({left}, {right_low}, {part}, {how})")
+    printer.put(f"{part} = tl.dot({left}, {right}, {part} * {1 / LOW}, {how})")
+    if not s.accumulate:
+        return
+    # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
     what = f"{printer.p.view.loops[-1].name}s".capitalize()
     printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
-    printer.put(f"{name} = tl.fma({high}, 1.0, {name})")
+    printer.put(f"{name} = tl.fma({part}, 1.0, {name})")
 
 
 def half_of(s: ir.Product, half: str) -> ir.Product:
@@ -270,6 +275,45 @@ STATEMENTS: dict[type[ir.Statement], Callable[[TritonPrinter, Any], None]] = {
 }
 
 
+# -- halves -----------------------------------------------------------------------------------------------------------
+
+
+def splitting(p: ir.TileProgram, s: ir.Gather) -> list[str]:
+    """Return the lines of a kernel that splits an operand into halves.
+
+    Each program takes the part that a step gathers, and scales it by its largest magnitude.
+    """
+    o, printer = s.operand, TritonPrinter(p, "tl.float32", widen=False)
+    printer.written = frozenset()  # what lies past the end has another scale
+    number = "pid"
+    printer.put("pid = tl.program_id(0)")
+    places = [(names.at(letter), count) for letter, count in zip(o.rows, o.extents, strict=True)]
+    places += [(names.block(axis.letter), axis.programs) for axis in p.blocks_of(o)]
+    for name, count in reversed(places[1:]):
+        printer.put(f"{name} = {number} % {count}")
+        number = f"({number} // {count})"
+    if places:
+        printer.put(f"{places[0][0]} = {loops.bare(number)}")
+    for letter in o.axes:
+        loops.dense(printer, p.axis(letter))
+    for group in sides_of(s.out) if s.out.folded else ():
+        if len(group) > 1:
+            printer.put(f"{values.flat(group)} = tl.arange(0, {printer.positions(group)})")
+    ((address, mask),) = addresses(printer, s)
+    printer.put(f"at = {address}")
+    printer.put(f"x = {load(o.name, 'at', mask)}")
+    printer.put(f"most = tl.max(tl.max(x.to(tl.int32, bitcast=True) & {TOP}, 1), 0)")
+    printer.put(f"exponent = {2 * BIAS + HEAD} - tl.maximum(most >> 23, {HEAD + 1})")
+    printer.put("x = x * (exponent << 23).to(tl.float32, bitcast=True)")
+    printer.put("high = x.to(tl.float16)")
+    mask = f", mask={mask}" if mask else ""
+    printer.put(f"tl.store({o.name}_high + at, high{mask})")
+    printer.put(f"tl.store({o.name}_low + at, ((x - high.to(tl.float32)) * {LOW}).to(tl.float16){mask})")
+    printer.put(f"tl.store({names.most(o.name)} + pid, most.to(tl.float32, bitcast=True))")
+    arguments = [o.name, *(t.own for t in tables(o))]
+    return ["@triton.jit", *signature(f"def {names.split(o.name)}", arguments, ":"), *printer.out]
+
+
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +333,10 @@ def module_source(
             and masks do.
     """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
+    for p in programs:
+        for s, _ in p.statements:
+            if isinstance(s, ir.Gather) and s.operand.halves:
+                lines += ["", *splitting(p, s), ""]
     functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
     if "count(" in "".join(functions):
         lines += ["", *(values.POPC if popcount else values.COUNT).splitlines(), ""]

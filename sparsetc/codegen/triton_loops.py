@@ -8,14 +8,12 @@ that their loads overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
-from sparsetc.ir.nest.values import LOW
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Add, DenseAxis, Key, Loop, Product, walk
 
@@ -34,7 +32,7 @@ def head(printer: TritonPrinter) -> None:
     if p.view.loops[-1].lanes:
         printer.put(f"lane = tl.arange(0, {p.view.lanes})")
     for axis in p.axes:
-        _side(printer, axis) if axis.letter in p.letters else _dense(printer, axis)
+        _side(printer, axis) if axis.letter in p.letters else dense(printer, axis)
     values.head(printer)
     ahead(printer, ITEM)
     # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
@@ -57,11 +55,11 @@ def _numbers(printer: TritonPrinter) -> None:
     slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
     if slabs:
         printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
-    item = f"{rest} % items" if slabs else _bare(rest)
+    item = f"{rest} % items" if slabs else bare(rest)
     printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
     rest = f"({rest} // items)"
     for axis in slabs:
-        number = _bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
+        number = bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
         printer.put(f"{names.block(axis.letter)} = {number}")
         rest = f"({rest} // {axis.programs})"
 
@@ -82,12 +80,12 @@ def known_ahead(key: Key) -> bool:
     return key.kind == "slot" and not key.letters and key.level < LEAF
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """A text without its outermost parentheses."""
     return text[1:-1] if text.startswith("(") else text
 
 
-def _dense(printer: TritonPrinter, axis: DenseAxis) -> None:
+def dense(printer: TritonPrinter, axis: DenseAxis) -> None:
     """Print the positions of the program along a dense axis, and the mask of those that exist."""
     base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
     for _ in printer.vectors((axis.letter,)):
@@ -113,20 +111,8 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _low_sums(printer: TritonPrinter, s: Loop) -> Iterator[None]:
-    """A loop, within which the products with low halves are summed apart."""
-    dots = [inner.out for inner, _ in walk(s.body) if isinstance(inner, Product) and inner.dot]
-    summed = dots if printer.halves else []
-    for total in summed:
-        printer.put(f"{total.name}_low = tl.zeros({printer.shape(total)}, {printer.acc})")
-    yield
-    for total in summed:
-        printer.put(f"{total.name} += {total.name}_low * {1 / LOW}")
-
-
 def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
-    with _low_sums(printer, s), printer.block(f"for {axis.name} in range(start, stop):"):
+    with printer.block(f"for {axis.name} in range(start, stop):"):
         if axis.lanes:
             _block(printer, axis.lanes)
         for operand in axis.operands:
@@ -157,7 +143,7 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
         # Told of stages, Triton loads ahead what is multiplied by after a dot, and stored, as well: there is no room.
         summed = dots and not any(isinstance(inner, Add) for inner in body)
         span = f"tl.range(start, stop, num_stages={schedule.stages})" if summed else "range(start, stop)"
-        with _low_sums(printer, s), printer.block(f"for pos in {span}:"):
+        with printer.block(f"for pos in {span}:"):
             printer.words[LEAF].clear()
             yield
         return

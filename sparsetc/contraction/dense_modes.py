@@ -11,6 +11,9 @@ are cut into blocks of the sides' greatest common divisor. A side of 1 needs no 
 pattern of ones with the numbers of entries as its first modes, and their values dense operands. ``X[i,j,h]`` is
 ``P[n,i,j] V[n,h]``; a product with Y is ``T[n,m,i,k] V[n,h] W[m,h]``, where T has an element for each pair of entries
 that meet. So nothing is expanded, and dense modes are letters of a row.
+
+`parts` cuts a letter j that entries sum into two: j, the position in a part, and another for the part, which becomes a
+mode of the pattern.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import gcd
+from math import gcd, prod
 from string import ascii_letters
 
 import torch
@@ -364,3 +367,48 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int
     order = JoinOrder.of(join)
     tasks = order.expand(0, join.tasks)
     return [x.coords[0][composed(order.x_entry, tasks.p)], y.coords[0][composed(order.y_entry, tasks.q)]]
+
+
+# -- long blocks ------------------------------------------------------------------------------------------------------
+
+PART = 64
+"""Positions a step sums of long blocks; half as many in float32 at "highest" for entries of at most `ROWS` rows.
+
+Two buffers of a step's loads then leave room for more columns, or another program
+(`benchmarks/results/given_blocks_parts.json`)."""
+ROWS = 64
+COLUMNS = 1024
+"""Fewest columns for which blocks are cut: with fewer a program waits for each step, and longer steps are fewer."""
+
+
+def parts(r: Request) -> Rewrite | None:
+    """Cut long blocks, along the letters they sum, into parts, each an entry of its own; tables are unchanged."""
+    e, sizes = r.bound.einsum, r.bound.by_index
+    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device) != "triton":
+        return None
+    (x,), (position,) = r.sparse, e.sparse
+    coordinates = e.inputs[position]
+    tables = sorted((e.inputs[p] for p in e.dense), key=lambda table: coordinates[0] not in table)
+    rows, columns = (prod(sizes[c] for c in t if c in e.output and c not in coordinates) for t in tables)
+    if not x.pattern.ones or columns < COLUMNS:
+        return None
+    exact = r.like.dtype == torch.float32 and r.settings.effective_precision() == "highest"
+    size = PART // 2 if exact and rows <= ROWS else PART
+    summed = {*tables[0]} & {*tables[1]} - {*e.output, *coordinates}
+    long = [c for c in tables[0] if c in summed and sizes[c] > size and sizes[c] % PART == 0]
+    spare = [c for c in ascii_letters if c not in e.indices]
+    if not long or len(spare) < len(long) + SPARE:
+        return None
+    cut = Letterings(dict.fromkeys(long, size), dict(zip(long, spare, strict=False)))
+    counts = {cut.blocks[c]: sizes[c] // size for c in long}
+    pattern = x.pattern.expanded(tuple(counts.values())).of_ones
+    inputs = list(map(cut.term, e.inputs))
+    inputs[position] = (*coordinates, *counts)
+    bound = Bound.of(Einsum(tuple(inputs), e.output, e.sparse, e.text), sizes | cut.sides | counts)
+    operands: list[SparseTensor | torch.Tensor] = [r.like.expand(bound.shape(p)) for p in range(len(inputs))]
+    operands[position] = SparseTensor._make(pattern, r.like.expand(pattern.nnz))
+    take: list[Take] = [
+        ((p,), partial(_table, cut.sides_of(letters), r.bound.shape(p), None)) for p, letters in enumerate(e.inputs)
+    ]
+    take[position] = (), None
+    return Rewrite(f"{size} positions of {', '.join(long)} a step", replace(r, bound=bound, operands=operands), take)

@@ -5,8 +5,9 @@ and run as it is. A rule gives the einsum that another one becomes, how each of 
 and how its result is put back. All of it is linear, so gradients go through its transposes, which autograd knows.
 
 The order of `RULES` is a contract: what is one slice repeated is left out before anything is cut or made larger; blocks
-become entries with dense modes; these are numbered, or become coordinates; last come products of dense operands alone,
-with the values of entries among them. In which order dimensions lie is no rule's: a plan's price knows it.
+become entries with dense modes; these are numbered, or become coordinates; then come products of dense operands alone,
+with the values of entries among them; last, long entries are cut. In which order dimensions lie is no rule's: a plan's
+price knows it.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _multiplied(
     return einsum(equation, *whole, precision=precision)
 
 
-RULES = (broadcast, dense_modes.blocks, dense_modes.entries, coordinates, products)
+RULES = (broadcast, dense_modes.blocks, dense_modes.entries, coordinates, products, dense_modes.parts)
 
 
 def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:

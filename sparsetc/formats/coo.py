@@ -152,7 +152,7 @@ def _spreads(
         if last:
             return
         blocks[split] //= 2
-        schedule = replace(schedule, blocks=tuple(blocks.items()))
+        schedule = replace(schedule, blocks=tuple(blocks.items()), warps=min(4, schedule.warps))
 
 
 add_plans(Method("coo", by_rows_and_more, coo))

@@ -64,7 +64,7 @@ LARGEST = 4
 """Bytes read of each element to find an operand's largest magnitude."""
 CONVERTED = 3
 """Bytes read and written, beside the rest, for each byte of a 16-bit result that is summed in 32 bits."""
-HALVING = LARGEST + 4 + 4
+HALVING = 4 + 4
 """Bytes read and written to split one element of an operand into two halves."""
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.plan import Schedule
+from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
 
@@ -145,6 +145,10 @@ ENTRY = 1 << 14
 float32 at "highest" 537 by 4, as registers do not hold them, and 35 by 8 (NVIDIA H200)."""
 BUFFERS = 7
 """Most buffers of such a loop, where few programs wait for their loads (`deepened`)."""
+ENOUGH = 3
+"""Programs that must fit beside one another for each to have two buffers: blocks of 64, with 3.6 programs for each
+multiprocessor of an H100, take 21.1 us if four fit, with one buffer, and 19.0 if three fit, with two
+(`benchmarks/results/given_blocks_parts.json`)."""
 
 
 def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
@@ -162,9 +166,10 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     block |= fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
     high = prod(block[c] for c in rows)
     share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
-    sums = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
+    room = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
+    doubled = problem.precision == F16X3 and high > WARPGROUP  # eight warps: four have the rows of one instruction
     least = WARPGROUP if high >= WARPGROUP else MIN_DOT
-    width = max(least, min(rules["dot_columns"], sums // max(MIN_DOT, high)))
+    width = max(least, min(rules["dot_columns"], room * (1 + doubled) // max(MIN_DOT, high)))
     block |= fit({c: padded[c] for c in columns}, columns, width, [columns])
     for side in (deep, rows, columns):  # padded to what a dot needs
         block[side[-1]] *= max(1, MIN_DOT // prod(block[c] for c in side))
@@ -180,7 +185,8 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str,
     # Two programs with one buffer less are faster than one, which is faster with more (NVIDIA H100).
     more = fit_in(2, fewest + 1) or (fit_in(1, fewest + 1) and not fit_in(2, fewest))
     stages, precision = STAGES[more], problem.precision_as_loaded
-    return Schedule(4, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
+    warps = 8 if doubled and high * wide > room else 4
+    return Schedule(warps, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
 
 
 def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
@@ -205,7 +211,8 @@ def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) ->
     if not schedule.slabs or programs * warps > problem.rules["deepened"] * profile.warps:
         return schedule
     side_by_side = max(1, -(-programs * problem.rules["issued"] // profile.warps))
-    buffers = min(BUFFERS, steps, problem.shared // (side_by_side * nbytes) - (rows >= WARPGROUP))
+    each, several = (problem.shared // (n * nbytes) - (rows >= WARPGROUP) for n in (side_by_side, ENOUGH))
+    buffers = min(BUFFERS, steps, max(each, min(2, several)))
     return replace(schedule, warps=warps, stages=max(schedule.stages, 2 * buffers + 1))
 
 
@@ -225,17 +232,29 @@ def _entry_axes(problem: Problem) -> tuple[str, ...]:
 
 def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) -> Schedule:
     """The schedule of one entry a step, which is taken whole; other axes in blocks by the sums there is room for."""
-    e, whole = problem.bound.einsum, {c: padded[c] for c in own}
+    e = problem.bound.einsum
+    block = {c: padded[c] for c in (*own, *e.axes)}
     others = [c for c in e.axes if c not in own]
-    # What the first dot leaves of an entry lies beside each element of the other axes.
-    beside = prod(whole.values()) // max(MIN_DOT, max(n for c, n in whole.items() if c not in e.output))
-    fitted = fit({c: padded[c] for c in others}, others, max(MIN_DOT, problem.rules["dot_sums"] // beside), [others])
-    # A warp has 16 rows, so that what is summed beside the dot crosses no threads, where its registers hold the entry.
-    nbytes = problem.itemsize * prod(whole.values())
-    warps = max(1, min(8, max(prod(fitted.values()) // MIN_DOT, nbytes // ENTRY)))
+    tables = [{*e.inputs[p]} & {*e.axes} for p in reversed(e.dense) if problem.letters[0] not in e.inputs[p]]
+    tables.sort(key=lambda table: -prod(block[c] for c in table & {*own} - {*e.output}))
+
+    def kept() -> int:
+        """Return the elements that dots leave, one after the other, of an entry and the tables met so far."""
+        axes, count = {*own}, 0
+        for table in tables:
+            axes = {c for c in axes | table if c in e.output or c not in table}
+            count += prod(block[c] for c in axes)
+        return count
+
+    while 2 * kept() >= 3 * problem.rules["dot_sums"] and max(block[c] for c in others) > MIN_DOT:
+        block[max(reversed(others), key=block.__getitem__)] //= 2
+    # In MTTKRP a warp has 16 rows, so that what is summed beside the dot crosses no threads, where its registers hold
+    # the entry; of chains four warps are faster than eight (`benchmarks/results/given_blocks_parts.json`).
+    nbytes = problem.itemsize * prod(block[c] for c in own)
+    most = 8 if all({*others} <= table for table in tables) else 4
+    warps = max(1, min(most, prod(block[c] for c in others) // MIN_DOT), min(8, nbytes // ENTRY))
     stages = STAGES[2 * nbytes < problem.shared]
-    block = tuple((whole | fitted).items())
-    return Schedule(warps, block, True, problem.precision_as_loaded, stages=stages, lanes=0)
+    return Schedule(warps, tuple(block.items()), True, problem.precision_as_loaded, stages=stages, lanes=0)
 
 
 def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -45,6 +45,36 @@ def test_bfloat16_is_refused_where_triton_interprets() -> None:
         stc.einsum(SPMM, x, *dense, plan="coo")
 
 
+def test_what_a_step_gathers_in_halves_has_a_scale_of_its_own() -> None:
+    """Rows 2**-34 times as large as others are as exact: one scale for all leaves 2**-17 of them."""
+    g = torch.Generator().manual_seed(0)
+    x = stc.SparseTensor.from_blocks(torch.arange(4).expand(2, -1), 1 + torch.rand(4, 16, 16, generator=g), (64, 64))
+    b = 1 + torch.rand(64, 40, generator=g)
+    b[:16] *= 2.0**-34
+    kernel = stc.compile(SPMM, x, b, plan=in_halves(stc.compile(SPMM, x, b, plan="coo").plan))
+    found, want = kernel(b), expected(SPMM, x, [b])
+    for rows in (slice(16), slice(16, None)):
+        check(found[rows], want[rows], torch.float32)
+
+
+def test_long_blocks_are_summed_in_parts() -> None:
+    x, (b,) = BlockDot(SPMM, (2, 2), (16, 128)).operands(torch.float32)
+    b = b.repeat(1, 26)[:, :1030].contiguous()
+    want = expected(SPMM, x, [b])
+    kernel = stc.compile(SPMM, x, b, plan="coo")
+    assert kernel.step.programs[0].axis("j").size == 32
+    check(kernel(b), want, torch.float32)
+    halves = stc.compile(SPMM, x, b, plan=in_halves(kernel.plan))
+    check(halves(b), want, torch.float32)
+    values = x.values.clone().requires_grad_()
+    stc.einsum(SPMM, x.with_values(values), b, plan="coo").sum().backward()
+    check(
+        values.grad,
+        x.with_values(b.double().sum(1).view(2, 128)[x.coords[1]][:, None].expand(-1, 16, -1)).values,
+        torch.float32,
+    )
+
+
 @pytest.mark.parametrize("largest", [1.0, 1e30])
 @pytest.mark.parametrize("side", [16, 32, 48])
 def test_halves(side: int, largest: float) -> None:

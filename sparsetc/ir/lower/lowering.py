@@ -117,7 +117,6 @@ class Lowering:
             back = {X: X.lower(), self.split: self.split}
             self.make(Scale(_number(names.scale(self.split)), self.split, into=True))
             self.unscale = [self.make(Scale(_number(names.unscale(name)), operand)) for name, operand in back.items()]
-        self.unscale += [self.make(Scale(_number(names.unscale(name)), name)) for name in self.halved]
         total = self.run()
         if self.unscale:
             raise self._no_halves()
@@ -155,8 +154,14 @@ class Lowering:
     def _scaled(self, tile: Tile, scales: Iterable[Tile]) -> Tile:
         """The tile, multiplied by one scale after the other: their product may be no float32."""
         for scale in scales:
-            tile = self.make(Product(replace(tile, folded=0), (tile, scale)))
+            folded = 0 if scale.axes else tile.folded
+            tile = self.make(Product(replace(tile, folded=folded), (tile, scale)))
         return tile
+
+    def _unscale(self, name: str) -> Tile:
+        """Make the power of two that undoes the scale of the part a step gathers of an operand in halves."""
+        rows = self.operand[name].rows
+        return self.make(Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows))
 
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, factor: str) -> ir.Value | ir.Gather:
@@ -375,7 +380,8 @@ class Lowering:
             return self.multiply(self._product_name(node), [self.tile(part) for part in node.parts])
         if node.kind == "dot":
             left, right = [self._side(side, node) for side in node.parts]
-            return self.dot("part", left, right, node.over)
+            part = self.dot("part", left, right, node.over)
+            return self._scaled(part, map(self._unscale, self.halved))
         return self._sum(node)
 
     def _side(self, side: Tree, dot: Tree) -> list[Tile]:

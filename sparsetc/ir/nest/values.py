@@ -202,6 +202,8 @@ TYPES = {"high_values": torch.float16, "low_values": torch.float16, "most": torc
 """Types of arrays of values, if they differ from the operand's type."""
 LOW = 2**11
 """Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
+TOP = 0x7FFFFFFF
+"""The largest magnitude that bits can say: a mask of all but the sign."""
 HEAD, BIAS = 14, 127
 """Exponent of the largest magnitude of scaled values; bias of a float32's exponent."""
 

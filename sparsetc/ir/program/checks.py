@@ -109,13 +109,14 @@ def _verify_stored(p: ir.TileProgram) -> None:
 
 
 def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
-    """Raise `PlanError` unless a scale is of an operand of split fp16 dots, and is the same for a whole work item."""
-    dense = [o.split or o.halves for o in p.operands if o.name == s.operand]
-    (halves,) = dense or [p.stored(s.operand).values.halves]
-    if not halves or loops or s.out.axes != (p.stored(s.operand).letters[:1] if p.terms else ()):
+    """Raise `PlanError` unless scales are of an operand of split fp16 dots, and known where they are read."""
+    dense = [(o.split or o.halves, o.rows if o.halves else ()) for o in p.operands if o.name == s.operand]
+    ((halves, rows),) = dense or [(p.stored(s.operand).values.halves, ())]
+    axes = p.stored(s.operand).letters[:1] if p.terms else ()
+    if not halves or bool(loops) != bool(rows) or (s.rows, s.out.axes) != (rows, axes):
         raise PlanError(
             f"{s.out}: a scale is of an operand that dots take in halves, or of the rows of paired tiles, and the same "
-            "for all pairs"
+            "for all pairs; of what is made halves of before, it is of the rows that are gathered"
         )
 
 

@@ -510,7 +510,7 @@ class Cost:
             alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
             loaded = sum([g.width * g.itemsize.at(at) for g in self.gathers if g.rows.of(STORED)])
             share = law["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
-            alone = max(alone, longest * loaded / share)
+            each["longest"] = longest * loaded / share  # which the loads of others overlap in part
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])

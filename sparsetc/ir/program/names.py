@@ -21,13 +21,15 @@ first = "first_{}".format
 rounded = "{}_bf16".format
 """The name of a dense operand, rounded to bfloat16, in a launch that may also take it as it is."""
 most = "most_{}".format
-"""The name of the largest magnitude of a dense operand."""
+"""The name of the largest magnitude of a dense operand, or of each part of it."""
 scale = "scale_{}".format
 """The name of the power of two that brings a dense operand into the range of halves."""
 scaled = "scaled_{}".format
 """The name of rows of a dense operand that were brought there."""
 unscale = "unscale_{}".format
 """The name of the power of two that brings an operand back from there."""
+split = "split_{}".format
+"""The name of the kernel that makes halves of a dense operand."""
 IN_HALVES = "_high", "_low"
 """The ends of the names of a tile, or of a table, that is in halves."""
 past = "past_{}".format

@@ -77,7 +77,7 @@ class Operand:
         width: elements of one row: the product of the sizes of `axes`.
         rounded: whether it is read in bfloat16, to which it is rounded once a call.
         split: whether a dot takes its rows in halves, so that its largest magnitude is found once a call.
-        halves: whether dots take it in halves that are made once a call.
+        halves: whether dots take it in halves that are made once a call, each part that a step gathers by its largest.
         arranged: whether the einsum has its letters in another order, so that a call copies it.
         strides: how far apart positions of `rows` and of `axes` lie, where it is read in the order that it is given in;
             empty where it lies as (rows, axes).
@@ -193,7 +193,7 @@ def in_runs(given: tuple[str, ...], read: tuple[str, ...], sizes: Mapping[str, i
 
 
 HALVES = ("high", "low", "most")
-"""The tables of a dense operand in halves: both, scaled, and the largest magnitude."""
+"""The tables of a dense operand in halves: both, scaled, and the largest magnitude of each part that a step gathers."""
 MADE = ("", "rounded", *HALVES)
 """The tables that may be made of a dense operand: itself, in bfloat16, and those of halves."""
 

@@ -50,7 +50,11 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
         how, where = ("expand", tile) if stored.name else ("load", "X.values")
         return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
     if isinstance(s, ir.Scale):
-        exponent = f"exponent of {f'{s.operand.upper()}.most[item_{s.operand}]' if s.out.axes else p.largest(s)}"
+        most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
+        if s.rows:
+            blocks = (f"block of {a.letter}" for o in p.operands if o.name == s.operand for a in p.blocks_of(o))
+            most += f"[{', '.join((*map(names.at, s.rows), *blocks))}]"
+        exponent = f"exponent of {most}"
         return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
     if isinstance(s, ir.Gather):
         how = "gather" if s.operand.rows else "load"

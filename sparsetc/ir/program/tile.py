@@ -93,13 +93,15 @@ class Value:
 class Scale:
     """``out`` = a power of two that multiplies values of split fp16 dots.
 
-    Of a task list those that bring back the rows of `operand`'s tiles, of the item's own. Elsewhere one for all of an
-    operand, of stored values or dense, which brings it into the range of halves or back from it.
+    Of a task list those that bring back the rows of `operand`'s tiles, of the item's own. Of a dense operand that is
+    made halves of one for each part that a step takes, which the coordinates of `rows` name. Elsewhere one for all of
+    an operand, of stored values or dense, which brings it into the range of halves or back from it.
     """
 
     out: Tile
     operand: str
     into: bool = False
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,10 @@ class TileProgram:
         """Axes split over the grid."""
         return tuple([a for a in self.axes if a.programs > 1 and a.letter not in self.looped])
 
+    def blocks_of(self, operand: Operand) -> tuple[DenseAxis, ...]:
+        """The axes of an operand that are split over the grid."""
+        return tuple([a for a in self.split if a.letter in operand.axes])
+
     @cached_property
     def looped(self) -> frozenset[str]:
         """Letters of a tile whose positions a loop takes."""
@@ -389,4 +395,6 @@ def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
             return s.out.name, (s.source.name,), s.out.level
         case Gather():
             return s.out.name, tuple(map(names.at, s.operand.rows)), s.out.level
+        case Scale():
+            return s.out.name, tuple(map(names.at, s.rows)), s.out.level
     return s.out.name, (), s.out.level

@@ -11,7 +11,7 @@ Part 0, coo: runs of nonzeros, one at a time, modes 1 | - | 0,2, no values.
     reads B as float16 halves, split before the launch
     reads C as float16 halves, split before the launch
     stores 2*P rows of the result
-    8192*P flops outside dots, 131072*N inside
+    8192*N flops outside dots, 131072*N inside
 
 N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value.
 """
@@ -20,11 +20,45 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def split_B(B, B_high, B_low, most_B):
+    pid = tl.program_id(0)
+    block_r = pid % 2
+    at_J = pid // 2
+    at_j = tl.arange(0, 32)
+    at_r = block_r * 32 + tl.arange(0, 32)
+    in_r = at_r < 40
+    at = at_J * 1280 + at_j[:, None] * 40 + at_r[None, :]
+    x = tl.load(B + at, mask=in_r[None, :], other=0)
+    most = tl.max(tl.max(x.to(tl.int32, bitcast=True) & 2147483647, 1), 0)
+    exponent = 268 - tl.maximum(most >> 23, 15)
+    x = x * (exponent << 23).to(tl.float32, bitcast=True)
+    high = x.to(tl.float16)
+    tl.store(B_high + at, high, mask=in_r[None, :])
+    tl.store(B_low + at, ((x - high.to(tl.float32)) * 2048).to(tl.float16), mask=in_r[None, :])
+    tl.store(most_B + pid, most.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def split_C(C, C_high, C_low, most_C):
+    pid = tl.program_id(0)
+    at_a = pid
+    at_i = tl.arange(0, 32)
+    at_j = tl.arange(0, 32)
+    at = at_a * 1024 + at_i[:, None] * 32 + at_j[None, :]
+    x = tl.load(C + at)
+    most = tl.max(tl.max(x.to(tl.int32, bitcast=True) & 2147483647, 1), 0)
+    exponent = 268 - tl.maximum(most >> 23, 15)
+    x = x * (exponent << 23).to(tl.float32, bitcast=True)
+    high = x.to(tl.float16)
+    tl.store(C_high + at, high)
+    tl.store(C_low + at, ((x - high.to(tl.float32)) * 2048).to(tl.float16))
+    tl.store(most_C + pid, most.to(tl.float32, bitcast=True))
+
+
 # tile program  "aIJ,Jjr,aij->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 | - | 0,2, no values
 #   item over item_ptr
 #   axes i = 32, j = 32, r = 40 in blocks of 32, slowest on the grid
-#   unscale_C = 2 ** (exponent of most_C - 14)
-#   unscale_B = 2 ** (exponent of most_B - 14)
 #   at_I = decode item_word  # 16 bits, item
 #   total[i,r] = 0
 #   loop nonzeros, one at a time
@@ -32,9 +66,11 @@ import triton.language as tl
 #     at_J = decode word  # 8 bits, leaf
 #     b_Jjr[j,r] = gather B[at_J, j, r]  # as float16 halves
 #     c_aij[i,j] = gather C[at_a, i, j]  # as float16 halves
-#     total[i,r] += einsum "ij,jr->ir" c_aij, b_Jjr  # dot over j, f16x3
-#   total[i,r] = einsum "ir,->ir" total, unscale_C  # multiply
-#   total[i,r] = einsum "ir,->ir" total, unscale_B  # multiply
+#     part[i,r] = einsum "ij,jr->ir" c_aij, b_Jjr  # dot over j, f16x3
+#     unscale_C = 2 ** (exponent of most_C[at_a] - 14)
+#     part[i,r] = einsum "ir,->ir" part, unscale_C  # multiply
+#     unscale_B = 2 ** (exponent of most_B[at_J, block of r] - 14)
+#     total[i,r] += einsum "ir,->ir" part, unscale_B  # multiply
 #   store A[at_I, i, r] total[i,r]
 @triton.jit
 def part_0(pid, programs, item_ptr, item_word, word, B_high, B_low, most_B, C_high, C_low, most_C, A):
@@ -48,12 +84,9 @@ def part_0(pid, programs, item_ptr, item_word, word, B_high, B_low, most_B, C_hi
     at_r = at_r % 40
     start = tl.load(item_ptr + item)
     stop = tl.load(item_ptr + item + 1)
-    unscale_C = ((tl.maximum(tl.load(most_C).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
-    unscale_B = ((tl.maximum(tl.load(most_B).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     item_word_bits = tl.load(item_word + item)
     at_I = item_word_bits
     total = tl.zeros([32, 32], tl.float32)
-    total_low = tl.zeros([32, 32], tl.float32)
     for pos in tl.range(start, stop, num_stages=5):
         word_bits = tl.load(word + pos).to(tl.int32)
         at_a = (word_bits >> 8)
@@ -62,14 +95,13 @@ def part_0(pid, programs, item_ptr, item_word, word, B_high, B_low, most_B, C_hi
         b_Jjr_low = tl.load(B_low + at_J * 1280 + at_j[:, None] * 40 + at_r[None, :])
         c_aij_high = tl.load(C_high + at_a * 1024 + at_i[:, None] * 32 + at_j[None, :])
         c_aij_low = tl.load(C_low + at_a * 1024 + at_i[:, None] * 32 + at_j[None, :])
-        total_high = tl.dot(c_aij_high, b_Jjr_high, out_dtype=tl.float32)
-        total_low = tl.dot(c_aij_low, b_Jjr_high, total_low, out_dtype=tl.float32)
-        total_low = tl.dot(c_aij_high, b_Jjr_low, total_low, out_dtype=tl.float32)
-        # Nonzeros are summed outside of the dot, which rounds its sums towards zero.
-        total = tl.fma(total_high, 1.0, total)
-    total += total_low * 0.00048828125
-    total = unscale_C * total
-    total = unscale_B * total
+        part = tl.dot(c_aij_low, b_Jjr_high, out_dtype=tl.float32)
+        part = tl.dot(c_aij_high, b_Jjr_low, part, out_dtype=tl.float32)
+        part = tl.dot(c_aij_high, b_Jjr_high, part * 0.00048828125, out_dtype=tl.float32)
+        unscale_C = ((tl.maximum(tl.load(most_C + at_a).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
+        part = unscale_C * part
+        unscale_B = ((tl.maximum(tl.load(most_B + at_J * 2 + block_r).to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
+        total += unscale_B * part
     tl.store(A + at_I * 1280 + at_i[:, None] * 40 + at_r[None, :], total, mask=in_r[None, :])
 
 

@@ -44,7 +44,6 @@ def part_0(
     start = tl.load(pair_ptr + item)
     stop = tl.load(pair_ptr + item + 1)
     total = tl.zeros([64, 64], tl.float32)
-    total_low = tl.zeros([64, 64], tl.float32)
     for pair in range(start, stop):
         x_tile = tl.load(pair_x + pair)
         y_tile = tl.load(pair_y + pair)
@@ -52,12 +51,11 @@ def part_0(
         x_low = tl.load(x_low_values + x_tile * 2048 + side_ij[:, None] * 32 + side_k[None, :])
         y_high = tl.load(y_high_values + y_tile * 2048 + side_lm[:, None] * 32 + side_k[None, :])
         y_low = tl.load(y_low_values + y_tile * 2048 + side_lm[:, None] * 32 + side_k[None, :])
-        total_high = tl.dot(x_high, tl.trans(y_high), out_dtype=tl.float32)
-        total_low = tl.dot(x_low, tl.trans(y_high), total_low, out_dtype=tl.float32)
-        total_low = tl.dot(x_high, tl.trans(y_low), total_low, out_dtype=tl.float32)
+        total_part = tl.dot(x_low, tl.trans(y_high), out_dtype=tl.float32)
+        total_part = tl.dot(x_high, tl.trans(y_low), total_part, out_dtype=tl.float32)
+        total_part = tl.dot(x_high, tl.trans(y_high), total_part * 0.00048828125, out_dtype=tl.float32)
         # Pairs are summed outside of the dot, which rounds its sums towards zero.
-        total = tl.fma(total_high, 1.0, total)
-    total += total_low * 0.00048828125
+        total = tl.fma(total_part, 1.0, total)
     x_scale = tl.load(x_most + tl.load(item_x + item) * 64 + side_ij)
     x_scale = ((tl.maximum(x_scale.to(tl.int32, bitcast=True) >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     y_scale = tl.load(y_most + tl.load(item_y + item) * 64 + side_lm)

@@ -51,7 +51,6 @@ def part_0(pid, size_i, size_j, item_ptr, rows, columns, high_values, low_values
     at_i = tl.load(rows + (item * 16 + side_i))
     in_i = at_i < size_i
     total = tl.zeros([32, 16], tl.float32)
-    total_low = tl.zeros([32, 16], tl.float32)
     for tile in range(start, stop):
         at_j = tl.load(columns + (tile * 32 + side_j))
         in_j = at_j < size_j
@@ -61,12 +60,11 @@ def part_0(pid, size_i, size_j, item_ptr, rows, columns, high_values, low_values
         x_low = tl.load(low_values + tile * 512 + side_i[:, None] * 32 + side_j[None, :])
         scaled_B_high = scaled_B.to(tl.float16)
         scaled_B_low = ((scaled_B - scaled_B_high.to(tl.float32)) * 2048).to(tl.float16)
-        total_high = tl.dot(scaled_B_high, tl.trans(x_high), out_dtype=tl.float32)
-        total_low = tl.dot(scaled_B_low, tl.trans(x_high), total_low, out_dtype=tl.float32)
-        total_low = tl.dot(scaled_B_high, tl.trans(x_low), total_low, out_dtype=tl.float32)
+        total_part = tl.dot(scaled_B_low, tl.trans(x_high), out_dtype=tl.float32)
+        total_part = tl.dot(scaled_B_high, tl.trans(x_low), total_part, out_dtype=tl.float32)
+        total_part = tl.dot(scaled_B_high, tl.trans(x_high), total_part * 0.00048828125, out_dtype=tl.float32)
         # Tiles are summed outside of the dot, which rounds its sums towards zero.
-        total = tl.fma(total_high, 1.0, total)
-    total += total_low * 0.00048828125
+        total = tl.fma(total_part, 1.0, total)
     total = unscale_X * total
     total = unscale_B * total
     tl.store(A + at_i[None, :] * 32 + at_r[:, None], total, mask=in_i[None, :])
