@@ -353,9 +353,18 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     }
     assert packed.labels["day"][0] == "2025-12-31"
     path.write_text("i,x,count\n1,0.5,1\n")
-    for wrong, words in (("x", "neither integers nor labels"), ("who", "no column 'who' among 'i', 'x', 'count'")):
+    for wrong, words in (
+        ("x", "coordinates are integers or labels"),
+        ("who", "no column 'who' among 'i', 'x', 'count'"),
+    ):
         with pytest.raises(stc.IOFormatError, match=words):
             stc.pack(path, target, columns=["i", wrong, "count"])
+    path.write_text("i,x,count\n1,a,1\n2,,1\n")
+    pyarrow_csv = pytest.importorskip("pyarrow.csv")
+    assert pyarrow_csv.read_csv(path)["x"].null_count == 0  # an empty text is a label
+    assert stc.read(path, columns=["x", "count"]).labels["x"].tolist() == ["", "a"]
+    stc.pack(path, target, columns=["x", "count"])
+    assert stc.read(target).labels["x"].tolist() == ["", "a"]
     path.write_text("i,count\n")
     with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
         stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])
