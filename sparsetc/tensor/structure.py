@@ -555,7 +555,7 @@ def _indexed(x: Any, keys: list[Any]) -> Any:
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
     """Labels of what indices take; none where there is a new mode, which has no name."""
-    if any(key is None for key in keys):
+    if not labels or any(key is None for key in keys):  # a GPU is not asked where there are none
         return {}
     places = [key.cpu().numpy() if isinstance(key, torch.Tensor) else key for key in keys]
     named = zip(labels.items(), places, strict=False)
