@@ -48,7 +48,7 @@ def main() -> None:
     each, wanted = (torch.func.vmap(torch.func.grad(loss(f)), (0, None))(batch, c) for f in (model, expected))
     check("vmap of grad", each, wanted)
 
-    # A kernel in a module is exported as one operator; the program runs in the process that has the kernel.
+    # A kernel in a module is exported as one operator; any process that imported sparsetc runs the program.
     kernel = stc.compile(MTTKRP, x, b, c)
 
     class Model(torch.nn.Module):

@@ -244,7 +244,9 @@ def test_labels_in_a_packed_file(tmp_path: Path) -> None:
     names = {"user": ["a", "ä", ""], "item": [1.5, 2, -3, 4], "week": None}
     stc.write(path, stc.SparseTensor.from_dense(dense).with_labels(names))
     y = stc.read(path)
-    assert {of: None if found is None else found.tolist() for of, found in y.labels.items()} == names
+    with stc.open_packed(path) as file:
+        for labels in (y.labels, file.labels):
+            assert {of: None if found is None else found.tolist() for of, found in labels.items()} == names
     torch.testing.assert_close(y.to_dense(), dense)
     stc.write(path, stc.eye(2))
     assert stc.read(path).labels == {}
@@ -256,10 +258,12 @@ def test_labels_in_a_packed_file(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[", "its labels"),
-        ('[["a", ["x"]]]', "a name for each sparse mode"),
-        ('[["a", ["x", 1]], ["b", null]]', "all texts, or all numbers"),
-        ('[["a", [[1], [2]]], ["b", null]]', "all texts, or all numbers"),
+        ('[["a", ["x", "y"]]]', "its labels"),
+        ('[["a", ["x"]], ["b", null]]', "those of 'a' are not 2 texts or 2 numbers"),
+        ('[["a", ["x", 1]], ["b", null]]', "those of 'a' are not 2 texts"),
+        ('[["a", [[1], [2]]], ["b", null]]', "those of 'a' are not 2 texts"),
         ('[["a", 3], ["b", null]]', "its labels"),
+        ('[["a", null], ["a", null]]', "two modes of one name"),
         ("[" * 9000, "its labels"),
     ],
 )
@@ -353,9 +357,18 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     }
     assert packed.labels["day"][0] == "2025-12-31"
     path.write_text("i,x,count\n1,0.5,1\n")
-    for wrong, words in (("x", "neither integers nor labels"), ("who", "no column 'who' among 'i', 'x', 'count'")):
+    for wrong, words in (
+        ("x", "coordinates are integers or labels"),
+        ("who", "no column 'who' among 'i', 'x', 'count'"),
+    ):
         with pytest.raises(stc.IOFormatError, match=words):
             stc.pack(path, target, columns=["i", wrong, "count"])
+    path.write_text("i,x,count\n1,a,1\n2,,1\n")
+    pyarrow_csv = pytest.importorskip("pyarrow.csv")
+    assert pyarrow_csv.read_csv(path)["x"].null_count == 0  # an empty text is a label
+    assert stc.read(path, columns=["x", "count"]).labels["x"].tolist() == ["", "a"]
+    stc.pack(path, target, columns=["x", "count"])
+    assert stc.read(target).labels["x"].tolist() == ["", "a"]
     path.write_text("i,count\n")
     with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
         stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])

@@ -109,7 +109,9 @@ def _described(name: str) -> dict[str, Any] | None:
         about: dict[str, Any] = json.loads(name)
         counts = {len(about[key]) for key in ("sparse", "shapes", "in_blocks", "coalesced")}
         damaged = len(counts) > 1 or not set(about["settings"]) <= {"output", *SAVED} or about["dtype"] not in NAMED
-        damaged |= not all(type(size) in (int, str) for size in about["result"])
+        letters = {letter for term in about["terms"] for letter in term}
+        damaged |= not all(type(size) is int or size in letters for size in about["result"])
+        damaged |= not all(type(flag) is bool for key in ("in_blocks", "coalesced") for flag in about[key])
         damaged |= not all(type(n) is int and 0 <= n < len(about["terms"]) for n in about["sparse"])
     except (ValueError, KeyError, TypeError, RecursionError):
         damaged = True
@@ -169,6 +171,10 @@ def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
         return torch.ops.sparsetc.gradient(kernel, values + coords, dense, operand, upstream)  # type: ignore[no-any-return]
     _check_tangents(upstream)
     if about is not None:
+        if len(coords) + len(about["terms"]) != len(tensors[:end]):
+            raise FormatError(
+                f"a program's node {kernel[:LONGEST]!r} has {len(tensors)} tensors; the program is damaged"
+            )
         if end is None:
             return _fresh(_einsum_of(about, values, coords, dense), tensors)
         tensors = [t.detach() for t in tensors[:end]]

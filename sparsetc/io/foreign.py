@@ -174,9 +174,8 @@ def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
         labels: Labels = dict.fromkeys(modes)
         texts = [name for name in modes if not arrow.types.is_integer(reader.schema.field(name).type)]
         for batch in reader if texts else ():
-            block = arrow.Table.from_batches([batch])
             for name in texts:
-                distinct = np.unique(_as_text(column_of(block, name)))
+                distinct = np.unique(_distinct(batch, name)[0])
                 known = labels[name]
                 labels[name] = distinct if known is None else np.union1d(known, distinct)
                 memory.check(path, "its labels", 3 * sum(of.nbytes for of in labels.values() if of is not None))
@@ -190,10 +189,11 @@ def csv_blocks(path: str, columns: Sequence[Any] | None, labels: Labels) -> Iter
         reader, modes, value = _csv(path, columns)
         for batch in reader:
             table = arrow.Table.from_batches([batch])
-            block = {name: column_of(table, name) for name in table.column_names}
+            block = {name: column_of(table, name) for name in table.column_names if labels.get(name) is None}
             for name, of in labels.items():
                 if of is not None:
-                    block[name] = np.searchsorted(of, _as_text(block[name]))
+                    distinct, numbers_of_rows = _distinct(batch, name)
+                    block[name] = np.searchsorted(of, distinct)[numbers_of_rows]
             yield SparseTensor.from_table(block, modes, value)
 
 
@@ -213,11 +213,15 @@ def _csv(path: str, columns: Sequence[Any] | None) -> tuple[Any, list[str], str 
     return csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names)), modes, value
 
 
-def _as_text(column: np.ndarray) -> np.ndarray:
-    """Return a column of labels as text, which keeps the order of times."""
-    if column.dtype.kind in "biufc":
-        raise ValueError(f"a column of coordinates holds {column.dtype}, which are neither integers nor labels")
-    return column.astype(str)
+def _distinct(batch: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct labels of a column as text, which keeps the order of times, and the number of each row's."""
+    column = batch[name].dictionary_encode()
+    if column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count} missing entries; drop these rows, or fill them")
+    distinct = column.dictionary.to_numpy(zero_copy_only=False)
+    if distinct.dtype.kind in "biufc":
+        raise ValueError(f"column {name!r} holds {distinct.dtype}; coordinates are integers or labels")
+    return distinct.astype(str), column.indices.to_numpy()
 
 
 def _text(path: str) -> str:

@@ -24,7 +24,7 @@ import torch
 from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, ShapeError, SparsetcError
 from sparsetc.io import bounds, memory, npy, npz, numbers
 from sparsetc.io.atomic import replacing
-from sparsetc.support.lru import Lock
+from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES, NAMED, SUMMED_IN, dtype_name
 from sparsetc.tensor.pattern import Labels
@@ -185,6 +185,7 @@ class PackedFile(Table):
     Attributes:
         shape: sizes of all modes.
         dtype: of the values.
+        labels: names of the modes and of their indices.
 
     Examples:
         >>> stc.write("x.parquet", stc.eye(4))
@@ -278,25 +279,34 @@ class PackedFile(Table):
         memory.check(self.path, "the tensor", self.nnz * row + self.largest_group)
         coords, values = self.block(0, self.nnz)
         self._check_order(coords)
-        return self._labelled(SparseTensor._of(coords, values, self.shape, True))
+        x = SparseTensor._of(coords, values, self.shape, True)
+        return x.with_labels(self.labels) if self.labels else x
 
-    def _labelled(self, x: SparseTensor) -> SparseTensor:
-        """Return the tensor with the labels of the file, if any."""
-        text = (self._file.metadata.metadata or {}).get(LABELS)
-        if text is None:
-            return x
+    @cached_property
+    def labels(self) -> Labels:
+        """Names of the modes and of their indices, as `SparseTensor.labels`; empty if the file has none.
+
+        Raises:
+            IOFormatError: the file's labels do not fit this tensor.
+            OutOfMemoryError: they would take more than the memory limit.
+        """
+        text = (self._file.metadata.metadata or {}).get(LABELS, b"[]")
         memory.check(self.path, "the labels", PARSED * len(text))
         try:
             named = [(str(name), of) for name, of in json.loads(text)]
-            for _, of in named:
+            labels: Labels = dict.fromkeys(name for name, _ in named)
+            if len(labels) < len(named):
+                raise ValueError("two modes of one name")
+            for (name, of), size in zip(named, self.shape, strict=bool(named)):
                 kinds = {type(label) for label in of or ()}
-                if len(kinds) > 1 or not kinds <= {str, int, float}:
-                    raise ValueError("labels of a mode are all texts, or all numbers")
+                if of is not None and (len(of) != size or len(kinds) > 1 or not kinds <= {str, int, float}):
+                    raise ValueError(f"those of {name[:40]!r} are not {size} texts or {size} numbers")
                 if str in kinds:
                     memory.check(self.path, "the labels", 4 * len(of) * max(map(len, of)))
-            return x.with_labels(dict(named))
-        except (ValueError, TypeError, OverflowError, RecursionError, ShapeError) as error:
+                labels[name] = None if of is None else np.array(of)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise self.fault(f"its labels: {error}"[:200]) from None
+        return labels
 
     def _check_range(self, start: int, stop: int, size: int, what: str) -> None:
         if self._raw.closed:

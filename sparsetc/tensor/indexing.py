@@ -110,7 +110,7 @@ def indexed(x: Any, keys: list[Any]) -> Any:
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
     """Return the labels at indices of all modes; none if an index makes a new mode, which has no name."""
-    if any(key is None for key in keys):
+    if not labels or any(key is None for key in keys):  # a GPU is not asked where there are none
         return {}
     places = [key.cpu().numpy() if isinstance(key, torch.Tensor) else key for key in keys]
     named = zip(labels.items(), places, strict=False)
