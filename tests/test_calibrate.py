@@ -449,7 +449,7 @@ def test_what_is_measured_is_kept_and_used(timed: Path) -> None:
     assert found.product == dict.fromkeys(found.product, pytest.approx(2 * 3 * 4 * 5 / 1e-6, rel=1e-3))
     assert found.block_dot["high"] == pytest.approx(2 * 64 * 64 * 32 * 128 / 1.004e-6, rel=1e-3)
     assert found.near_blocks == pytest.approx(2 * 64 * 32 * 4 * 128 / 1.004e-6, rel=1e-3)
-    assert found.moved == pytest.approx(4 * 512 / 1e-6, rel=1e-3)
+    assert found.moved == pytest.approx(2 * 4 * 512 / 1e-6, rel=1e-3)
     assert found.call == pytest.approx(1e-6 / 8, rel=1e-3)
     assert set(found.measured) == set(record.MEASURED)
     assert of_backend("triton") == found

@@ -396,12 +396,10 @@ def test_a_property_of_one_object_does_not_wait_for_another() -> None:
 
 
 class SlowModule(Loader):
-    """Finds and loads a module of the package that takes its time."""
+    """Finds and loads a module that takes its time."""
 
-    name = "sparsetc.slow"
-
-    def __init__(self) -> None:
-        self.loading = threading.Event()
+    def __init__(self, name: str) -> None:
+        self.name, self.loading = name, threading.Event()
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Its place, for that name only."""
@@ -414,8 +412,10 @@ class SlowModule(Loader):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_imports_what_a_thread_was_importing(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowModule()
+@pytest.mark.parametrize("name", ["sparsetc.slow", "torch.slow"])
+def test_a_forked_child_imports_what_a_thread_was_importing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of the package, and of torch, which imports modules of its own as it is called."""
+    slow = SlowModule(name)
     monkeypatch.setattr(sys, "meta_path", [slow, *sys.meta_path])
     thread = threading.Thread(target=import_module, args=(slow.name,))
     thread.start()

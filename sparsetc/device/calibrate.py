@@ -197,7 +197,13 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
 
     places = torch.arange(0, sizes.moved, SPARSE, device=device)
     array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
-    yield "moved", 4 * sizes.moved, (lambda: _scattered(array, places, values).index_select(0, places),)
+
+    def moved() -> torch.Tensor:
+        """Zero an array and scatter to it, as operands are; zero it and gather from it, as results are."""
+        _scattered(array, places, values)
+        return array.zero_().index_select(0, places)
+
+    yield "moved", 2 * 4 * sizes.moved, (moved,)
 
     few = array[: SPARSE * SPARSE]
     one = values[:SPARSE]

@@ -20,7 +20,7 @@ from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.packing.deal import register_partition, row_numbers
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, blocked, items_of
+from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 
@@ -51,7 +51,7 @@ def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts, best: Be
     short = rows(problem, counts).plan.parts[0]
     short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {threshold}")
     side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
-    side = replace(side, chain=threshold // short.schedule.unroll)  # the longest of the short rows
+    side = replace(side, chain=rounds(threshold, short.schedule))  # the longest of the short rows
     long_rows = counts.distinct(problem.kept) - short_rows
     for long in longs(problem, counts, best):
         first = replace(long.plan.parts[0], label=f"rows of {threshold} nonzeros or more")

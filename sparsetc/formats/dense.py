@@ -242,6 +242,9 @@ class ProductCost(Cost):
         each = self.seconds(statistics, profile)
         multiplied = max(each["memory"], each["dot"]) + profile.laws["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.laws["product_wide"]
+        if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
+            copied = self.formed + prod(self.result)
+            forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
         return wide + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:

@@ -39,7 +39,7 @@ from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, single
+from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, rounds, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import schedule_of
@@ -229,8 +229,10 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
     """Estimate the statistics of nonzeros packed as fibers of this storage."""
     fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
     statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
-    cut = 0 < storage.max_item_nnz < counts.longest(storage.item)
-    return replace(statistics, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
+    item, fiber = counts.longest(storage.item), counts.longest((*storage.item, *storage.lane))
+    chain = min(statistics.chain, max(1, rounds(max(fiber, item // storage.lanes), schedule)))
+    cut = 0 < storage.max_item_nnz < item
+    return replace(statistics, chain=chain, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
 
 
 # -- a row a lane -----------------------------------------------------------------------------------------------------
@@ -256,8 +258,8 @@ def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
     storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
     expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
     row = counts.longest(problem.kept)
-    split, rounds = bool(longest) and row > longest, row // schedule.unroll
-    chain = min(expected.chain, rounds) if longest else rounds
+    split, chain = bool(longest) and row > longest, rounds(row, schedule)
+    chain = min(expected.chain, chain) if longest else chain
     expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
 
@@ -269,15 +271,16 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     more programs are then under way. An H200 took 327 us for a TTV of 22 M rows of 1.6 nonzeros with 4 warps a program
     and 8 steps together, 308 with 4 and 2 masked ones, 274 of these with 2 warps (`rows_schedules.json` in
     `benchmarks/results`); for a TTM of rank 16 by 32 lanes, 946 and 729 with 4 and 2 warps, of rank 64 by 8 lanes 3,299
-    and 2,175 (`rows_stored.json`). Where a lane reads several operands, or rows are of 5 nonzeros or more, 4 warps won
-    by up to 1.5.
+    and 2,175 (`rows_stored.json`). Where a lane reads several operands, rows are of 5 nonzeros or more, or programs are
+    few, 4 warps won by up to 2 (H100, 33,317 rows of 2.2 nonzeros, 16 columns: 17.5 us with 2 warps, 12.8 with 4).
     """
     if problem.backend != "triton":
         return schedule
     steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.bound.einsum
     gathered = sum(any(c in e.sparse_indices for c in e.inputs[p]) for p in e.dense)
-    if not schedule.blocks or (steps <= problem.rules["short_row"] and gathered <= 1):
+    short, few = steps <= problem.rules["short_row"] and gathered <= 1, _few_programs(problem, counts, schedule)
+    if not schedule.blocks or (short and not few):
         schedule = replace(schedule, warps=problem.rules["row_warps"] // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
     schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.unroll, steps))
@@ -298,10 +301,15 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
         return 0
     if gathered > 1:
         return 64 if steps > long_row // 4 else 40
-    programs = max(counts.distinct(problem.kept), counts.nnz // (4 * long_row)) // schedule.lanes
     if steps <= problem.rules["short_row"]:
         return 32
-    return 64 if programs <= problem.rules["few_programs"] else 40
+    return 64 if _few_programs(problem, counts, schedule) else 40
+
+
+def _few_programs(problem: Problem, counts: Counts, schedule: Schedule) -> bool:
+    """Return True if all programs are under way at once, or nearly so."""
+    rows = max(counts.distinct(problem.kept), counts.nnz // (4 * problem.rules["long_row"]))
+    return rows // schedule.lanes <= problem.rules["few_programs"]
 
 
 add_plans(

@@ -70,13 +70,11 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by expected time, those that do not fit last; of near equals the simplest is first."""
+    """Sort candidates by price, those that do not fit last; among near equals one without tiles comes first."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    near = [c for c in order if c.apart and c.total is not None and c.total <= c.apart * (order[0].total or 0.0)]
-    if near:
-        simplest = min(near, key=lambda c: len(c.plan.parts))
-        order = [simplest, *(c for c in order if c is not simplest)]
-    return order
+    least = order[0].total or 0.0
+    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])
+    return [first, *(c for c in order if c is not first)]
 
 
 def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
@@ -121,8 +119,13 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
     lanes = pieces + (rows * width // 2 if width > 1 else 0)
     stored = int(nnz * 1.05) if width > 1 else nnz
     items = min(items_of(stored, rows, most), max(1, lanes // width + rows))
-    chain = max(longest, most // width) // schedule.unroll if most or longest else 0
+    chain = rounds(max(longest, most // width) if most or longest else 0, schedule)
     return Statistics(items, lanes, stored, nnz, problem.itemsize, chain=chain)
+
+
+def rounds(steps: int, schedule: Schedule) -> int:
+    """Return the rounds of loads in so many steps: half are expected in the main loop, half in the masked one."""
+    return (steps // schedule.unroll + steps // schedule.masked_unroll) // 2
 
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:

@@ -93,7 +93,7 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
     if request.name == "auto":
         first, *others = [_option(e, problem, False) for e in ranked(considered(problem, Best()))]
         least = min((o.seconds for o in others), default=inf)
-        # Of plans that the cost model does not tell apart, the first is the simplest.
+        # Of plans that the cost model does not tell apart, the first has no tiles.
         first = replace(first, seconds=min(first.seconds, least))
         return [first, *others, *(_option(e, problem, False) for e in shared)]
     estimate = choose(request, problem)

@@ -7,8 +7,8 @@ recently used of too many or one of those objects dies. No value is made or drop
 `functools.cached_property` holds a lock of the class while it computes. Two threads that read at once may both compute.
 It works on frozen dataclasses too.
 
-`Lock` is a lock that each process has anew. A fork waits until no other thread is importing a module of this package,
-since the child could not import that module.
+`Lock` is a lock that each process has anew. A fork waits until no other thread is importing a module of this package or
+of a library that it imports modules of as it runs, since the child could not import that module.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ class Lock:
         self.own = threading.RLock()
 
 
+LIBRARIES = frozenset(["sparsetc", "torch", "triton", "numba", "llvmlite", "numpy", "sympy", "scipy"])
+"""Packages whose imports a fork waits for: these end. A user's module may be one that runs, and forks, as it is imported."""
+
+
 def _finish_imports() -> None:
     importing: Any = vars(importlib)["_bootstrap"]
     ended: set[str] = set()  # or the forking thread's own imports, which do not end here
-    while names := {name for name in importing._module_locks.copy() if name.startswith("sparsetc")} - ended:
+    while names := {name for name in importing._module_locks.copy() if name.partition(".")[0] in LIBRARIES} - ended:
         for name in names:
             importing._lock_unlock_module(name)  # as an import of a module waits for another thread's import of it
         ended |= names

@@ -188,6 +188,8 @@ class GatherTerm:
 
 LINE, CPU_LINE = 128, 64
 """Bytes of a cache line of a GPU, and of a CPU, whose vectors are as long at most."""
+RESIDENT = 8
+"""Warps of scalar programs that are under way for each that runs: registers, 64 a thread about, allow no more."""
 LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
@@ -504,7 +506,10 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            return max(busy, alone, self._waited(busy, statistics, profile))
+            # Slabs follow one another, each with its longest programs; those that all run at once do not.
+            at_once = RESIDENT * profile.warps / self.p.schedule.warps
+            last = busy * max(1 / self.slabs, min(1.0, at_once / (self.programs * max(1, statistics.items))))
+            return max(busy, alone, busy - last + self._waited(last, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
