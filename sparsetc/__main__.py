@@ -196,7 +196,7 @@ def _pack(options: argparse.Namespace) -> None:
 def _blocking(options: argparse.Namespace) -> None:
     x = stc.read(options.file).to("cuda" if torch.cuda.is_available() else "cpu")
     wanted = {} if options.tau is None else {"taus": options.tau}
-    curve = stc.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
+    curve = stc.plans.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
     print(f"{options.file}: {curve}")
     if options.png:
         picture = BytesIO()  # drawn before the file is touched

@@ -173,7 +173,7 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
                 [0, 1, 1]], dtype=torch.int32)
     """
     after = before if after is None else after
-    if before < 0 or after < 0:
+    if not all(isinstance(n, int) and n >= 0 for n in (before, after)):
         raise ShapeError(f"a sliding window takes distances of 0 or more, found {before} and {after}")
     return _band(-after, before)
 

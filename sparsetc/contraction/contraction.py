@@ -40,8 +40,9 @@ from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.device.profile import of_backend
+from sparsetc.errors import TransformError
 from sparsetc.explain import Explanation, device_name
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
@@ -51,7 +52,7 @@ from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Labels, Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
 
@@ -128,6 +129,8 @@ class Contraction:
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
         self._pattern = None if pattern is None else _place(pattern, patterns)
+        if isinstance(self._pattern, Pattern):
+            self._pattern.labels = _labels_by_letter(bound.einsum, patterns, self._pattern.order)
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -181,26 +184,18 @@ class Contraction:
         dense: Tensors,
         packed: Values | None = None,
         given: Tensors | None = None,
+        checked: bool = False,
     ) -> torch.Tensor:
         """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`.
 
-        `given` is what all operands were made of, where a guard is to know its verdict by that.
+        `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
+        `checked` are known to be as the einsum was compiled for.
         """
-        dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        if not checked:
+            dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
-        return self.run(patterns, values, dense, packed, given)
-
-    def run(
-        self,
-        patterns: Patterns,
-        values: Sequence[Any],
-        dense: Tensors,
-        packed: Values | None = None,
-        given: Tensors | None = None,
-    ) -> torch.Tensor:
-        """`result` of dense operands as it was compiled for, which need no look."""
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
@@ -234,7 +229,12 @@ class Contraction:
         Raises:
             DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
                 or a transform of `torch.func` is active.
+            TransformError: torch.jit.trace calls.
         """
+        if torch._C._get_tracing_state() is not None:
+            raise TransformError(
+                "torch.jit.trace records no sparse kernels; torch.export.export makes programs of them"
+            )
         if torch.autograd._profiler_enabled():
             # A range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`.
             with record_function(f'sparsetc "{self.equation}" {self.leaf.plan.name}'):
@@ -259,6 +259,16 @@ class Contraction:
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
     """Return the number of a pattern among some, else the pattern: what is kept for a pattern does not refer to it."""
     return next((n for n, other in enumerate(patterns) if other is pattern), pattern)
+
+
+def _labels_by_letter(einsum: Einsum, patterns: Patterns, order: int) -> Labels:
+    """Return the labels of a result's sparse modes, from operands with the same letters; empty if a mode has none."""
+    terms = [einsum.inputs[position] for position in einsum.sparse]
+    named: dict[str, Any] = {}
+    for term, pattern in zip(terms, patterns, strict=True):
+        named |= dict(zip(term, pattern.labels.items(), strict=False))
+    labels = dict(named[letter] for letter in einsum.output[:order] if letter in named)
+    return labels if len(labels) == order else {}
 
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()

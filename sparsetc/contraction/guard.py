@@ -138,7 +138,8 @@ class IntegerSums:
         plan = wanted.name if by_nonzeros(wanted) else "auto"
         in_floats = made.instead("in floats", torch.float64, plan=plan)
         close = in_floats.result(patterns, *floats)
-        magnitude = in_floats.result(patterns, *([t.abs() for t in given] for given in floats))
+        magnitudes = [[t.abs() for t in tensors] for tensors in floats]
+        magnitude = in_floats.result(patterns, magnitudes[0], magnitudes[1])
         # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
         blurred = magnitude * self.terms > 2.0**100
         refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{made.bound.einsum.text}"')

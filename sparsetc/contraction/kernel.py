@@ -338,8 +338,15 @@ def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor
     return library.run(kernel, tensors, operand)
 
 
+def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    from sparsetc.contraction import library
+
+    return library.shape_of_run(kernel, tensors, operand)
+
+
 for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
     operators.impl("contract", _below, _level)
     operators.impl("gradient", _below, _level)
 operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
 operators.impl("run", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::run", _shape_of_run, lib=operators)

@@ -178,7 +178,7 @@ class Link:
         patterns = patterns if self.patterns is None else self.patterns
         values = [operands[n] for n in e.sparse]
         tables = [operands[n] for n in e.dense]
-        return self.contraction.run(patterns, values, tables, packed, given)
+        return self.contraction.result(patterns, values, tables, packed, given, checked=True)
 
     def reports(self) -> list[StepReport]:
         """Return the reports of the contraction, for an explanation."""

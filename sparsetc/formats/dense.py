@@ -27,7 +27,7 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
-from sparsetc.ir.program.cost import ONE, STORED, ZERO, Cost, Statistics
+from sparsetc.ir.program.cost import ONE, STORED, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
@@ -191,19 +191,8 @@ class ProductCost(Cost):
         self.output = ONE.bytes * (program.rows * program.width)
         self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
         self.multiply = ONE * self.flops
-        self.dot = ZERO
-        self.registers = ZERO
         self.sides = {*program.letters}
         self.turn = 0
-        self.copies = 1
-        self.met = 0
-        self.owned = True
-        self.sparse = False
-        self.gathers = []
-        self.rounded = ()
-        self.split = ()
-        self.halves = ()
-        self.arranged = ()
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
         self.moved = self.once + self.output + ONE.bytes * (self.tables + 2 * self.formed)

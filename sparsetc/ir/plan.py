@@ -70,7 +70,7 @@ class Storage(Record):
         params: numbers only the format itself knows: the offsets of a band, the side of a tile.
 
     Examples:
-        >>> stc.Storage(item=(0,), leaf=(1, 2)).levels
+        >>> stc.plans.Storage(item=(0,), leaf=(1, 2)).levels
         ((0,), (), (1, 2))
     """
 
@@ -163,7 +163,7 @@ class Schedule(Record):
         ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
 
     Examples:
-        >>> stc.Schedule(warps=4, blocks=(("r", 32),)).block("r")
+        >>> stc.plans.Schedule(warps=4, blocks=(("r", 32),)).block("r")
         32
     """
 
@@ -216,7 +216,7 @@ class Part(Record):
             one.
 
     Examples:
-        >>> print(stc.Part("coo", stc.Storage(item=(0,), leaf=(1, 2)), nnz=100))
+        >>> print(stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1, 2)), nnz=100))
         coo[0 | - | 1,2]: 100 nonzeros, 1 lanes, 1 warps
     """
 
@@ -269,7 +269,7 @@ class Plan(Record):
         path: the operands of each contraction, where there are several, as opt_einsum numbers them.
 
     Examples:
-        >>> plan = stc.Plan("mine", (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),))
+        >>> plan = stc.plans.Plan("mine", (stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1,))),))
         >>> stc.einsum("ij,j->i", stc.eye(2), torch.ones(2), plan=plan)
         tensor([1., 1.])
     """
@@ -379,7 +379,7 @@ def verify_fields(plan: Plan) -> None:
         _refuse(where, misfit(part) or misfit(part.storage))
         tree = part.schedule.tree
         if not isinstance(tree, Tree | None):
-            _refuse(where, f"tree is a Tree, as sparsetc.parse_tree makes it, found {type(tree).__name__}")
+            _refuse(where, f"tree is a Tree, as sparsetc.plans.parse_tree makes it, found {type(tree).__name__}")
         _refuse(where, misfit(part.schedule))
     for step in plan.steps:
         if step is not None:

@@ -70,7 +70,7 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by price, those that do not fit last; among near equals one without tiles comes first."""
+    """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
     least = order[0].total or 0.0
     first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])

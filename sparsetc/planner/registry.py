@@ -143,7 +143,7 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
         PlanError: the name is invalid, or is taken by the package.
 
     Examples:
-        >>> never = stc.register_plan("never")(lambda problem, counts: None)
+        >>> never = stc.plans.register_plan("never")(lambda problem, counts: None)
         >>> stc.spmm(stc.eye(2), torch.ones(2), plan="never")
         Traceback (most recent call last):
         sparsetc.errors.PlanError: plan 'never' does not apply to "ij,j->i" on this tensor: ...
@@ -175,9 +175,9 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
 
     Examples:
         >>> from sparsetc.formats.coo import Coo
-        >>> named = stc.register_format(type("Named", (Coo,), {"name": "named"}))
-        >>> part = stc.Part("named", stc.Storage(item=(0,), leaf=(1,)))
-        >>> stc.spmm(stc.eye(2), torch.ones(2), plan=stc.Plan("by hand", (part,)))
+        >>> named = stc.plans.register_format(type("Named", (Coo,), {"name": "named"}))
+        >>> part = stc.plans.Part("named", stc.plans.Storage(item=(0,), leaf=(1,)))
+        >>> stc.spmm(stc.eye(2), torch.ones(2), plan=stc.plans.Plan("by hand", (part,)))
         tensor([1., 1.])
     """
     if cls is None:

@@ -40,7 +40,7 @@ class Lock:
 
 
 LIBRARIES = frozenset(["sparsetc", "torch", "triton", "numba", "llvmlite", "numpy", "sympy", "scipy"])
-"""Packages with imports that a fork waits for: these end, while a user's module may fork as it is imported."""
+"""Packages whose imports a fork waits for: these end. A user's module may run, and fork, while it is imported."""
 
 
 def _finish_imports() -> None:

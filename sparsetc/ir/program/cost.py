@@ -27,7 +27,7 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -194,6 +194,10 @@ LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
 
+Elements = tuple[tuple[str, int], ...]
+"""Operands by name, and how many elements each has."""
+
+
 class Cost:
     """The resources that a program uses, counted in symbols, and the time they take on a device.
 
@@ -220,6 +224,18 @@ class Cost:
         arranged: the operands that are copied in another order before, and how many elements each has.
     """
 
+    multiply = dot = staged = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
+    gathers: Sequence[GatherTerm] = ()
+    owned = True
+    copies = 1
+    met = 0
+    lane = 0.0
+    sparse = False
+    rounded: Elements = ()
+    split: Elements = ()
+    halves: Elements = ()
+    arranged: Elements = ()
+
     def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
@@ -234,23 +250,16 @@ class Cost:
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
         self.registers = self._words() * self.programs
-        self.gathers: list[GatherTerm] = []
-        self.multiply = self.dot = self.staged = self.converted = self.halved = self.expanded = ZERO
-        self.added_rows = self.added_bytes = ZERO
         self.output = ONE.bytes * (p.rows * p.width)
-        self.owned = True
-        self.copies = 1
-        self.met = 0
-        self.lane = 0.0
-        self.sparse = False
         self.visit(p.body, ITEMS * self.programs)
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
-        self.rounded = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.rounded])
-        self.split = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.split])
-        self.halves = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.halves])
-        self.arranged = tuple([(o.name, o.nrows * o.width) for o in program.operands if o.arranged])
+        elements = [(o, (o.name, o.nrows * o.width)) for o in program.operands]
+        self.rounded = tuple([of_operand for o, of_operand in elements if o.rounded])
+        self.split = tuple([of_operand for o, of_operand in elements if o.split])
+        self.halves = tuple([of_operand for o, of_operand in elements if o.halves])
+        self.arranged = tuple([of_operand for o, of_operand in elements if o.arranged])
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -300,7 +309,7 @@ class Cost:
                 case ir.Scale() if s.out.axes:
                     self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
                 case ir.Gather() if s.operand.rows:
-                    self.gathers.append(self._gathered(s, visits))
+                    self.gathers = (*self.gathers, self._gathered(s, visits))
                     if self.sides and s.out in self._brought:
                         self.converted += visits * self._cells(s.out.axes)
                 case ir.Product():
