@@ -426,7 +426,7 @@ def _split(values: torch.Tensor, launch: Callable[..., None], parts: int) -> spl
 
 
 def source_name(equation: str, backend: str) -> str:
-    """A file name a reader recognises: the equation's letters, then the backend."""
+    """Return a readable file name: the equation's letters, then the backend."""
     letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
     short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
     return f"{short or 'scalar'}_{backend}"

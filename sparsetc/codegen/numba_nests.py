@@ -128,7 +128,7 @@ class Lines:
 
 
 def zeros(program: TileProgram, piece: Piece) -> str:
-    """Return the text of zeros of the type of the result."""
+    """Return source text for zeros of the result's type."""
     output = program.output
     return f"{output}.dtype.type(0)" if piece.length == 1 else f"{piece.called('zeros')}({output})"
 

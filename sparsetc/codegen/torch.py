@@ -105,7 +105,7 @@ def product(printer: TorchPrinter, s: ir.Product) -> None:
 
 
 def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str, ...], level: int) -> str:
-    """Sums of weighted rows of an operand, or of the parts that its rows have for each position of the weights."""
+    """Print weighted sums of an operand's rows, or of parts of its rows, one for each position of the weights."""
     o = rows.operand
     others = tuple(t for t in s.inputs if t.name != rows.out.name)
     axes = s.out.within

@@ -427,7 +427,7 @@ def compiled_together(
 
 
 def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Contraction, ...]:
-    """The contractions that are kept with the sparse operand's pattern for this workload, or new ones."""
+    """Return the contractions cached for this workload with the sparse operand's pattern, or compile them."""
     x = workload[0][1][0]
     assert isinstance(x, SparseTensor)
     key = ("workload", *(_key(text, operands, settings, form) for text, operands in workload))

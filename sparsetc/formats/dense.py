@@ -268,7 +268,7 @@ def setting_of(schedule: Schedule) -> str:
 
 
 class DenseProduct(TileProgram):
-    """A program of calls of torch in place of generated loops; its body is products of whole tensors, for the price."""
+    """A program of torch calls in place of loops; its body, products of whole tensors, is for the cost model."""
 
     covers: ClassVar[bool] = True
     priced_by: ClassVar[type[ProductCost]] = ProductCost

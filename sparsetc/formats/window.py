@@ -311,7 +311,7 @@ def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Itera
 
 
 def _bounds(problem: Problem, counts: Counts, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
-    """Estimate from a sample the least seconds of windows of each kind, whatever windows are left to runs."""
+    """Estimate from a sample the least seconds of windows of each kind, for any division between windows and runs."""
     parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
     least = rates.first
     if (least < best.seconds).any():

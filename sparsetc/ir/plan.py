@@ -348,7 +348,7 @@ STEPS = Plan("steps")
 
 
 def without_halves(plan: Plan) -> Plan:
-    """The plan with dots of float32 as it is where it has dots in halves: as exact, of all values."""
+    """Return the plan with dots of float32 values in place of dots of halves: as exact, and for all values."""
     return plan.scheduled(lambda own: replace(own, precision=DOTS["highest"]) if own.precision == F16X3 else own)
 
 

@@ -21,7 +21,7 @@ from sparsetc.tensor import coords as crd
 
 @dataclass(frozen=True)
 class Nonzeros:
-    """Nonzeros in an order; under each mode (n,) their coordinates, which are taken when they are asked for.
+    """Nonzeros in some order; indexing by a mode computes their (n,) coordinates.
 
     Attributes:
         coords: (order, nnz) of all nonzeros of a part, in lexicographic order.

@@ -124,7 +124,7 @@ def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage
 
 
 def rounds(steps: int, schedule: Schedule) -> int:
-    """Rounds of loads of so many steps over lanes: half are taken together; in the others shorter lanes are masked."""
+    """Return the rounds of loads in so many steps: half are expected in the main loop, half in the masked one."""
     return (steps // schedule.unroll + steps // schedule.masked_unroll) // 2
 
 

@@ -199,7 +199,7 @@ def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str])
 
 
 def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) -> Schedule:
-    """Return the schedule for so many programs in all, of so many steps at most.
+    """Deepen the schedule's pipeline for this number of programs, each with at most `steps` steps.
 
     Two buffers, and four warps, suffice where other programs fill the waits of one. Where there are few, they load as
     many steps ahead as there is room for: blocks of 16 to 128 in float16 times 16 to 256 columns take .55 to .8 of the

@@ -169,7 +169,9 @@ class BlockPath(JoinPath):
         return self._sorted(blocks_made)
 
     def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
-        """(nnz,) the places where the unfolded result takes hardly more than its blocks, found without sorting."""
+        """Return (nnz,) the result's places in the dense product, without sorting, if that product is little larger
+        than its blocks.
+        """
         r, c, _ = self.blocking.extents
         row, column = self._lines
         tasks = self.tasks

@@ -134,7 +134,7 @@ class Engine:
         self._marks: list[list[Any]] = []
 
     def _allocate(self) -> ResultTarget:
-        """Return zeros for the result, and take the streams' buffers, which are kept from one run to the next."""
+        """Return zeros for the result, and reuse or allocate the streams' buffers."""
         (rows, *width) = self.shape
         device = self.device
         cuda = self.cuda

@@ -400,7 +400,7 @@ def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
 
 
 def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The shape that both are broadcast to, by torch's rules; `ShapeError` where they do not fit."""
+    """Return the shape that two shapes broadcast to, by torch's rules. Raise `ShapeError` if they do not fit."""
     order = max(len(first), len(second))
     pairs = list(zip(*((1,) * (order - len(shape)) + tuple(shape) for shape in (first, second)), strict=True))
     if any(n != m and 1 not in (n, m) for n, m in pairs):

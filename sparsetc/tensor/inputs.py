@@ -64,7 +64,7 @@ WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: tor
 
 
 def check_dtype(dtype: torch.dtype, given: object = None) -> None:
-    """DtypeError unless values may have ``dtype``; it says how the object that was given is converted."""
+    """Raise DtypeError unless values may have ``dtype``; the message names the conversion for `given`."""
     if dtype not in DTYPES:
         other = dtype_name(WIDER.get(dtype, torch.float32))
         convert = f'.astype("{other}")' if isinstance(given, np.ndarray) else f".to(torch.{other})"
@@ -113,7 +113,7 @@ REMEDIES = {
 
 
 def check_plain(data: object, what: str) -> None:
-    """DtypeError where something like a tensor has no plain numbers: nested, masked, or not initialised."""
+    """Raise DtypeError if a tensor-like object has no plain numbers: it is nested, masked, or not initialised."""
     kind = not_plain(data)
     if kind:
         raise DtypeError(f"{what} is {kind}, which sparsetc cannot compute with; {REMEDIES[kind]}")

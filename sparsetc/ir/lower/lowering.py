@@ -179,7 +179,7 @@ class Lowering:
         return ir.Value(out, name.lower())
 
     def gather(self, name: str) -> ir.Gather:
-        """Rows of a dense operand, one a lane where its rows are known by lane, along the positions of its letters."""
+        """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
         lanes, along = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
