@@ -311,7 +311,7 @@ class BlockPairList:
     @property
     def nbytes(self) -> int:
         """Bytes of the list of pairs."""
-        return sum(a.numel() * a.element_size() for a in (self.x, self.y, self.ptr))
+        return sum(a.nbytes for a in (self.x, self.y, self.ptr))
 
     def some(self, start: int, room: int) -> BlockPairList:
         """`room` blocks of the result from one on, or those that are left, with a range of pairs for each program."""

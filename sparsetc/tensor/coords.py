@@ -54,6 +54,11 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
     return number % order
 
 
+def picked(rows: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
+    """Return the rows of a tensor at positions; all of them, in order, where positions are None."""
+    return rows if at is None else rows.index_select(0, at)
+
+
 def offset_of(offset: Any) -> int:
     """Return the offset of a diagonal, clamped to int64. Raise `ShapeError` if it is no integer."""
     try:

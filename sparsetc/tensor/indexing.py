@@ -72,14 +72,14 @@ def indexed(x: Any, keys: list[Any]) -> Any:
             if dense:
                 values, axis = values.unsqueeze(axis), axis + 1
             else:
-                rows.append(torch.zeros_like(_at(coords[0], kept)))
+                rows.append(torch.zeros_like(crd.picked(coords[0], kept)))
                 shape.append(1)
             continue
         size = x.shape[mode]
         if dense:
             values, axis = _of_dense(values, axis, key, size)
         else:
-            row, n = _at(coords[mode], kept), size
+            row, n = crd.picked(coords[mode], kept), size
             if isinstance(key, torch.Tensor):
                 kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
                 kept, row, n = _selected(kept, row, key, size, rows)
@@ -102,11 +102,7 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     if in_order:
         return x._make(Pattern(taken, tuple(shape), True), values)
     pattern, order = sorted_pattern(taken, tuple(shape), None)
-    return x._make(pattern, values if order is None else values.index_select(0, order))
-
-
-def _at(row: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    return row if kept is None else row.index_select(0, kept)
+    return x._make(pattern, crd.picked(values, order))
 
 
 def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
