@@ -322,8 +322,7 @@ class BlockPairList:
         each = -(-counts // most)
         if int(each.max()) <= 1:
             return replace(self, places=places, ptr=ptr, start=start)
-        owner = torch.repeat_interleave(torch.arange(places.numel(), device=ptr.device), each)
-        behind = torch.arange(owner.numel(), device=ptr.device) - (torch.cumsum(each, 0) - each)[owner]
+        owner, behind = crd.in_runs(each)
         ptr = torch.cat([ptr[owner] + behind * most, ptr[-1:]])
         return replace(self, places=places, ptr=ptr, start=start, owner=owner)
 

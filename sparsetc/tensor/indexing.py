@@ -213,9 +213,8 @@ def _selected(
     else:
         first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
         times = last - first
-    which = torch.repeat_interleave(times)
-    before = torch.cumsum(times, 0) - times
-    number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]
+    which, place = crd.in_runs(times)
+    number = place + first[which]
     rows[:] = [r[which] for r in rows]
     return kept[which], order.indices[number], index.numel()
 
