@@ -40,7 +40,7 @@ def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     sides = () if pattern.blocks is None else pattern.blocks.sides
     if tuple(data.shape[1 : 1 + len(sides)]) != sides:
         raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(data.shape)}; it is damaged")
-    nbytes = data.numel() * data.element_size()
+    nbytes = data.nbytes
     if nbytes > data.untyped_storage().nbytes():
         memory.check("the values of a saved SparseTensor, which a file has once for many,", nbytes, data.device)
     return SparseTensor._make(pattern, data)
@@ -51,7 +51,7 @@ def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pa
     """Restore a Pattern; coordinates are checked to be in range, sorted and unique."""
     if coords.layout != torch.strided or coords.is_quantized:
         raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
-    if coords.numel() * coords.element_size() > coords.untyped_storage().nbytes():
+    if coords.nbytes > coords.untyped_storage().nbytes():
         raise FormatError("a saved Pattern must have coordinates of its own, found one for many; it is damaged")
     stand_in = torch.zeros((), device=coords.device).expand(coords.shape[-1:] or (0,))
     restored = SparseTensor(coords, stand_in, shape, coalesce=False).pattern

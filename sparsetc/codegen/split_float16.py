@@ -98,7 +98,7 @@ class SplitOperands:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         arrays = [self.found, *(half for high, low, _ in self.arrays for half in (high, low))]
-        return sum(a.numel() * a.element_size() for a in arrays)
+        return sum(a.nbytes for a in arrays)
 
 
 def split(

@@ -28,6 +28,7 @@ from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.packing.base import Packed, after_zero
 from sparsetc.support.entry import entry_point, without_autocast
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.kept_values import gradient_taken
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -273,7 +274,7 @@ class StepFunction(Multilinear):
         values = None if operand in e.sparse else values
         conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
         if values is not None:
-            values = conjugate(values if step.by_slot is None else values.index_select(0, step.by_slot))
+            values = conjugate(picked(values, step.by_slot))
         upstream = upstream if sparse else step.output.letters_apart(upstream)
         others = [s for s in sources if s not in e.sparse]
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]

@@ -34,6 +34,7 @@ from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
@@ -151,7 +152,7 @@ class Pair(Inspectable):
         x, y = (right, left) if self.problem.swapped else (left, right)
         m, deterministic = self.join, self.settings.deterministic
         result = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
-        result = result if self._order is None else result.index_select(0, self._order)
+        result = picked(result, self._order)
         result = fitted(result.to(self._like.dtype), self.dtype, f'the result of "{self.bound.einsum.text}"')
         if not self.bound.einsum.output:
             return result.sum(dtype=result.dtype)  # of one entry, or none

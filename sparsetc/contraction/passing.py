@@ -26,7 +26,7 @@ from sparsetc.options import Options
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import inputs
-from sparsetc.tensor.coords import linear_key
+from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
@@ -202,7 +202,7 @@ class Recipe:
         """(entries, *dense sizes of the result): each value times the rows that its coordinates have in the tables."""
         product = weights.view(-1, *[1] * len(self.free))
         for table, number in zip(tables, numbers, strict=True):
-            product = product * (table if number is None else table.index_select(0, number))
+            product = product * picked(table, number)
         return product
 
 

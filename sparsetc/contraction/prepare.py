@@ -310,7 +310,7 @@ class Preparation:
             if contiguous and not table.is_contiguous():
                 if 0 in table.stride():
                     what = f"a broadcast operand of shape {shape}, which kernels read whole,"
-                    nbytes = table.numel() * table.element_size()
+                    nbytes = table.nbytes
                     memory.check(what, nbytes, table.device, self.settings.memory_limit)
                 table = transpose.contiguous(table)
             tables.append(table)

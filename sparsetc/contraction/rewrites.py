@@ -24,6 +24,7 @@ from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, ein
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -131,7 +132,7 @@ def coordinates(r: Request) -> Rewrite | None:
 
 def _taking_part(entries: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
     flat = values.reshape(-1)
-    return flat if entries is None else flat.index_select(0, entries)
+    return picked(flat, entries)
 
 
 def products(r: Request) -> Rewrite | None:

@@ -17,6 +17,7 @@ import torch
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Range
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
 
 Place = tuple[Any, tuple[int, ...]]
@@ -97,7 +98,7 @@ class Transfer:
 
     def _sent(self, local: torch.Tensor) -> Callable[[], Parts]:
         """Begin to send; what is returned has the stream wait, and gives the parts of all ranks."""
-        local = torch.atleast_1d(local if self.order is None else local.index_select(0, self.order))
+        local = torch.atleast_1d(picked(local, self.order))
         rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
         others = [one for rank, one in enumerate(rows) if rank != me and one.numel()] or [local[:0]]
         sending = others[0] if len(others) == 1 else torch.cat(others)

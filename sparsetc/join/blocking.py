@@ -309,7 +309,7 @@ class BlockPairList:
     @property
     def nbytes(self) -> int:
         """Bytes of the list of pairs."""
-        return sum(a.numel() * a.element_size() for a in (self.x, self.y, self.ptr))
+        return sum(a.nbytes for a in (self.x, self.y, self.ptr))
 
     def some(self, start: int, room: int) -> BlockPairList:
         """Return the pairs for up to `room` blocks of the result from `start` on, divided among programs."""
@@ -320,8 +320,7 @@ class BlockPairList:
         each = -(-counts // most)
         if int(each.max()) <= 1:
             return replace(self, places=places, ptr=ptr, start=start)
-        owner = torch.repeat_interleave(torch.arange(places.numel(), device=ptr.device), each)
-        behind = torch.arange(owner.numel(), device=ptr.device) - (torch.cumsum(each, 0) - each)[owner]
+        owner, behind = crd.in_runs(each)
         ptr = torch.cat([ptr[owner] + behind * most, ptr[-1:]])
         return replace(self, places=places, ptr=ptr, start=start, owner=owner)
 

@@ -141,13 +141,13 @@ class JoinOperand:
     def values(self, given: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
         """(n,) the operand's values, entry by entry, in the type that sums are kept in; differentiable."""
         wide = given.to(accumulator(given.dtype))
-        parts = wide if self.source is None else wide.index_select(0, self.source)
+        parts = crd.picked(wide, self.source)
         return parts if self.owner is None else add_up(parts, self.owner, self.n, deterministic)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index arrays."""
-        return sum(a.numel() * a.element_size() for a in (*self.coords, self.source, self.owner) if a is not None)
+        return sum(a.nbytes for a in (*self.coords, self.source, self.owner) if a is not None)
 
 
 def prepared(

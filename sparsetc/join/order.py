@@ -87,10 +87,10 @@ class JoinOrder:
             m,
             m.x_matched if by_row is None else composed(m.x_matched, by_row),
             m.y_matched if by_key is None else composed(m.y_matched, by_key),
-            before.index_select(0, picked(m.x_key, by_row)),
-            torch.cumsum(picked(m.counts, by_row), 0),
-            picked(m.row.rank, by_row),
-            picked(m.column.rank, by_key),
+            before.index_select(0, crd.picked(m.x_key, by_row)),
+            torch.cumsum(crd.picked(m.counts, by_row), 0),
+            crd.picked(m.row.rank, by_row),
+            crd.picked(m.column.rank, by_key),
             m.tasks,
         )
 
@@ -113,11 +113,6 @@ class JoinOrder:
         entry = torch.repeat_interleave(lengths.to(narrow), output_size=end - begin)
         q = torch.arange(end - begin, dtype=narrow, device=ends.device).add_(shift.index_select(0, entry))
         return Expanded(begin, end, entry.add_(low), q, low, shift)
-
-
-def picked(given: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
-    """Elements of a vector at given positions; all, in order, where positions are None."""
-    return given if at is None else given.index_select(0, at)
 
 
 def composed(first: torch.Tensor | None, then: torch.Tensor) -> torch.Tensor:

@@ -219,8 +219,7 @@ class NonzeroPairList:
         stops = self.join_order.ends[low:high].clamp(max=self.end) - self.begin
         lengths = torch.diff(stops, prepend=stops.new_zeros(1))
         pieces = (lengths + ITEM - 1) // ITEM
-        run = torch.repeat_interleave(pieces)
-        number = torch.arange(run.numel(), device=run.device) - (torch.cumsum(pieces, 0) - pieces)[run]
+        run, number = crd.in_runs(pieces)
         starts = (stops - lengths)[run] + number * ITEM
         ptr = torch.cat([starts, stops.new_tensor([self.end - self.begin])])
         return ptr.to(index_dtype(self.end - self.begin)), (run + low).to(index_dtype(self.shape[0]))

@@ -19,7 +19,7 @@ from sparsetc.ir.nest.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support.lru import Lru, cached_property, given_to
 from sparsetc.support.notices import log_since
-from sparsetc.tensor.coords import INT32_MAX
+from sparsetc.tensor.coords import INT32_MAX, picked
 
 SPARSE = 2
 """Stored values for each nonzero from which values are put among zeros, and not each place filled from one of them."""
@@ -59,7 +59,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes of the index arrays (the values are `stored` elements more)."""
-        return sum(a.numel() * a.element_size() for a in self.arrays.values())
+        return sum(a.nbytes for a in self.arrays.values())
 
     @property
     def index64(self) -> bool:
@@ -86,7 +86,7 @@ class Packed:
             return values.contiguous()
         if self.scattered is not None:
             places, numbers = self.scattered
-            of_part = values if numbers is None else values.index_select(0, numbers)
+            of_part = picked(values, numbers)
             return values.new_zeros(self.stored).scatter_(0, places, of_part)
         return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
 

@@ -15,6 +15,7 @@ from sparsetc.ir.nest.coordinates import Expression, Reader
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed
+from sparsetc.tensor.coords import in_runs
 
 Arrays = dict[str, torch.Tensor]
 
@@ -75,9 +76,7 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
 
 def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> tuple[Arrays, torch.Tensor]:
     """Everything in ranges along an axis, with the positions of what they are ranges of; how far each is behind."""
-    lengths = ends - starts
-    position = torch.repeat_interleave(torch.arange(len(starts), device=starts.device), lengths)
-    behind = torch.arange(len(position), device=starts.device) - (torch.cumsum(lengths, 0) - lengths)[position]
+    position, behind = in_runs(ends - starts)
     return {name: numbers[position] for name, numbers in at.items()} | {axis: starts[position] + behind}, behind
 
 

@@ -195,7 +195,7 @@ def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], strip
         row = torch.repeat_interleave(lengths, output_size=counts.nnz)
     order = None if strip is None else similar_order(row, counts.row(rest[-1]) >> strip, count)
     # Blocks of rows in that order, and the rows of each; places are on the host, so that few answers are waited for.
-    ends = torch.cumsum(lengths if order is None else lengths.index_select(0, order), 0)
+    ends = torch.cumsum(crd.picked(lengths, order), 0)
     last = torch.arange(most - 1, count + most - 1, most, device=device).clamp_(max=count - 1)
     block, weight = _drawn(ends[last].cpu().numpy(), counts.nnz)
     place = (block[:, None] * most + np.arange(most)).ravel()

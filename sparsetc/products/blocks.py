@@ -26,12 +26,12 @@ from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join.blocking import BlockPairList, BlockWork, pairs_a_program
 from sparsetc.join.join import add_up
-from sparsetc.join.order import TASK_BYTES, picked
+from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import sorted_keys
+from sparsetc.tensor.coords import picked, sorted_keys
 from sparsetc.tensor.sums import accumulator
 
 SPREAD = 4

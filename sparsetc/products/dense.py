@@ -20,12 +20,11 @@ from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.join.join import Roles
-from sparsetc.join.order import picked
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.runtime import calls
 from sparsetc.support.entry import matmul_precision
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import numbered
+from sparsetc.tensor.coords import numbered, picked
 
 
 def dense_source(equation: str, roles: Roles) -> str:
@@ -142,7 +141,7 @@ class DensePath(JoinPath):
     def _places_of(self, product: torch.Tensor) -> torch.Tensor:
         """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
         lines = (product != 0).reshape(prod(self.join.sizes[:2]), self.join.columns)
-        rows = lines if self._line_of_row is None else lines.index_select(0, self._line_of_row)
+        rows = picked(lines, self._line_of_row)
         return torch.nonzero(rows.flatten()).flatten()
 
     @property

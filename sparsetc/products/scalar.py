@@ -28,7 +28,7 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join import loops
-from sparsetc.join.order import TASK_BYTES, JoinOrder, picked
+from sparsetc.join.order import TASK_BYTES, JoinOrder
 from sparsetc.join.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.packing.base import Packed, pack
 from sparsetc.planner.bounds import Best
@@ -36,6 +36,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support.progress import bar
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import accumulator, wide
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}

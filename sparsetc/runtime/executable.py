@@ -18,6 +18,7 @@ import torch
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import in_pieces
 
 Rows = torch.Tensor | None
@@ -65,7 +66,7 @@ class SecondPass:
         if not self.partials:  # the width of a row is not known
             return
         flat = partial.reshape(self.partials, -1)
-        flat = flat if self.order is None else flat.index_select(0, self.order)
+        flat = picked(flat, self.order)
         for lengths in self.lengths:
             flat = torch.segment_reduce(flat, "sum", lengths=lengths, axis=0, unsafe=True)
         rows = out.view(out.shape[0], -1)

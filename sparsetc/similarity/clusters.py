@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding_bag
 
-from sparsetc.tensor.coords import markable, numbered, sorted_runs
+from sparsetc.tensor.coords import in_runs, markable, numbered, sorted_runs
 
 HASHES = 24
 """Hashes of a signature; each takes 24 bits, which float32 holds."""
@@ -128,9 +128,8 @@ def offsets(counts: torch.Tensor) -> torch.Tensor:
 
 def spans(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The numbers of ranges, one range behind the other."""
-    owner = torch.repeat_interleave(lengths)
-    place = torch.arange(owner.numel(), device=starts.device)
-    return place + (starts - offsets(lengths)[:-1])[owner]
+    owner, place = in_runs(lengths)
+    return starts[owner] + place
 
 
 def mixed(numbers: torch.Tensor, seed: int) -> torch.Tensor:

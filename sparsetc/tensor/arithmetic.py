@@ -409,7 +409,7 @@ def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tup
 
 
 def _taken(x: Any, entries: Entries | None) -> torch.Tensor:
-    return x._values if entries is None else x._values.index_select(0, entries)  # type: ignore[no-any-return]
+    return crd.picked(x._values, entries)  # type: ignore[no-any-return]
 
 
 def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:

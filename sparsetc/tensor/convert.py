@@ -106,7 +106,7 @@ def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[i
     values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
     if outer:
         pattern, order = pattern.permuted((1, 0))
-        values = values if order is None else values.index_select(0, order)
+        values = crd.picked(values, order)
     lines, inner = pattern.coords
     starts = torch.searchsorted(lines, torch.arange(pattern.shape[0] + 1, device=x.device))
     made: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
@@ -411,7 +411,7 @@ def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> Spars
     sides = len(x.blocksize)
     dense = (m - split + 1 + sides for m in wanted[split:])
     values = values.permute(0, *(m + 1 for m in wanted[:sides]), *dense)
-    return type(x)._make(pattern, values if order is None else values.index_select(0, order))
+    return type(x)._make(pattern, crd.picked(values, order))
 
 
 def expand_dense(x: SparseTensor) -> SparseTensor:

@@ -54,6 +54,18 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
     return number % order
 
 
+def picked(rows: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
+    """Return the rows of a tensor at positions; all of them, in order, where positions are None."""
+    return rows if at is None else rows.index_select(0, at)
+
+
+def in_runs(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the run of each element of runs of these lengths, one behind the other, and its place in the run."""
+    run = torch.repeat_interleave(lengths)
+    before = torch.cumsum(lengths, 0) - lengths
+    return run, torch.arange(run.numel(), device=run.device) - before[run]
+
+
 def offset_of(offset: Any) -> int:
     """Return the offset of a diagonal, clamped to int64. Raise `ShapeError` if it is no integer."""
     try:

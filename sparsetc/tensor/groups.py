@@ -141,7 +141,7 @@ def _products(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> 
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
     order, levels = _pieces(pattern, kept, 2)
-    found = values if order is None else values.index_select(0, order)
+    found = crd.picked(values, order)
     for lengths in levels:
         first = lengths.cumsum(0) - lengths
         second = torch.where(lengths == 2, first + 1, found.shape[0])
@@ -203,7 +203,7 @@ def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
     order, levels = _pieces(pattern, kept, PIECE)
-    found = (values if order is None else values.index_select(0, order)).reshape(values.shape[0], -1)
+    found = crd.picked(values, order).reshape(values.shape[0], -1)
     for lengths in levels:
         found = torch.segment_reduce(found, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
     return found.reshape(-1, *values.shape[1:])

@@ -73,14 +73,14 @@ def indexed(x: Any, keys: list[Any]) -> Any:
             if dense:
                 values, axis = values.unsqueeze(axis), axis + 1
             else:
-                rows.append(torch.zeros_like(_at(coords[0], kept)))
+                rows.append(torch.zeros_like(crd.picked(coords[0], kept)))
                 shape.append(1)
             continue
         size = x.shape[mode]
         if dense:
             values, axis = _of_dense(values, axis, key, size)
         else:
-            row, n = _at(coords[mode], kept), size
+            row, n = crd.picked(coords[mode], kept), size
             if isinstance(key, torch.Tensor):
                 kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
                 kept, row, n = _selected(kept, row, key, size, rows)
@@ -105,7 +105,7 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     else:
         pattern, order = sorted_pattern(taken, tuple(shape), None)
     pattern.labels = _labels_at(x._pattern.labels, keys)
-    return x._make(pattern, values if order is None else values.index_select(0, order))
+    return x._make(pattern, crd.picked(values, order))
 
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
@@ -115,10 +115,6 @@ def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
     places = [key.cpu().numpy() if isinstance(key, torch.Tensor) else key for key in keys]
     named = zip(labels.items(), places, strict=False)
     return {name: of if of is None else of[key] for (name, of), key in named if not isinstance(key, int)}
-
-
-def _at(row: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    return row if kept is None else row.index_select(0, kept)
 
 
 def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
@@ -250,9 +246,8 @@ def _selected(
     else:
         first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
         times = last - first
-    which = torch.repeat_interleave(times)
-    before = torch.cumsum(times, 0) - times
-    number = torch.arange(which.numel(), device=row.device) - before[which] + first[which]
+    which, place = crd.in_runs(times)
+    number = place + first[which]
     rows[:] = [r[which] for r in rows]
     return kept[which], order.indices[number], index.numel()
 

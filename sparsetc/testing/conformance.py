@@ -199,7 +199,7 @@ def _owners(places: torch.Tensor, shared: torch.Tensor) -> int:
 
 def check_bytes(packed: Packed) -> None:
     """`nbytes` is what the arrays take, and index words are no wider than need be."""
-    exact = sum(a.numel() * a.element_size() for a in packed.arrays.values())
+    exact = sum(a.nbytes for a in packed.arrays.values())
     require(packed.nbytes == exact, f"nbytes is {packed.nbytes}, expected {exact}")
     for name, array in packed.arrays.items():
         require(array.is_contiguous(), f"array {name!r} is not contiguous")
