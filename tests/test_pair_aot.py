@@ -46,17 +46,16 @@ def test_blocks_run_on_the_matrix_units(storage: str, precision: str, target: st
 
 
 def test_pairs_in_halves_are_summed_outside_of_the_dots() -> None:
-    """Three dots of 16-bit halves a pair, and additions of IEEE float32 to what they make of high halves; low ones are
-    added once, behind the loop.
-    """
+    """Three dots of 16-bit halves a pair in one sum, which the products of low halves begin; additions of float32."""
     text = third_order(torch.float32, "whole", "highest").ptx("sm_90")
     dots = re.findall(r"wgmma\.mma_async\.\S+\.f32\.f16\.f16", text)
     assert len(dots) == len(re.findall(r"wgmma\.mma_async", text)) == 3 * 2  # 32 positions, 16 a turn
-    addition, both = r"\badd(?:\.rn)?\.f32", r"\bfma\.rn\.f32"
-    behind = text[text.rindex("wgmma.mma_async") :]
-    loop, end = behind[: behind.index("bra")], behind[behind.index("bra") :]
+    addition, smaller = r"\badd(?:\.rn)?\.f32", r"\bmul(?:\.rn)?\.f32"
+    loop = text[text.rindex("wgmma.mma_async") :]
+    loop = loop[: loop.index("bra")]
     assert len(re.findall(addition, loop)) == len(re.findall(addition, text)) == 64 * 64 // 128
-    assert len(re.findall(both, end)) == len(re.findall(both, text)) == 64 * 64 // 128
+    between = text[text.index("wgmma.mma_async") : text.rindex("wgmma.mma_async")]
+    assert len(re.findall(smaller, between)) == 64 * 64 // 128
     assert "v_mfma_f32" in third_order(torch.float32, "whole", "highest").ptx("gfx942")
 
 
