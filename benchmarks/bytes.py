@@ -51,7 +51,7 @@ def one_tree(x: stc.SparseTensor) -> list[Packed]:
     leaf = min(modes, key=lambda m: counts.distinct(tuple(n for n in modes if n != m)))
     root, *between = sorted((m for m in modes if m != leaf), key=lambda m: counts.distinct((m,)))
     item, lane = ((root,), tuple(between)) if between else ((), (root,))
-    return [pack(x.coords, x.shape, "fiber", stc.Storage(item, lane, (leaf,)))]
+    return [pack(x.coords, x.shape, "fiber", stc.plans.Storage(item, lane, (leaf,)))]
 
 
 def fibers_in_words(x: stc.SparseTensor) -> float:

@@ -126,7 +126,7 @@ def main() -> None:
             dense = [torch.randn([extent[c] for c in term], device=DEVICE) for term in terms]
             us: dict[str, float] = {}
             for plan, precision in plans:
-                wanted = stc.plan_hls(plan) if isinstance(plan, int) else plan
+                wanted = stc.plans.plan_hls(plan) if isinstance(plan, int) else plan
                 try:
                     kernel = stc.compile(equation, x, *dense, plan=wanted, precision=precision)
                 except stc.PlanError:  # not every plan applies to every case

@@ -79,7 +79,7 @@ def mttkrp_rows(name: str, x: stc.SparseTensor, mode: int, rank: int) -> list[di
     scalar = {plan: timed(plan, "highest")[1] for plan in ("coo", "fiber")}
     for precision in ("highest", "high", "medium"):
         k, auto = timed("auto", precision)
-        swept = {t: timed(stc.plan_hls(t), precision)[1] for t in THRESHOLDS} if mode == 0 else {}
+        swept = {t: timed(stc.plans.plan_hls(t), precision)[1] for t in THRESHOLDS} if mode == 0 else {}
         chosen, hls = timed("hls", precision)
         found = k(*dense)
         row = {
@@ -130,7 +130,7 @@ def ttmc_rows(name: str, x: stc.SparseTensor) -> list[dict[str, Any]]:
     population = nonzeros_a_tile(x)
     for precision in ("highest", "high", "medium"):
         times: dict[str, float] = {}
-        for plan in ("coo", "fiber", "hls", "auto", *(stc.plan_hls(t) for t in THRESHOLDS)):
+        for plan in ("coo", "fiber", "hls", "auto", *(stc.plans.plan_hls(t) for t in THRESHOLDS)):
             k = stc.compile(equation, x, *f[1:], plan=plan, precision=precision)
             assert relative_error(k(*f[1:]), expected) < 4 * ERROR[precision], (name, plan, precision)
             label = plan if isinstance(plan, str) else str(plan.option("threshold", None))
@@ -172,7 +172,7 @@ def chained() -> None:
         f = factors(x, 32)
         expected = stc.compile(equation, x, *f[1:], plan="fiber")(*f[1:]).double()
         for precision in ("highest", "high", "medium"):
-            plan = stc.compile(equation, x, *f[1:], plan=stc.plan_hls(1), precision=precision).plan
+            plan = stc.compile(equation, x, *f[1:], plan=stc.plans.plan_hls(1), precision=precision).plan
             part, swept = plan.parts[0], {}
             for columns, warps, tiles in product((4, 8, 16), (2, 4), (8, 16, 32)):
                 if columns == 16 and warps == 2:
@@ -202,7 +202,7 @@ def formats() -> None:
             expected = mttkrp_reference(x, f, 0)
             for precision in ("highest", "medium"):
                 equation, times, size = mttkrp_equation(x.order, 0), {}, {}
-                plan = stc.compile(equation, x, *f[1:], plan=stc.plan_hls(200), precision=precision).plan
+                plan = stc.compile(equation, x, *f[1:], plan=stc.plans.plan_hls(200), precision=precision).plan
                 for format in ("dense_tile", "bitmap_tile"):
                     parts = (replace(plan.parts[0], format=format), *plan.parts[1:])
                     k = stc.compile(equation, x, *f[1:], plan=replace(plan, parts=parts), precision=precision)
@@ -222,10 +222,12 @@ def storage() -> None:
         x = tensor(name)
         if x is None:
             continue
-        by_rows = stc.Storage((0,), tuple(range(1, x.order)), ())
+        by_rows = stc.plans.Storage((0,), tuple(range(1, x.order)), ())
         dealt = [x.coords[:, part] for part in deal("threshold", x.coords, x.shape, (0,), {"threshold": 78})]
         tiles = pack(dealt[0], x.shape, "bitmap_tile", by_rows)
-        rest = pack(dealt[1], x.shape, "coo", stc.Storage((), (), tuple(range(x.order)), max_item_nnz=128, narrow=True))
+        rest = pack(
+            dealt[1], x.shape, "coo", stc.plans.Storage((), (), tuple(range(x.order)), max_item_nnz=128, narrow=True)
+        )
         dense, coo = 4 * prod(x.shape), x.nnz * 4 * (x.order + 1)
         for width in (4, 2):
             hybrid = tiles.nbytes + rest.nbytes + width * x.nnz

@@ -55,7 +55,7 @@ CASES = (
     ("blocks 1220x51", "blocks 1220x51", "ijk,ljm->iklm"),
 )
 LIMIT = {"highest": 1e-5, "high": 2e-3}
-PLANS = ("scalar", "dense", "bcb", stc.plan_bcb(storage="bitmap"), "bcb+scalar")
+PLANS = ("scalar", "dense", "bcb", stc.plans.plan_bcb(storage="bitmap"), "bcb+scalar")
 MOST_TASKS = 2_000_000_000
 """Tasks above which the scalar path is not timed."""
 
@@ -201,7 +201,7 @@ def stored(step: Pair) -> dict[str, int]:
     }
 
 
-def plan_rows(case: Case, plan: str | stc.Plan) -> list[dict[str, Any]]:
+def plan_rows(case: Case, plan: str | stc.plans.Plan) -> list[dict[str, Any]]:
     """One plan at every precision at which it differs, fits and is not too slow."""
     rows = []
     for precision in LIMIT:

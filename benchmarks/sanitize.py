@@ -21,7 +21,7 @@ CASES = {
 }
 RANK = 20
 PAIRS = {"ijk,klm->ijlm": (20, 21, 70, 20, 9), "bij,bjk->bik": (3, 20, 70, 33), "ijk,ijk->": (20, 21, 70)}
-PATHS = ("scalar", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))
+PATHS = ("scalar", stc.plans.plan_bcb(storage="whole"), stc.plans.plan_bcb(storage="bitmap"))
 
 
 def main() -> None:
@@ -43,9 +43,9 @@ def windows() -> None:
         b = torch.randn(70, columns, generator=g).cuda()
         expected = whole.double().cuda() @ b.double()
         for plan in (
-            *(stc.plan_window(height=h, threshold=0, halves=own) for h in (16, 64) for own in (True, False)),
-            stc.plan_window(threshold=60),
-            stc.plan_1sa(tau=20, threshold=0),
+            *(stc.plans.plan_window(height=h, threshold=0, halves=own) for h in (16, 64) for own in (True, False)),
+            stc.plans.plan_window(threshold=60),
+            stc.plans.plan_1sa(tau=20, threshold=0),
         ):
             for precision, limit in (("highest", 1e-5), ("high", 2e-3), ("medium", 2e-2)):
                 found = stc.einsum("ij,jk->ik", x, b, plan=plan, precision=precision)
@@ -100,7 +100,7 @@ def tiles() -> None:
         for precision, limit in (("highest", 1e-5), ("medium", 2e-2)):
             for threshold in (1, 40):
                 for memory in (None, 40_000):
-                    plan = stc.plan_hls(threshold)
+                    plan = stc.plans.plan_hls(threshold)
                     found = stc.einsum(equation, x, *dense, plan=plan, precision=precision, memory_limit=memory)
                     error = float((found.double() - expected).norm() / expected.norm())
                     assert error <= limit, (equation, precision, threshold, memory, error)

@@ -155,7 +155,7 @@ def tensor_of_fibers(length: int) -> stc.SparseTensor:
     return with_values(torch.stack([own // j, own % j, spread(at.numel(), length, k, g).flatten()]), FIBERS, g)
 
 
-def fiber_plan(x: stc.SparseTensor, b: torch.Tensor, c: torch.Tensor, dot: str) -> stc.Plan:
+def fiber_plan(x: stc.SparseTensor, b: torch.Tensor, c: torch.Tensor, dot: str) -> stc.plans.Plan:
     """That of tf32 along the last mode, whatever the planner would take, but for how a dot multiplies."""
     plan = stc.compile("ijk,jr,ks->irs", x, b, c, plan="fiber", precision="high").plan
     (part,) = plan.parts
@@ -168,7 +168,7 @@ def blocks() -> Iterator[Row]:
     for tensors, equation, x, y in contractions(BLOCKS):
         expected = reference(equation, x, y)
         for precision, limit in ERROR.items():
-            k = stc.compile(equation, x, y, plan=stc.plan_bcb(storage="whole"), precision=precision)
+            k = stc.compile(equation, x, y, plan=stc.plans.plan_bcb(storage="whole"), precision=precision)
             error = relative_error(k().values, expected)
             assert error < limit, (tensors, equation, precision, error)
             yield {"switch": "blocks", "tensors": tensors, "equation": equation, **blocks_of(k)}

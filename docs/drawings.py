@@ -48,7 +48,7 @@ def example() -> stc.SparseTensor:
     return stc.SparseTensor(coords, torch.arange(1.0, coords.shape[1] + 1), (4, 4, 4))
 
 
-def compiled(plan: str | stc.Plan) -> stc.Kernel:
+def compiled(plan: str | stc.plans.Plan) -> stc.Kernel:
     """Return the kernel of the example for a GPU, by a plan; nothing runs."""
     return stc.compile(EQUATION, example(), *(torch.ones(4, RANK) for _ in "bc"), plan=plan, backend="triton")
 
@@ -65,15 +65,15 @@ def in_small(name: str, **sizes: Any) -> stc.Kernel:
 def in_tiles() -> stc.Kernel:
     """Return the kernel of tiles of 2 x 2 x 2 with 4 nonzeros or more, and of runs of the others."""
     sides = tuple((f"side_{mode}", 2) for mode in range(3))
-    (tiles,), (runs,) = compiled(stc.plan_hls(threshold=0)).plan.parts, compiled("coo").plan.parts
+    (tiles,), (runs,) = compiled(stc.plans.plan_hls(threshold=0)).plan.parts, compiled("coo").plan.parts
     tiles = replace(tiles, storage=replace(tiles.storage, params=sides))
     runs = replace(runs, schedule=replace(runs.schedule, warps=tiles.schedule.warps, stages=tiles.schedule.stages))
-    return compiled(stc.Plan("hls", (tiles, runs), partition="threshold", options=(("threshold", 4), *sides)))
+    return compiled(stc.plans.Plan("hls", (tiles, runs), partition="threshold", options=(("threshold", 4), *sides)))
 
 
 def in_bitmaps() -> stc.Kernel:
     """Return the kernel of a product of the example with itself, whose blocks are read as bitmaps."""
-    plan = stc.plan_bcb(i=4, l=4, j=4, k=2, storage="bitmap")
+    plan = stc.plans.plan_bcb(i=4, l=4, j=4, k=2, storage="bitmap")
     return stc.compile("ijk,ljk->il", example(), example(), plan=plan, backend="triton")
 
 
@@ -353,7 +353,7 @@ def draw_call() -> str:
 def drawings() -> dict[str, str]:
     """Return the text of each SVG file, by its path below `docs/how`."""
     fiber, tiles, one_copy = in_small("fiber", lanes=2), in_tiles(), in_small("mm-csf", lanes=2)
-    by_similarity = compiled(stc.plan_1sa(tau=60, strip=1, height=2, width=4, threshold=0))
+    by_similarity = compiled(stc.plans.plan_1sa(tau=60, strip=1, height=2, width=4, threshold=0))
     lanes = in_small("rows", lanes=4, max_item_nnz=4)
     similar = by([0, 1, 0, 1])
     windows = [similar[i] for i in example().coords[0].tolist()]

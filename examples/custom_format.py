@@ -32,13 +32,13 @@ FILLED = 0.5
 """Share of the band that must hold nonzeros for the format to be offered."""
 
 
-@stc.register_format
+@stc.plans.register_format
 class Banded:
     """Rows (or columns: whichever mode is the storage's item) of a band, one a work item."""
 
     name = "banded"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
+    def view(self, shape: tuple[int, ...], storage: stc.plans.Storage) -> Nest:
         """Both coordinates are formulas; items are equal chunks of `width` values, so they need no pointers."""
         (row,), (column,) = storage.item, storage.leaf
         width, first = storage.param("width"), storage.param("first")
@@ -48,7 +48,7 @@ class Banded:
         formula = f"({{p}} - {{m{row}}} * {width - 1} + {shift}) % {shape[column]}"
         return runs((Computed(row, "{p}"),), (Computed(column, formula),), chunk=width)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.plans.Storage) -> Packed:
         """No index arrays: only where each value goes."""
         (row,), (column,) = storage.item, storage.leaf
         width, nnz, rows = storage.param("width"), coords.shape[1], shape[row]
@@ -81,11 +81,11 @@ class Banded:
         rows, width = counts.shape[row], last - first + 1
         if counts.nnz < FILLED * rows * width:
             return None
-        storage = stc.Storage(item=(row,), leaf=(1 - row,), params=(("first", first), ("width", width)))
+        storage = stc.plans.Storage(item=(row,), leaf=(1 - row,), params=(("first", first), ("width", width)))
         schedule = schedule_of(problem, blocks=False)
-        part = stc.Part(self.name, storage, schedule, counts.nnz, label=f"offsets {first}..{last}")
+        part = stc.plans.Part(self.name, storage, schedule, counts.nnz, label=f"offsets {first}..{last}")
         expected = Statistics(rows, rows, rows * width, counts.nnz, problem.itemsize)
-        return Candidate(stc.Plan(self.name, (part,)), (expected,))
+        return Candidate(stc.plans.Plan(self.name, (part,)), (expected,))
 
 
 def banded(rows: int, columns: int, first: int, last: int, generator: torch.Generator) -> stc.SparseTensor:

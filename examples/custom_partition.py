@@ -13,7 +13,7 @@ import torch
 import sparsetc as stc
 
 
-@stc.register_partition("heavy_slices")
+@stc.plans.register_partition("heavy_slices")
 def heavy_slices(
     coords: torch.Tensor, shape: tuple[int, ...], *, mode: int, nonzeros: int
 ) -> list[torch.Tensor | None]:
@@ -22,19 +22,19 @@ def heavy_slices(
     return [torch.nonzero(heavy).flatten(), torch.nonzero(~heavy).flatten()]
 
 
-def two_part_plan(x: stc.SparseTensor, rank: int) -> stc.Plan:
+def two_part_plan(x: stc.SparseTensor, rank: int) -> stc.plans.Plan:
     """Heavy slices of mode 1 as fibers along mode 1, the rest as nonzeros sorted by their output row (mode 0)."""
     on_gpu = x.device.type == "cuda"
     lanes = 8 if on_gpu else 1  # the torch programs take one nonzero a step and pad nothing
     longest = 32 if on_gpu else 0
-    fibers = stc.Storage(item=(0,), lane=(2,), leaf=(1,), lanes=lanes, max_fiber_len=longest, max_item_nnz=512)
-    nonzeros = stc.Storage(item=(0,), leaf=(1, 2), max_item_nnz=512, narrow=on_gpu)
-    schedule = stc.Schedule(warps=1, blocks=(("r", rank),), dot=False, lanes=lanes)
-    return stc.Plan(
+    fibers = stc.plans.Storage(item=(0,), lane=(2,), leaf=(1,), lanes=lanes, max_fiber_len=longest, max_item_nnz=512)
+    nonzeros = stc.plans.Storage(item=(0,), leaf=(1, 2), max_item_nnz=512, narrow=on_gpu)
+    schedule = stc.plans.Schedule(warps=1, blocks=(("r", rank),), dot=False, lanes=lanes)
+    return stc.plans.Plan(
         name="heavy-slices",
         parts=(
-            stc.Part("fiber", fibers, schedule, label="heavy slices"),
-            stc.Part("coo", nonzeros, schedule, label="the rest"),
+            stc.plans.Part("fiber", fibers, schedule, label="heavy slices"),
+            stc.plans.Part("coo", nonzeros, schedule, label="the rest"),
         ),
         partition="heavy_slices",
         options=(("mode", 1), ("nonzeros", 200)),
@@ -61,8 +61,8 @@ def main() -> None:
     torch.testing.assert_close(stc.einsum("ijk,jr,kr->ir", x, b, c), expected, rtol=1e-4, atol=1e-3)
 
     # A rule that lost a nonzero would be refused.
-    stc.register_partition("lossy")(lambda coords, shape: [torch.arange(coords.shape[1] - 1)])
-    lossy = stc.Plan("lossy", kernel.plan.parts[1:], partition="lossy")
+    stc.plans.register_partition("lossy")(lambda coords, shape: [torch.arange(coords.shape[1] - 1)])
+    lossy = stc.plans.Plan("lossy", kernel.plan.parts[1:], partition="lossy")
     try:
         stc.compile("ijk,jr,kr->ir", x, b, c, plan=lossy)
     except stc.PlanError as error:

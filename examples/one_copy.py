@@ -17,16 +17,16 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.schedule import schedule_of
 
 
-@stc.register_plan("one tree", shared=True)
+@stc.plans.register_plan("one tree", shared=True)
 def one_tree(problem: Problem, counts: Counts) -> Candidate | None:
     """Fibers along the longest mode, those of a slice of the shortest mode together."""
     if problem.order < 3 or problem.deterministic:  # modes below the root are added to in no order
         return None
     root, *between, leaf = sorted(range(problem.order), key=lambda mode: counts.shape[mode])
-    storage = stc.Storage((root,), tuple(between), (leaf,), max_item_nnz=4096)
+    storage = stc.plans.Storage((root,), tuple(between), (leaf,), max_item_nnz=4096)
     schedule = schedule_of(problem, blocks=True)
     sizes = expected_fibers(problem, counts, storage, schedule)
-    return Candidate(stc.Plan("one tree", (stc.Part("fiber", storage, schedule, counts.nnz),)), (sizes,))
+    return Candidate(stc.plans.Plan("one tree", (stc.plans.Part("fiber", storage, schedule, counts.nnz),)), (sizes,))
 
 
 def packed(kernels: tuple[stc.Kernel, ...]) -> int:

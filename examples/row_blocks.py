@@ -29,13 +29,13 @@ from sparsetc.packing import words
 from sparsetc.testing import check_format
 
 
-@stc.register_format
+@stc.plans.register_format
 class RowBlocks:
     """Groups of rows of a matrix, or of slices of a tensor: the storage's item mode is grouped, its last is cut."""
 
     name = "row_blocks"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
+    def view(self, shape: tuple[int, ...], storage: stc.plans.Storage) -> Nest:
         """Rows are listed for each group; columns are for each window, or lie at a multiple of a strip's width."""
         if len(storage.item) != 1 or not storage.lane or storage.leaf:
             raise stc.FormatError(f"row blocks have one item mode, and the others at the lane, found {storage}")
@@ -49,7 +49,7 @@ class RowBlocks:
         item = (Listed(row, "rows", height),)
         return tiles(item, lane, Whole(sides, (*others, row, column)))
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.plans.Storage) -> Packed:
         """Group the rows, number the windows or strips of each group, and put every nonzero into its tile."""
         view = self.view(shape, storage)
         (row,), (*others, column) = storage.item, storage.lane
@@ -117,15 +117,17 @@ def listed(at: torch.Tensor, numbers: torch.Tensor, length: int, none: int) -> t
     return torch.full((length,), none, dtype=torch.int32, device=at.device).scatter_(0, at, numbers.int())
 
 
-def blocked(height: int, width: int, strips: bool, item: int = 0, order: int = 2, **blocks: int) -> stc.Plan:
+def blocked(height: int, width: int, strips: bool, item: int = 0, order: int = 2, **blocks: int) -> stc.plans.Plan:
     """A plan of row blocks alone: groups of the mode `item`, the last other mode cut into windows or strips."""
     if height < 1 or width < 1 or order < 2 or item not in range(order):
         found = f"height {height}, width {width}, item {item}, order {order}"
         raise stc.PlanError(f"row blocks have sides of 1 or more and an item mode of two modes or more, found {found}")
     lane = tuple(mode for mode in range(order) if mode != item)
     params = (("height", height), ("strips", int(strips)), ("width", width))
-    storage = stc.Storage(item=(item,), lane=lane, leaf=(), params=params)
-    return stc.Plan("row_blocks", (stc.Part("row_blocks", storage, stc.Schedule(2, tuple(blocks.items()), dot=True)),))
+    storage = stc.plans.Storage(item=(item,), lane=lane, leaf=(), params=params)
+    return stc.plans.Plan(
+        "row_blocks", (stc.plans.Part("row_blocks", storage, stc.plans.Schedule(2, tuple(blocks.items()), dot=True)),)
+    )
 
 
 def main() -> None:

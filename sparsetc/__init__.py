@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sparsetc import formats as formats  # which are registered there
 from sparsetc import restore as restore  # what pickles call
 from sparsetc.api import (
     OPERATIONS,
@@ -32,26 +33,17 @@ from sparsetc.errors import (
     SparsetcError,
     TransformError,
 )
-from sparsetc.formats.hls import plan_hls
-from sparsetc.formats.window import plan_1sa, plan_window
-from sparsetc.ir.contraction_tree import parse_tree
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ops import contract, min_plus, mttkrp, sddmm, spmm, ttm, ttmc, ttv
 from sparsetc.options import options, set_options
-from sparsetc.packing.deal import register_partition
-from sparsetc.planner.registry import register_format, register_plan
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsetc import datasets, decomposition, distributed, masks, nn, plot, testing
+    from sparsetc import datasets, decomposition, distributed, masks, nn, plans, plot, testing
     from sparsetc.calibration import calibrate
-    from sparsetc.device.profile import DeviceProfile
     from sparsetc.io import PackedFile, open_packed, pack, read, write
     from sparsetc.linear import solve
     from sparsetc.mapping import map_entries
-    from sparsetc.products.problem import plan_bcb
-    from sparsetc.similarity.curve import BlockingCurve, blocking_curve
     from sparsetc.sparse_attention import attention
     from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
     from sparsetc.tensor.creation import block_diag, cat, eye, full, kron, rand, randn, stack, where, zeros
@@ -61,12 +53,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "OPERATIONS",
-    "BlockingCurve",
     "CacheInfo",
     "CoordinateError",
     "DecompositionError",
     "DeviceError",
-    "DeviceProfile",
     "DistributedError",
     "DtypeError",
     "EquationError",
@@ -76,20 +66,15 @@ __all__ = [
     "KeywordError",
     "OutOfMemoryError",
     "PackedFile",
-    "Part",
     "Pattern",
-    "Plan",
     "PlanError",
-    "Schedule",
     "ShapeError",
     "SparseTensor",
     "SparsetcError",
-    "Storage",
     "Stream",
     "TransformError",
     "attention",
     "block_diag",
-    "blocking_curve",
     "cache_info",
     "calibrate",
     "cat",
@@ -115,19 +100,12 @@ __all__ = [
     "open_stream",
     "options",
     "pack",
-    "parse_tree",
-    "plan_1sa",
-    "plan_bcb",
-    "plan_hls",
-    "plan_window",
+    "plans",
     "plot",
     "rand",
     "randn",
     "read",
-    "register_format",
     "register_op",
-    "register_partition",
-    "register_plan",
     "sddmm",
     "set_options",
     "softmax",
@@ -147,7 +125,6 @@ __all__ = [
 
 _ON_DEMAND = {
     **dict.fromkeys(("PackedFile", "open_packed", "pack", "read", "write"), "io"),
-    **dict.fromkeys(("BlockingCurve", "blocking_curve"), "similarity.curve"),
     **dict.fromkeys(("Stream", "open_stream", "stream", "stream_kernel"), "streaming"),
     **dict.fromkeys(("log_softmax", "softmax"), "tensor.softmax"),
     **dict.fromkeys(
@@ -156,10 +133,8 @@ _ON_DEMAND = {
     "attention": "sparse_attention",
     "map_entries": "mapping",
     "calibrate": "calibration",
-    "plan_bcb": "products.problem",
     "solve": "linear",
-    "DeviceProfile": "device.profile",
-    **dict.fromkeys(("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing"), ""),
+    **dict.fromkeys(("datasets", "decomposition", "distributed", "masks", "nn", "plans", "plot", "testing"), ""),
 }
 """Names that are imported when they are first asked for, each with its module; a module has none."""
 

@@ -31,7 +31,7 @@ from sparsetc.tensor.inputs import NAMED, dtype_name
 from sparsetc.tuning import command as tune
 
 CUT, REFUSED, INTERRUPTED = 1, 2, 130
-"""Exit statuses: of output that nobody reads on, of what is refused, and what a shell reports of an interrupt."""
+"""Exit statuses: output cut off by its reader, a refused request, and an interrupt, as a shell reports it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -196,7 +196,7 @@ def _pack(options: argparse.Namespace) -> None:
 def _blocking(options: argparse.Namespace) -> None:
     x = stc.read(options.file).to("cuda" if torch.cuda.is_available() else "cpu")
     wanted = {} if options.tau is None else {"taus": options.tau}
-    curve = stc.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
+    curve = stc.plans.blocking_curve(x, width=options.width, mode=options.mode, progress=sys.stderr.isatty(), **wanted)
     print(f"{options.file}: {curve}")
     if options.png:
         picture = BytesIO()  # drawn before the file is touched

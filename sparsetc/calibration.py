@@ -26,7 +26,7 @@ from sparsetc.support.compiled import has_numba
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TENSORS = ((2000, 3000, 4000), (20_000, 30_000, 40_000), (10_000, 10_000), (200_000, 200_000))
-"""Shapes of the tensors that kernels are timed on: of few rows and of many, whose tables caches do not hold."""
+"""Shapes of the tensors to time kernels on: with few rows and with many, whose tables do not fit in caches."""
 NONZEROS = 100_000
 EINSUMS = {
     3: (("ijk,jr,kr->ir", 16), ("ijk,jr,kr->ir", 32), ("ijk,jr,ks->irs", 24), ("ijk,kr->ijr", 16), ("ijk,k->ij", 1)),
@@ -35,7 +35,7 @@ EINSUMS = {
 """The einsums of tensors of an order, and their ranks."""
 PLANS = ("coo", "fiber", "rows")
 RUNS = 5
-"""Times that a kernel runs, of which the median counts."""
+"""Runs of a kernel; the median counts."""
 STEPS = 20_000
 """Steps in which rates are fitted; each takes microseconds."""
 

@@ -229,7 +229,7 @@ class Explanation:
 
 
 REPORTED = (*OperandReport.__dataclass_fields__, "predicted_us")
-"""What an explanation says of the one step of an einsum with one sparse operand."""
+"""The fields of an explanation of a single step with one sparse operand."""
 
 
 def in_microseconds(considered: Iterable[tuple[str, float | None]]) -> tuple[tuple[str, float | None], ...]:

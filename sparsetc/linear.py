@@ -105,7 +105,7 @@ def _conjugate_gradients(a: SparseTensor, b: torch.Tensor, steps: Steps) -> torc
         image = product(direction)
         curvature = _inner(direction, image)
         if bool((curvature < 0).any()):
-            raise FormatError("solve takes a positive definite matrix, and this one is not: x* a x < 0 for some x")
+            raise FormatError("solve takes a positive definite matrix, and this one is not, or singular: x* a x < 0")
         length = inner / curvature.masked_fill(curvature == 0, 1)  # 0 of a column that is solved exactly
         solution = solution + length * direction
         residual = residual - length * image

@@ -173,7 +173,7 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
                 [0, 1, 1]], dtype=torch.int32)
     """
     after = before if after is None else after
-    if before < 0 or after < 0:
+    if not all(isinstance(n, int) and n >= 0 for n in (before, after)):
         raise ShapeError(f"a sliding window takes distances of 0 or more, found {before} and {after}")
     return _band(-after, before)
 
@@ -423,7 +423,7 @@ for _maker in (causal, sliding_window, everything, prefix, global_tokens, dilate
 # -- tiles and entries ------------------------------------------------------------------------------------------------
 
 kept: Lru[Any, Any] = Lru(KEPT)
-"""What was made of masks, and of what others made that says which pairs meet; a mask is found again by its equal."""
+"""Results made of masks; a mask is found again by an equal one."""
 
 
 def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device: torch.device) -> Tiles:

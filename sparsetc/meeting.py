@@ -175,7 +175,9 @@ def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern,
     else:
         operand = as_operand(given, "pattern")
     if not isinstance(operand, SparseTensor):
-        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns")
+        dense = isinstance(operand, torch.Tensor)
+        advice = ": a dense mask is boolean, as mask != 0, and numbers that are added to scores are bias="
+        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns{advice if dense else ''}")
     pattern, sizes = operand.coalesce().pattern, tuple(operand.shape)
     _check(sizes[-2:], operand.device, shape, device)
     if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from sparsetc.api import einsum
+from sparsetc.options import Settings, current
+from sparsetc.support.compiled import has_numba
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import Merge, coalesced
@@ -96,11 +98,17 @@ class Edges:
         with lasting():
             return torch.bincount(self.index[self.into], minlength=self.sizes[0]).clamp(min=1)
 
-    def counts(self, dtype: torch.dtype, once: bool) -> torch.Tensor:
-        """Values of edges without weights, kept so that they are packed once; `once` counts each edge once."""
+    def values(self, reduce: str, dtype: torch.dtype) -> torch.Tensor:
+        """Return values for edges without weights, kept so that they are packed once; for a mean 1 / degree."""
         pattern, merge = self.sorted
-        ones = torch.ones(pattern.nnz if once else self.index.shape[1], dtype=dtype, device=self.index.device)
-        return pattern._once((dtype, once), lambda: ones if once or merge is None else merge.values(ones))
+
+        def made() -> torch.Tensor:
+            once = REDUCES[reduce] != "sum"  # how often an edge is named makes no difference
+            ones = torch.ones(pattern.nnz if once else self.index.shape[1], dtype=dtype, device=self.index.device)
+            counts = ones if once or merge is None else merge.values(ones)
+            return counts / self.degree[pattern.coords[0]].to(dtype) if reduce == "mean" else counts
+
+        return pattern._once((dtype, reduce), made)
 
 
 _edges: Lru[Any, Edges] = Lru(16)
@@ -154,12 +162,15 @@ def _reduced(edges: Edges, reduce: str, sources: torch.Tensor, weights: list[tor
     heads = "h" if weights and weights[0].ndim == 2 else ""
     pattern, merge = edges.sorted
     if not weights:
-        values = edges.counts(sources.dtype, once=REDUCES[reduce] != "sum")
+        values = edges.values(reduce, sources.dtype)
     else:
         values = weights[0] if merge is None else merge.values(weights[0])
     features = sources if heads else sources.flatten(1)
     graph = SparseTensor._make(pattern, values)
     equation = f"ij{heads},j{heads}r->i{heads}r"
-    sums = einsum(equation, graph, features, output="dense", reduce=REDUCES[reduce])
+    loops = sources.device.type == "cpu" and has_numba() and current().named_backend == "auto"
+    # Edges that came again come often, so native loops are worth the second that they compile in, once for a machine.
+    settings: Settings = {"backend": "numba"} if loops else {}
+    sums = einsum(equation, graph, features, output="dense", reduce=REDUCES[reduce], **settings)
     sums = sums.reshape(-1, *sources.shape[1:])
-    return sums / edges.degree.view(-1, *[1] * (sums.ndim - 1)) if reduce == "mean" else sums
+    return sums / edges.degree.view(-1, *[1] * (sums.ndim - 1)) if reduce == "mean" and weights else sums

@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.errors import CoordinateError, DtypeError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.message_passing import fuse
@@ -35,7 +35,7 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "fuse", "normalized"]
+__all__ = ["GATConv", "GATv2Conv", "GraphConv", "SparseLinear", "batch_of", "collate", "fuse", "normalized", "sparsify"]
 
 EQUATION = "oi,bi->bo"
 KERNELS = 16
@@ -46,6 +46,13 @@ def _known(settings: Settings) -> Settings:
     """Settings of `einsum`; `KeywordError` for others, when a layer is made and not when it is called first."""
     of_call(settings)
     return settings
+
+
+def _share(dropout: float) -> float:
+    """Return dropout. Raise `ShapeError` unless it is a share, from 0 to 1."""
+    if not 0 <= dropout <= 1:
+        raise ShapeError(f"dropout is a share, from 0 to 1, found {dropout!r:.80}")
+    return dropout
 
 
 class SparseLinear(nn.Module):
@@ -205,6 +212,55 @@ class SparseLinear(nn.Module):
         self._weight = self._at_places()
 
 
+def sparsify(
+    model: nn.Module,
+    masks: Mapping[str, torch.Tensor] | float | None = None,
+    blocksize: tuple[int, int] | None = None,
+    **settings: Unpack[Settings],
+) -> nn.Module:
+    """Put a `SparseLinear` in the place of each linear layer of a model that is pruned.
+
+    Layers of a subclass of `torch.nn.Linear`, whose weights others may read, stay as they are.
+
+    Args:
+        model: changed in place, unless it is a linear layer itself.
+        masks: a mask of the weight by the name of each layer, as ``named_modules`` has it; or a number: weights of a
+            larger magnitude stay, in all layers. None: what `torch.nn.utils.prune` left, of layers that it pruned.
+        blocksize: of blocks that hold a weight that stays; see `SparseLinear.from_dense`.
+        settings: of `einsum`, for each call.
+
+    Returns:
+        The model; of a linear layer the new one.
+
+    Raises:
+        KeywordError: a name that no linear layer has.
+
+    Examples:
+        >>> stc.nn.sparsify(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), {"0": torch.eye(3, 4)})
+        Sequential(
+          (0): SparseLinear(in_features=4, out_features=3, nnz=3, bias=True)
+          (1): ReLU()
+        )
+    """
+    places = [*model.named_modules(remove_duplicate=False)]
+    linear = {name: module for name, module in places if type(module) is nn.Linear}
+    if isinstance(masks, Mapping) and (unknown := sorted(masks.keys() - linear.keys())):
+        raise KeywordError(f"no linear layer is called {unknown[0]!r}; there are {', '.join(map(repr, linear))[:200]}")
+    made: dict[nn.Module, SparseLinear] = {}
+    for name, module in linear.items():
+        mask: Any = masks.get(name) if isinstance(masks, Mapping) else getattr(module, "weight_mask", None)
+        if isinstance(masks, int | float):
+            mask = module.weight.detach().abs() > masks
+        if mask is not None and module not in made:
+            weight: Any = getattr(module, "weight_orig", module.weight)
+            layer = SparseLinear.from_dense(weight, module.bias, mask, blocksize, **settings)
+            made[module] = layer.train(module.training)
+    for name, module in linear.items():  # one that stands in two places stands there again
+        if module in made and name:
+            model.set_submodule(name, made[module])
+    return made.get(model, model)
+
+
 class GraphConv(nn.Module):
     """Apply a graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), in the cheaper order of
     products.
@@ -248,6 +304,7 @@ class GATConv(nn.Module):
         out_channels: features of a node and a head.
         heads: number of heads, each with its own weights; their results are concatenated.
         negative_slope: of the leaky ReLU of scores.
+        dropout: share of weights set to 0 in training; the other weights are divided by ``1 - dropout``.
         add_self_loops: add an edge from node i to node i wherever it is missing. If sources and targets are different
             nodes, this joins source i with target i, as in PyG; that is right only if the targets are the first
             sources.
@@ -264,6 +321,7 @@ class GATConv(nn.Module):
         out_channels: int,
         heads: int = 1,
         negative_slope: float = 0.2,
+        dropout: float = 0.0,
         add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
@@ -272,6 +330,7 @@ class GATConv(nn.Module):
         self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
         self.negative_slope = negative_slope
+        self.dropout = _share(dropout)
         self.add_self_loops = add_self_loops
         self.settings = _known(settings)
         nn.init.xavier_uniform_(self.of_source)
@@ -294,7 +353,8 @@ class GATConv(nn.Module):
         by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
         by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        return _of_heads(_gat(self.negative_slope), pattern, tensors, self.settings, "GATConv", self.bias)
+        body = _gat(self.negative_slope, self.dropout if self.training else 0.0)
+        return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
 
     def _mixed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the (nodes, heads, out_channels) products with the weight."""
@@ -311,6 +371,7 @@ class GATv2Conv(nn.Module):
         out_channels: features of a node and a head.
         heads: number of heads, each with its own weights; their results are concatenated.
         negative_slope: of the leaky ReLU.
+        dropout: share of weights set to 0 in training, as for `GATConv`.
         add_self_loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
         settings: of `einsum`.
 
@@ -325,6 +386,7 @@ class GATv2Conv(nn.Module):
         out_channels: int,
         heads: int = 1,
         negative_slope: float = 0.2,
+        dropout: float = 0.0,
         add_self_loops: bool = True,
         **settings: Unpack[Settings],
     ) -> None:
@@ -333,6 +395,7 @@ class GATv2Conv(nn.Module):
         self.score = nn.Parameter(torch.empty(heads, out_channels))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
         self.negative_slope = negative_slope
+        self.dropout = _share(dropout)
         self.add_self_loops = add_self_loops
         self.settings = _known(settings)
         nn.init.xavier_uniform_(self.score)
@@ -345,7 +408,8 @@ class GATv2Conv(nn.Module):
             for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
         )
         tensors = [target, source, self.score]
-        return _of_heads(_gat2(self.negative_slope), pattern, tensors, self.settings, "GATv2Conv", self.bias)
+        body = _gat2(self.negative_slope, self.dropout if self.training else 0.0)
+        return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
 
 
 def _of_graph(
@@ -369,23 +433,29 @@ def _of_heads(
 ) -> torch.Tensor:
     """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
     pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
-    sums: torch.Tensor = computed(body, pairs, tensors, settings, name).transpose(0, 1)
+    seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
+    sums: torch.Tensor = computed(body, pairs, tensors, settings, name, seed).transpose(0, 1)
     return sums.flatten(1).to(bias.dtype) + bias
 
 
 @lru_cache(maxsize=64)
-def _gat(slope: float) -> Body:
+def _gat(slope: float, dropout: float = 0.0) -> Body:
     """Return graph attention as a body; kernels are kept by it."""
     sides: dict[str, Side] = {"target": "rows", "source": "columns"}
-    return Body({}, sides, lambda target, source: functional.leaky_relu(target + source, slope), True, "mixed")
+
+    def score(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return functional.leaky_relu(target + source, slope)
+
+    return Body({}, sides, score, True, "features", dropout=dropout)
 
 
 @lru_cache(maxsize=64)
-def _gat2(slope: float) -> Body:
+def _gat2(slope: float, dropout: float = 0.0) -> Body:
     def inner(target: torch.Tensor, source: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
         return functional.leaky_relu(target + source, slope) * score
 
-    return Body({"s": ("target", "source")}, {}, lambda s: s, True, "source", inner={"s": (inner, "mixing")})
+    products, inners = {"s": ("target", "source")}, {"s": (inner, "mixing")}
+    return Body(products, {}, lambda s: s, True, "source", dropout=dropout, inner=inners)
 
 
 def _adjacency(given: Any, name: str) -> SparseTensor:
@@ -407,7 +477,7 @@ def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
         missing[rows[rows == columns]] = False
         coords = torch.cat((pattern.coords, missing.nonzero().T.expand(2, -1)), 1)
         order = crd.lexsort(coords, pattern.shape)
-        return Pattern(coords[:, order].contiguous(), pattern.shape, True), order
+        return pattern.like(coords[:, order].contiguous(), True), order
 
     return pattern._once("with loops", made)
 

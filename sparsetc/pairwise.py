@@ -74,7 +74,7 @@ def _computed(
     with_lse: bool,
 ) -> Any:
     options = of_call(settings)
-    if traced_by_modes() and not transforming():
+    if traced_by_modes() and not transforming() and not torch.compiler.is_exporting():
         result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
         return (result, lse) if with_lse else result
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
@@ -92,7 +92,7 @@ class Traced(NamedTuple):
 
 
 known: Lru[str, Traced] = Lru(KEPT)
-"""What nodes of graphs stand for, by their keys: see `pairwise_ops`."""
+"""Traced functions by the keys that graphs' nodes name them by: see `pairwise_ops`."""
 _keys: Lru[Any, str] = Lru(KEPT)
 _numbers = itertools.count()
 
@@ -155,7 +155,9 @@ def in_steps(
     pattern = entries_of(pairs)
     dtype = tensors[0].dtype
     wide = accumulator(tensors[0].dtype)
-    heads = max(len(t) * (pairs.patterns if body.vectors.get(n) == "entries" else 1) for n, t in _named(body, tensors))
+    heads = max(
+        t.shape[0] * (pairs.patterns if body.vectors.get(n) == "entries" else 1) for n, t in _named(body, tensors)
+    )
     inputs = {name: _whole(body, pairs, name, tensor.to(wide), heads) for name, tensor in _named(body, tensors)}
     stacked = pattern.order == 3
     entry, row, column = ("pij", "pxid", "pxjd") if stacked else ("ij", "xid", "xjd")
@@ -204,8 +206,8 @@ def _whole(body: Body, pairs: Pairs, name: str, tensor: torch.Tensor, heads: int
     """Return a tensor of all heads; of a stack of patterns, as (patterns, heads of each, ...); of entries turned."""
     if body.vectors.get(name) == "entries":
         return tensor.T
-    if len(tensor) < heads:
-        tensor = tensor.repeat_interleave(heads // len(tensor), 0)
+    if tensor.shape[0] < heads:
+        tensor = tensor.repeat_interleave(heads // tensor.shape[0], 0)
     if pairs.patterns == 1:
         return tensor
     if pairs.fastest:

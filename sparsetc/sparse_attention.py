@@ -241,7 +241,8 @@ def _traced(
     """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
     whole = dict(latest.traced) | dict(settings)
     known = _number(pattern)
-    if transforms(True) or known is None or not (bias is None or isinstance(bias, torch.Tensor)):
+    breaks = transforms(True) or torch.compiler.is_exporting()  # a program has einsums, which any process runs
+    if breaks or known is None or not (bias is None or isinstance(bias, torch.Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
     heads = [operator.index(n) for n in q.shape[:-2]]
     rows = q.shape[-2]

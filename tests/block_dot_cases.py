@@ -56,7 +56,7 @@ def expected(equation: str, x: stc.SparseTensor, dense: list[torch.Tensor]) -> t
     return torch.einsum(equation, x.to_dense().double(), *(d.double() for d in dense))
 
 
-def in_halves(plan: stc.Plan) -> stc.Plan:
+def in_halves(plan: stc.plans.Plan) -> stc.plans.Plan:
     """The plan with its dots of float32 in halves."""
     (part,) = plan.parts
     return replace(plan, parts=(replace(part, schedule=replace(part.schedule.by_rule(), precision="f16x3")),))

@@ -354,7 +354,7 @@ def longest_row(kernel: stc.Kernel) -> int:
 
 def two_parts(
     equation: str, operands: list[Any], long: str, fused: bool, threshold: int | None = None, **settings: Any
-) -> stc.Plan:
+) -> stc.plans.Plan:
     """A plan of long rows (of only the longest, unless told) by one plan and of the others by ``rows``."""
     kernel = stc.compile(equation, *operands, plan=long, **settings)
     first = kernel.step.choice.plan.parts[0]
@@ -362,7 +362,7 @@ def two_parts(
     second = replace(second, schedule=replace(second.schedule, warps=first.schedule.warps))
     second = replace(second, storage=replace(second.storage, max_fiber_len=0))
     limit = longest_row(kernel) if threshold is None else threshold
-    return stc.Plan(f"{long}+rows", (first, second), fused, "run_length", (("threshold", limit),))
+    return stc.plans.Plan(f"{long}+rows", (first, second), fused, "run_length", (("threshold", limit),))
 
 
 def explicit_plan(
@@ -377,7 +377,7 @@ def explicit_plan(
     warps: int = 1,
     precision: str = "",
     name: str = "explicit",
-) -> stc.Plan:
+) -> stc.plans.Plan:
     """A plan of one part in which nothing is left to heuristics.
 
     Args:
@@ -394,16 +394,16 @@ def explicit_plan(
     """
     item, lane, leaf = (tuple(map(int, level)) for level in levels.split("|"))
     width = lanes if format == "fiber" else 1
-    storage = stc.Storage(item, lane, leaf, width, max_fiber_len, max_item_nnz, narrow=lanes > 1)
+    storage = stc.plans.Storage(item, lane, leaf, width, max_fiber_len, max_item_nnz, narrow=lanes > 1)
     dot, own = bool(precision), tuple(blocks.items())
-    schedule = stc.Schedule(warps, own, dot, precision or "ieee", lanes=lanes, unroll=unroll)
-    return stc.Plan(name, (stc.Part(format, storage, schedule),))
+    schedule = stc.plans.Schedule(warps, own, dot, precision or "ieee", lanes=lanes, unroll=unroll)
+    return stc.plans.Plan(name, (stc.plans.Part(format, storage, schedule),))
 
 
-def joined(first: stc.Plan, second: stc.Plan, threshold: int, fused: bool = True) -> stc.Plan:
+def joined(first: stc.plans.Plan, second: stc.plans.Plan, threshold: int, fused: bool = True) -> stc.plans.Plan:
     """One plan of the parts of two: long rows by the first."""
     parts = (*first.parts, *second.parts)
-    return stc.Plan(f"{first.name}+{second.name}", parts, fused, "run_length", (("threshold", threshold),))
+    return stc.plans.Plan(f"{first.name}+{second.name}", parts, fused, "run_length", (("threshold", threshold),))
 
 
 def tile_plan(
@@ -412,7 +412,7 @@ def tile_plan(
     backend: str,
     format: str = "dense_tile",
     warps: int = 1,
-) -> stc.Plan:
+) -> stc.plans.Plan:
     """A plan of tiles alone, two tiles a work item; positions stored in mode order, or as the planner has them."""
     inputs, output = equation.split("->")
     letters, *terms = inputs.split(",")
@@ -421,7 +421,7 @@ def tile_plan(
     blocks = {c: max(least, 1 << (n - 1).bit_length()) for c, n in sizes.items() if c not in letters}
     kept = tuple(letters.index(c) for c in output if c in letters)
     others = tuple(m for m in range(len(letters)) if m not in kept)
-    storage = stc.Storage(kept, others, (), max_item_nnz=2 * 4096)
+    storage = stc.plans.Storage(kept, others, (), max_item_nnz=2 * 4096)
     if format.endswith("planned"):
         format = format.removesuffix(" planned")
         (x, *_) = operands
@@ -429,7 +429,7 @@ def tile_plan(
         bound = parse(equation, shapes, [True, *(False for _ in shapes[1:])])
         dots = not isinstance(x, stc.SparseTensor) or x.dtype.is_floating_point or x.dtype.is_complex
         storage = groups_of(bound, sides_of(x.shape), dots).storage(letters, 2 * 4096)
-    return stc.Plan("tiles", (stc.Part(format, storage, stc.Schedule(warps, tuple(blocks.items()))),))
+    return stc.plans.Plan("tiles", (stc.plans.Part(format, storage, stc.plans.Schedule(warps, tuple(blocks.items()))),))
 
 
 def wrapped(kernel: stc.Kernel, rows: torch.Tensor) -> torch.Tensor | stc.SparseTensor:

@@ -18,14 +18,14 @@ class Diagonals:
 
     name = "diagonals"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
+    def view(self, shape: tuple[int, ...], storage: stc.plans.Storage) -> Nest:
         (row,), (column,) = storage.item, storage.leaf
         word = Bits(Lookup("word", Position("nonzero")), 0, bits_of(shape[column]), True)
         diagonal = Formula("+", Lookup("diagonals", word), Coordinate(row))
         item = (Computed(row, Lookup("item_word", Position("item"))),)
         return runs(item, (Computed(column, Formula("%", diagonal, Constant(shape[column]))),))
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.plans.Storage) -> Packed:
         (row,), (column,) = storage.item, storage.leaf
         diagonals, number = torch.unique((coords[column] - coords[row]) % shape[column], return_inverse=True)
         ranked = coords.clone()
@@ -44,8 +44,10 @@ def check_einsums(backend: str) -> None:
         dense = [torch.randn(size, generator=generator) for size in sizes]
         expected = torch.einsum(equation, full, *dense)
         for row in (0, 1):
-            storage = stc.Storage(item=(row,), leaf=(1 - row,))
-            plan = stc.Plan("mine", (stc.Part("diagonals", storage, stc.Schedule(blocks=(("r", 8),), lanes=4)),))
+            storage = stc.plans.Storage(item=(row,), leaf=(1 - row,))
+            plan = stc.plans.Plan(
+                "mine", (stc.plans.Part("diagonals", storage, stc.plans.Schedule(blocks=(("r", 8),), lanes=4)),)
+            )
             found = stc.einsum(equation, x, *dense, plan=plan, backend=backend)
             found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -238,7 +238,7 @@ def every_plan(mesh: Any, folder: Path) -> None:
         compare(x, s, "ijk,jr,kr->ir", b, c, tol=1e-4, plan=plan)
     for plan in ("coo", "rows", "dense", *TILED):
         compare(m, t, "ij,jr->ir", n, tol=1e-4, plan=plan)
-    compare(x, s, "ijk,jr,kr->ir", b, c, tol=1e-4, plan=stc.plan_hls(2), deterministic=True)
+    compare(x, s, "ijk,jr,kr->ir", b, c, tol=1e-4, plan=stc.plans.plan_hls(2), deterministic=True)
 
 
 @check

@@ -14,7 +14,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.runtime.executable import Arrays, Executable
 
 MTTKRP, SAMPLED, TTV = "ijk,jr,kr->ir", "ijk,ir,jr->ijk", "ijk,k->ij"
-PlanOf = Callable[[str, list[Any]], stc.Plan]
+PlanOf = Callable[[str, list[Any]], stc.plans.Plan]
 
 
 def explicit(format: str, levels: str, **how: Any) -> PlanOf:
@@ -24,7 +24,7 @@ def explicit(format: str, levels: str, **how: Any) -> PlanOf:
 def in_copies(copies: int, format: str, levels: str, **how: Any) -> PlanOf:
     """A plan of one part whose items add to copies of the output in turn."""
 
-    def plan(equation: str, operands: list[Any]) -> stc.Plan:
+    def plan(equation: str, operands: list[Any]) -> stc.plans.Plan:
         whole = explicit(format, levels, **how)(equation, operands)
         (part,) = whole.parts
         return replace(whole, parts=(replace(part, schedule=replace(part.schedule, copies=copies)),))
@@ -35,12 +35,12 @@ def in_copies(copies: int, format: str, levels: str, **how: Any) -> PlanOf:
 def long_rows_added(kept: str, summed: str, most: int = 2) -> PlanOf:
     """A plan whose longest rows are cut and added to, and whose other rows are stored, a lane each."""
 
-    def plan(equation: str, operands: list[Any]) -> stc.Plan:
+    def plan(equation: str, operands: list[Any]) -> stc.plans.Plan:
         rows = operands[0].coords[[int(mode) for mode in kept]]
         longest = max(torch.unique(rows, dim=1, return_counts=True)[1].tolist())
         long = explicit("coo", f"{kept}||{summed}", max_item_nnz=most, lanes=4)(equation, operands).parts[0]
         short = explicit("fiber", f"|{kept}|{summed}", max_item_nnz=4, lanes=4)(equation, operands).parts[0]
-        return stc.Plan("coo+rows", (long, short), False, "run_length", (("threshold", longest),))
+        return stc.plans.Plan("coo+rows", (long, short), False, "run_length", (("threshold", longest),))
 
     return plan
 
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, PlanOf]] = {
     "sampled": (SAMPLED, explicit("coo", "0||12", max_item_nnz=3, lanes=4)),
     "sampled, fibers": (SAMPLED, explicit("fiber", "0|1|2", max_item_nnz=3, lanes=4)),
     "sparse rows": (TTV, explicit("fiber", "0|1|2", lanes=4)),
-    "forests": (MTTKRP, lambda equation, operands: stc.Plan("mm-csf")),
+    "forests": (MTTKRP, lambda equation, operands: stc.plans.Plan("mm-csf")),
     "two parts": (MTTKRP, lambda equation, operands: two_parts(equation, operands, "fiber", fused=False)),
 }
 ADDED_BY_A_SECOND_PASS = (

@@ -32,7 +32,7 @@ class FiberWindows:
 
     name = "fiber_windows"
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
+    def view(self, shape: tuple[int, ...], storage: stc.plans.Storage) -> Nest:
         (*_, row), (*others, column) = storage.item, storage.lane
         height, width = storage.param("height"), storage.param("width")
         sides = tuple({row: height, column: width}.get(mode, 1) for mode in range(len(shape)))
@@ -44,7 +44,7 @@ class FiberWindows:
         values = Bitmap(sides, order, word=8) if storage.param("bitmap") else Whole(sides, order)
         return tiles(item, lane, values)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.plans.Storage) -> Packed:
         view, nonzeros = self.view(shape, storage), torch.arange(coords.shape[1])
         height, width = storage.param("height"), storage.param("width")
         rows, row = torch.unique(coords[list(storage.item)], dim=1, return_inverse=True)
@@ -104,15 +104,15 @@ EQUATIONS = sorted({*OPERATIONS.values(), *MORE})
 EQUATIONS = [e for e in EQUATIONS if len(set(sparse_letters(e))) == len(sparse_letters(e)) > 2]
 
 
-def plan(layout: str, equation: str, precision: str = "ieee") -> stc.Plan:
+def plan(layout: str, equation: str, precision: str = "ieee") -> stc.plans.Plan:
     """Windows of fibers of one of `LAYOUTS`, for an einsum whose dense axes are some of r, s, t and u."""
     (given, modes), order = LAYOUTS[layout], len(sparse_letters(equation))
     item = tuple(mode % order for mode in modes)
     lane = tuple(mode for mode in range(order) if mode not in item)
     params = tuple(sorted(({"aligned": 0, "bitmap": 0} | given).items()))
-    storage = stc.Storage(item=item, lane=lane, params=params)
-    schedule = stc.Schedule(2, tuple((c, 16) for c in "rstu" if c in equation), dot=True, precision=precision)
-    return stc.Plan(FiberWindows.name, (stc.Part(FiberWindows.name, storage, schedule),))
+    storage = stc.plans.Storage(item=item, lane=lane, params=params)
+    schedule = stc.plans.Schedule(2, tuple((c, 16) for c in "rstu" if c in equation), dot=True, precision=precision)
+    return stc.plans.Plan(FiberWindows.name, (stc.plans.Part(FiberWindows.name, storage, schedule),))
 
 
 def operands(equation: str, dtype: torch.dtype) -> list[Any]:

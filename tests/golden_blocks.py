@@ -13,14 +13,14 @@ FOLDER = Path(__file__).parent / "golden" / "blocks"
 MTTKRP = "ijk,jr,kr->ir"
 
 
-def plan(order: int, precision: str, stages: int, **blocks: int) -> stc.Plan:
+def plan(order: int, precision: str, stages: int, **blocks: int) -> stc.plans.Plan:
     """Runs of the entries of a row of blocks, one entry a step; mode 0 numbers entries, mode 1 rows of blocks."""
-    storage = stc.Storage((1,), (), (0, *range(2, order + 1)))
-    schedule = stc.Schedule(4, tuple(blocks.items()), True, precision, stages=stages, lanes=0, slabs=("r",))
-    return stc.Plan("coo", (stc.Part("coo", storage, schedule),))
+    storage = stc.plans.Storage((1,), (), (0, *range(2, order + 1)))
+    schedule = stc.plans.Schedule(4, tuple(blocks.items()), True, precision, stages=stages, lanes=0, slabs=("r",))
+    return stc.plans.Plan("coo", (stc.plans.Part("coo", storage, schedule),))
 
 
-CASES: dict[str, tuple[BlockDot, torch.dtype, str, stc.Plan]] = {
+CASES: dict[str, tuple[BlockDot, torch.dtype, str, stc.plans.Plan]] = {
     "spmm_f16": (BlockDot(SPMM, (6, 8), (32, 32)), torch.float16, "highest", plan(2, "f16", 5, i=32, j=32, r=16)),
     "spmm_tf32": (BlockDot(SPMM, (6, 8), (64, 64)), torch.float32, "high", plan(2, "tf32", 3, i=64, j=64, r=64)),
     "spmm_halves": (BlockDot(SPMM, (6, 8), (32, 32)), torch.float32, "highest", plan(2, "f16x3", 5, i=32, j=32, r=32)),

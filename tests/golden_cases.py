@@ -37,24 +37,26 @@ WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, max_item_nnz=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
 
 
-def tiles(**blocks: int) -> stc.Plan:
+def tiles(**blocks: int) -> stc.plans.Plan:
     """Dense tiles alone."""
-    storage = stc.Storage((0,), (1, 2), (), max_item_nnz=8 * 4096)
-    schedule = stc.Schedule(1, tuple(blocks.items()), precision="tf32x3")
-    return stc.Plan("tiles", (stc.Part("dense_tile", storage, schedule),))
+    storage = stc.plans.Storage((0,), (1, 2), (), max_item_nnz=8 * 4096)
+    schedule = stc.plans.Schedule(1, tuple(blocks.items()), precision="tf32x3")
+    return stc.plans.Plan("tiles", (stc.plans.Part("dense_tile", storage, schedule),))
 
 
-def dense(order: int, precision: str, **blocks: int) -> stc.Plan:
+def dense(order: int, precision: str, **blocks: int) -> stc.plans.Plan:
     """The dense tensor, of whose modes the first is kept."""
     modes = tuple(range(order))
-    storage = stc.Storage(leaf=modes, sequence=modes, contracted=order - 1)
-    schedule = stc.Schedule(1, tuple(blocks.items()), precision=precision)
-    return stc.Plan("dense", (stc.Part("dense", storage, schedule),))
+    storage = stc.plans.Storage(leaf=modes, sequence=modes, contracted=order - 1)
+    schedule = stc.plans.Schedule(1, tuple(blocks.items()), precision=precision)
+    return stc.plans.Plan("dense", (stc.plans.Part("dense", storage, schedule),))
 
 
 F32, F16 = torch.float32, torch.float16
-POSITIONS = stc.Plan("dense", (stc.Part("positions", stc.Storage(leaf=(0, 1)), stc.Schedule(precision="tf32")),))
-CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.Plan, str]] = {
+POSITIONS = stc.plans.Plan(
+    "dense", (stc.plans.Part("positions", stc.plans.Storage(leaf=(0, 1)), stc.plans.Schedule(precision="tf32")),)
+)
+CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.plans.Plan, str]] = {
     "mttkrp_coo": ("ijk,jr,kr->ir", SIZES, F32, COO, "triton"),
     "mttkrp_fiber": ("ijk,jr,kr->ir", SIZES, F32, FIBER, "triton"),
     "mttkrp_rows": ("ijk,jr,kr->ir", SIZES, F32, ROWS, "triton"),

@@ -12,12 +12,12 @@ import sparsetc as stc
 FOLDER = Path(__file__).parent / "golden" / "pairs"
 SIZES = {"b": 5, "i": 20, "j": 20, "k": 70, "l": 20, "m": 20}
 
-CASES: dict[str, tuple[str, torch.dtype, str | stc.Plan, str]] = {
+CASES: dict[str, tuple[str, torch.dtype, str | stc.plans.Plan, str]] = {
     "one_mode": ("ijk,klm->ijlm", torch.float32, "bcb", "triton"),
-    "one_mode_bitmap": ("ijk,klm->ijlm", torch.float32, stc.plan_bcb(storage="bitmap"), "triton"),
-    "two_modes_ragged": ("ijk,ljk->il", torch.float16, stc.plan_bcb(i=8, l=8), "triton"),
-    "ragged_bitmap": ("ijk,ljk->il", torch.float32, stc.plan_bcb("bitmap", i=8, l=16, j=2, k=2), "triton"),
-    "blocks_by_nonzeros": ("ijk,klm->ijlm", torch.float32, stc.plan_bcb(formats=("bcb", "coo")), "triton"),
+    "one_mode_bitmap": ("ijk,klm->ijlm", torch.float32, stc.plans.plan_bcb(storage="bitmap"), "triton"),
+    "two_modes_ragged": ("ijk,ljk->il", torch.float16, stc.plans.plan_bcb(i=8, l=8), "triton"),
+    "ragged_bitmap": ("ijk,ljk->il", torch.float32, stc.plans.plan_bcb("bitmap", i=8, l=16, j=2, k=2), "triton"),
+    "blocks_by_nonzeros": ("ijk,klm->ijlm", torch.float32, stc.plans.plan_bcb(formats=("bcb", "coo")), "triton"),
     "nothing_free": ("ijk,ijk->", torch.float32, "bcb", "triton"),
     "batch_integers": ("bij,bjk->bik", torch.int64, "bcb", "triton"),
     "one_mode_torch": ("ijk,klm->ijlm", torch.float32, "bcb", "torch"),

@@ -9,9 +9,11 @@ from cases import Problem
 import sparsetc as stc
 
 FOLDER = Path(__file__).parent / "golden" / "windows"
-STORAGE = stc.Storage((0,), (1,), params=(("height", 16), ("width", 32)))
+STORAGE = stc.plans.Storage((0,), (1,), params=(("height", 16), ("width", 32)))
 CASES = {
-    "spmm_halves": stc.Plan("windows", (stc.Part("window", STORAGE, stc.Schedule(2, (("r", 32),), True, "f16x3")),))
+    "spmm_halves": stc.plans.Plan(
+        "windows", (stc.plans.Part("window", STORAGE, stc.plans.Schedule(2, (("r", 32),), True, "f16x3")),)
+    )
 }
 """Plans of windows of neighbouring rows alone."""
 

@@ -42,10 +42,10 @@ def problem(equation: str, dtype: torch.dtype = torch.float32, pattern: str = "s
     return Problem(equation, NUMBERS | sizes, pattern, dtype)
 
 
-def tiles(name: str, threshold: int = 0, height: int = 16, width: int = 16) -> stc.Plan:
+def tiles(name: str, threshold: int = 0, height: int = 16, width: int = 16) -> stc.plans.Plan:
     """A request for tiles by the plan of this name, of these sides where it takes them; the rest are runs."""
     sides = (("height", height), ("width", width)) if "height" in PLANS[name].options else ()
-    return stc.Plan(name, options=(*sides, ("threshold", threshold)))
+    return stc.plans.Plan(name, options=(*sides, ("threshold", threshold)))
 
 
 BY_TILES = pytest.mark.parametrize("request_", [tiles(name) for name in TILED], ids=str)
@@ -57,13 +57,13 @@ EVERY_EINSUM = pytest.mark.parametrize(
 """Those that are taken, by tiles of every sort; `hls` cuts all modes, and of one that is summed alone makes no dot."""
 
 
-def in_halves(plan: stc.Plan) -> stc.Plan:
+def in_halves(plan: stc.plans.Plan) -> stc.plans.Plan:
     """A plan whose first part, its tiles, is multiplied in halves."""
     first, *others = plan.parts
     return replace(plan, parts=(replace(first, schedule=replace(first.schedule, precision=F16X3)), *others))
 
 
-def compiled(equation: str, operands: list[Any], request: stc.Plan, **settings: Any) -> stc.Kernel:
+def compiled(equation: str, operands: list[Any], request: stc.plans.Plan, **settings: Any) -> stc.Kernel:
     """A kernel that multiplies halves."""
     how = {"backend": "triton"} | settings
     plan = stc.compile(equation, *operands, plan=request, **how).plan

@@ -34,7 +34,7 @@ class Grouped:
     """Whether the last mode is listed too, by each tile."""
     bitmap: bool = False
 
-    def view(self, shape: tuple[int, ...], storage: stc.Storage) -> Nest:
+    def view(self, shape: tuple[int, ...], storage: stc.plans.Storage) -> Nest:
         (row,), rest = storage.item, (*storage.lane, *storage.leaf)
         sides = SIDES[: len(shape)]
         whole = rest[:-1] if self.columns else rest
@@ -43,7 +43,7 @@ class Grouped:
         values = Bitmap(sides, (row, *rest), word=8) if self.bitmap else Whole(sides, (row, *rest))
         return tiles((Listed(row, "rows", sides[row]),), lane, values)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.plans.Storage) -> Packed:
         view = self.view(shape, storage)
         (row,), rest = storage.item, (*storage.lane, *storage.leaf)
         group = self.groups(coords[row].tolist(), view.values.sides[row])
@@ -76,7 +76,7 @@ class Grouped:
 
     def packed(
         self,
-        storage: stc.Storage,
+        storage: stc.plans.Storage,
         shape: tuple[int, ...],
         nnz: int,
         tiles: dict[tuple[int, ...], dict[int, int]],

@@ -123,9 +123,9 @@ def check_pair(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:
     return kernel
 
 
-def small_blocks(equation: str, threshold: int, side: int = 2, storage: str = "auto") -> stc.Plan:
+def small_blocks(equation: str, threshold: int, side: int = 2, storage: str = "auto") -> stc.plans.Plan:
     """The hybrid plan, with sides so small that operands of the tests have many blocks."""
-    return stc.plan_bcb(storage, threshold, **dict.fromkeys(sorted(set(equation) - set(",->")), side))
+    return stc.plans.plan_bcb(storage, threshold, **dict.fromkeys(sorted(set(equation) - set(",->")), side))
 
 
 def marking(marked: bool) -> Any:

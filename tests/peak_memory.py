@@ -57,26 +57,30 @@ def coordinates(order: int, nnz: int, clustered: bool) -> torch.Tensor:
     return torch.stack([key, *reversed(found)])
 
 
-def storages(order: int) -> Iterator[tuple[str, str, stc.Storage]]:
+def storages(order: int) -> Iterator[tuple[str, str, stc.plans.Storage]]:
     """(name, format, storage): what the planner makes of each format, for a GPU and for a CPU."""
     rest = tuple(range(1, order))
-    yield "coo, first mode", "coo", stc.Storage((0,), (), rest, max_item_nnz=128, narrow=True)
-    yield "coo, last mode", "coo", stc.Storage((order - 1,), (), tuple(range(order - 1)), max_item_nnz=128, narrow=True)
-    yield "coo, as given", "coo", stc.Storage((), (), tuple(range(order)), max_item_nnz=128)
-    yield "rows", "fiber", stc.Storage((), (order - 1,), tuple(range(order - 1)), 16, 256, 16, narrow=True)
+    yield "coo, first mode", "coo", stc.plans.Storage((0,), (), rest, max_item_nnz=128, narrow=True)
+    yield (
+        "coo, last mode",
+        "coo",
+        stc.plans.Storage((order - 1,), (), tuple(range(order - 1)), max_item_nnz=128, narrow=True),
+    )
+    yield "coo, as given", "coo", stc.plans.Storage((), (), tuple(range(order)), max_item_nnz=128)
+    yield "rows", "fiber", stc.plans.Storage((), (order - 1,), tuple(range(order - 1)), 16, 256, 16, narrow=True)
     if order > 2:
         own = (order - 1,), tuple(range(1, order - 1)), (0,)
-        yield "fiber, 8 lanes", "fiber", stc.Storage(*own, 8, 32, 128, narrow=True)
-        yield "fiber, one lane", "fiber", stc.Storage(*own, max_item_nnz=1 << 16)
-        yield "fiber, no root", "fiber", stc.Storage((), tuple(range(1, order)), (0,), 16, 32, 512, narrow=True)
-    tiles = stc.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=8 * 4096)
+        yield "fiber, 8 lanes", "fiber", stc.plans.Storage(*own, 8, 32, 128, narrow=True)
+        yield "fiber, one lane", "fiber", stc.plans.Storage(*own, max_item_nnz=1 << 16)
+        yield "fiber, no root", "fiber", stc.plans.Storage((), tuple(range(1, order)), (0,), 16, 32, 512, narrow=True)
+    tiles = stc.plans.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=8 * 4096)
     yield "dense_tile", "dense_tile", tiles
     yield "bitmap_tile", "bitmap_tile", tiles
     for name in ("window", "vbr"):
         sizes = (("height", 16), ("width", 8))
-        yield name, name, stc.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=4096, params=sizes)
+        yield name, name, stc.plans.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=4096, params=sizes)
     sizes = (("height", 16), ("width", 8), ("tau", 40), ("strip", 8))
-    yield "window, by similarity", "window", stc.Storage((0,), rest, (), max_item_nnz=4096, params=sizes)
+    yield "window, by similarity", "window", stc.plans.Storage((0,), rest, (), max_item_nnz=4096, params=sizes)
 
 
 def packings(order: int, nnz: int) -> Iterator[tuple[str, torch.Tensor, Callable[[], Any]]]:

@@ -11,11 +11,11 @@ from cases import SIZES, Problem, explicit_plan, joined, tile_plan
 
 import sparsetc as stc
 
-PlanOf = Callable[[Problem], stc.Plan]
+PlanOf = Callable[[Problem], stc.plans.Plan]
 MTTKRP, CHAIN, SPMM = "ijk,jr,kr->ir", "ijk,jr,ks->irs", "ij,jr->ir"
 
 
-def rounding(plan: stc.Plan, *operands: str, parts: tuple[int, ...] = (0, 1)) -> stc.Plan:
+def rounding(plan: stc.plans.Plan, *operands: str, parts: tuple[int, ...] = (0, 1)) -> stc.plans.Plan:
     """The plan at precision bf16, these operands rounded in these of its parts."""
     made = []
     for number, part in enumerate(plan.parts):
@@ -58,7 +58,7 @@ class Case:
 def explicit(format: str, levels: str, precision: str = "", pieces: tuple[int, ...] = (), **blocks: int) -> PlanOf:
     """A plan of one part, whose items take few nonzeros; pieces are of r."""
 
-    def plan(problem: Problem) -> stc.Plan:
+    def plan(problem: Problem) -> stc.plans.Plan:
         lanes = 16 if precision else 4
         made = explicit_plan(format, levels, blocks, lanes=lanes, max_item_nnz=8, unroll=2, precision=precision)
         (part,) = made.parts

@@ -40,7 +40,7 @@ def operands(equation: str, dtype: torch.dtype = torch.float32) -> tuple[stc.Spa
     return x, dense
 
 
-def plan(layout: str, order: int, axes: str = "") -> stc.Plan:
+def plan(layout: str, order: int, axes: str = "") -> stc.plans.Plan:
     """Row blocks of one of `LAYOUTS`, for an einsum with these dense axes."""
     height, width, strips, item = LAYOUTS[layout]
     return blocked(height, width, strips, item, order, **dict.fromkeys(axes, 16))

@@ -10,10 +10,10 @@ from cases import SIZES, Problem, explicit_plan, joined, tile_plan
 
 import sparsetc as stc
 
-PlanOf = Callable[[Problem], stc.Plan]
+PlanOf = Callable[[Problem], stc.plans.Plan]
 
 
-def slabbed(plan: stc.Plan, letters: str) -> stc.Plan:
+def slabbed(plan: stc.plans.Plan, letters: str) -> stc.plans.Plan:
     """The plan, whose parts all take these axes in slabs."""
     parts = (replace(p, schedule=replace(p.schedule, slabs=tuple(letters))) for p in plan.parts)
     return replace(plan, parts=tuple(parts))
@@ -43,7 +43,7 @@ class Case:
 def explicit(format: str, levels: str, precision: str = "", pieces: tuple[int, ...] = (), **blocks: int) -> PlanOf:
     """A plan of one part, whose items take few nonzeros; pieces are of r."""
 
-    def plan(problem: Problem) -> stc.Plan:
+    def plan(problem: Problem) -> stc.plans.Plan:
         made = explicit_plan(format, levels, blocks, lanes=4, max_item_nnz=8, precision=precision)
         (part,) = made.parts
         own = (("r", pieces),) if pieces else ()
@@ -55,7 +55,7 @@ def explicit(format: str, levels: str, precision: str = "", pieces: tuple[int, .
 def tiles(format: str, columns: int = 128, **blocks: int) -> PlanOf:
     """A plan of tiles alone."""
 
-    def plan(problem: Problem) -> stc.Plan:
+    def plan(problem: Problem) -> stc.plans.Plan:
         made = tile_plan(problem.equation, problem.operands(), "triton", format)
         (part,) = made.parts
         schedule = replace(part.schedule, blocks=tuple(blocks.items()), columns=columns)

@@ -47,10 +47,13 @@ def kernels(precision: str) -> list[tuple[stc.Kernel | stc.Kernel, str]]:
     pair = pair_operands("ijk,klm->ijlm", "skewed", torch.float32, sizes=dict.fromkeys("ijlm", 20) | {"k": 70})
     return [
         *((stc.compile("ijk,jr,ks->irs", *ttmc, plan=plan, **settings), plan) for plan in ("coo", "fiber")),
-        (stc.compile("ij,jr->ir", *matrices, plan=stc.plan_hls(1), **settings), "tiles"),
-        (stc.compile("ij,jr->ir", *matrices, plan=stc.plan_hls(1), memory_limit=8000, **settings), "bitmaps"),
-        (stc.compile("ijk,klm->ijlm", *pair, plan=stc.plan_bcb(storage="whole"), **settings), "blocks"),
-        (stc.compile("ijk,klm->ijlm", *pair, plan=stc.plan_bcb(storage="bitmap"), **settings), "blocks of bitmaps"),
+        (stc.compile("ij,jr->ir", *matrices, plan=stc.plans.plan_hls(1), **settings), "tiles"),
+        (stc.compile("ij,jr->ir", *matrices, plan=stc.plans.plan_hls(1), memory_limit=8000, **settings), "bitmaps"),
+        (stc.compile("ijk,klm->ijlm", *pair, plan=stc.plans.plan_bcb(storage="whole"), **settings), "blocks"),
+        (
+            stc.compile("ijk,klm->ijlm", *pair, plan=stc.plans.plan_bcb(storage="bitmap"), **settings),
+            "blocks of bitmaps",
+        ),
     ]
 
 

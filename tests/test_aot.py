@@ -25,19 +25,21 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 EIGHT, SIXTEEN, THIRTY_TWO = ({**SIZES, **dict.fromkeys("rst", n)} for n in (8, 16, 32))
 
 
-def compiled(equation: str, plan: stc.Plan, sizes: dict[str, int], dtype: torch.dtype = torch.float32) -> stc.Kernel:
+def compiled(
+    equation: str, plan: stc.plans.Plan, sizes: dict[str, int], dtype: torch.dtype = torch.float32
+) -> stc.Kernel:
     operands = Problem(equation, sizes, "random", dtype).operands()
     return stc.compile(equation, *operands, plan=plan, backend="triton")
 
 
-def coo_rows(precision: str = "", **blocks: int) -> stc.Plan:
+def coo_rows(precision: str = "", **blocks: int) -> stc.plans.Plan:
     """One row of the first mode an item."""
     return explicit_plan(
         "coo", "0||12", blocks, max_item_nnz=512, unroll=2, warps=4 if precision else 1, precision=precision
     )
 
 
-def fibers(precision: str = "", **blocks: int) -> stc.Plan:
+def fibers(precision: str = "", **blocks: int) -> stc.plans.Plan:
     """Fibers along the last mode, of one row of the first."""
     warps = 4 if precision else 1
     return explicit_plan(
@@ -45,13 +47,13 @@ def fibers(precision: str = "", **blocks: int) -> stc.Plan:
     )
 
 
-def short_rows(**blocks: int) -> stc.Plan:
+def short_rows(**blocks: int) -> stc.plans.Plan:
     """One row of the first mode a lane."""
     return explicit_plan("fiber", "|0|12", blocks, max_item_nnz=32, unroll=2)
 
 
 ORDER_4 = explicit_plan("coo", "0||123", {"r": 16, "s": 16, "t": 16}, unroll=1, warps=4, precision="tf32x3")
-CASES: dict[str, tuple[str, stc.Plan, dict[str, int], torch.dtype]] = {
+CASES: dict[str, tuple[str, stc.plans.Plan, dict[str, int], torch.dtype]] = {
     "mttkrp-coo": (OPERATIONS["mttkrp-3-0"], coo_rows(r=32), THIRTY_TWO, torch.float32),
     "mttkrp-fiber": (OPERATIONS["mttkrp-3-0"], fibers(r=32), THIRTY_TWO, torch.float32),
     "mttkrp-rows": (OPERATIONS["mttkrp-3-0"], short_rows(r=32), THIRTY_TWO, torch.float32),
@@ -85,7 +87,7 @@ def test_compiles_for(name: str, target: str) -> None:
         assert target in text
 
 
-TTMC: dict[str, Callable[[str], stc.Plan]] = {
+TTMC: dict[str, Callable[[str], stc.plans.Plan]] = {
     "coo": lambda precision: coo_rows(precision, r=32, s=32),
     "fiber": lambda precision: fibers(precision, r=32, s=32),
 }
@@ -103,7 +105,7 @@ def test_a_ttm_chain_runs_on_the_matrix_units(form: str, precision: str, target:
 
 def test_dots_that_hold_more_than_shared_memory_are_not_unrolled() -> None:
     equation, (a, x) = large_turns("cpu")
-    source = stc.compile(equation, a, x, plan=stc.plan_hls(4), backend="triton").source
+    source = stc.compile(equation, a, x, plan=stc.plans.plan_hls(4), backend="triton").source
     assert "tl.dot" in source
     assert " in range(16)" in source
 
@@ -202,7 +204,7 @@ def test_dense_tiles_run_on_the_matrix_units(equation: str, precision: str, targ
     coords = torch.stack([torch.randint(0, sizes[c], (2000,)) for c in letters])
     x = stc.SparseTensor(coords, torch.randn(2000), [sizes[c] for c in letters])
     dense = [torch.randn([sizes[c] for c in t]) for t in terms]
-    k = stc.compile(equation, x, *dense, plan=stc.plan_hls(2), precision=precision, backend="triton")
+    k = stc.compile(equation, x, *dense, plan=stc.plans.plan_hls(2), precision=precision, backend="triton")
     assert k.step.programs[0].dots
     assert re.search("v_mfma" if target.startswith("gfx") else r"mma|tcgen05", k.ptx(target))
 

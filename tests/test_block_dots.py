@@ -26,7 +26,7 @@ HALF, SINGLE = torch.float16, torch.float32
 
 
 def compiled(
-    case: BlockDot, dtype: torch.dtype, plan: str | stc.Plan = "coo", precision: Any = "highest"
+    case: BlockDot, dtype: torch.dtype, plan: str | stc.plans.Plan = "coo", precision: Any = "highest"
 ) -> stc.Kernel:
     x, dense = case.operands(dtype)
     return stc.compile(case.equation, x, *dense, plan=plan, backend="triton", precision=precision)

@@ -131,7 +131,7 @@ def test_values_that_are_the_callers_and_that_are_not() -> None:
         ({"coords": [[0.5, 1], [0, 0]]}, stc.FormatError, "coords must be integers"),
         ({"blocks": torch.zeros(2, 2)}, stc.FormatError, "a side of 1 or more for each of 2 modes"),
         ({"blocks": torch.zeros(2, 0, 3)}, stc.FormatError, "a side of 1 or more for each of 2 modes"),
-        ({"blocks": torch.zeros(2, 2, 3, dtype=torch.uint16)}, stc.DtypeError, "values must be one of"),
+        ({"blocks": torch.zeros(2, 2, 3, dtype=torch.complex32)}, stc.DtypeError, "values must be one of"),
         ({"shape": (5, 6, 2)}, stc.ShapeError, "has 3 modes, but a block has 2"),
         ({"shape": (5, -6)}, stc.ShapeError, "from 0 to"),
         ({"shape": None}, stc.ShapeError, "shape must be a sequence"),

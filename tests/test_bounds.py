@@ -56,7 +56,7 @@ def test_a_program_keeps_to_its_registers(plan: str, name: str, dtype: torch.dty
     equation, sizes = CASES[name]
     if plan == "rows" and name in ("sampled", "no kept mode", "wide operands"):
         pytest.skip("rows are of some modes, not all and not none")
-    wanted = stc.plan_hls(1) if plan == "hls" else plan
+    wanted = stc.plans.plan_hls(1) if plan == "hls" else plan
     output = "dense" if plan == "hls" else "auto"
     settings: dict[str, Any] = {"backend": "triton", "memory_limit": "1TB", "output": output}
     kernel = stc.compile(equation, *operands(equation, sizes, dtype), plan=wanted, **settings)
@@ -74,7 +74,7 @@ def test_the_assembler_ends(name: str) -> None:
     equation, sizes = CASES[name]
     dtype = torch.int32 if name == "chain" else torch.float32
     given = operands(equation, sizes, dtype)
-    kernel = stc.compile(equation, *given, plan=stc.plan_hls(1), backend="triton", memory_limit="1TB")
+    kernel = stc.compile(equation, *given, plan=stc.plans.plan_hls(1), backend="triton", memory_limit="1TB")
     with assembler.needed():
         assert ".visible .entry" in kernel.ptx("sm_90")
 
@@ -83,7 +83,7 @@ def test_a_schedule_of_too_large_blocks_is_refused_before_it_is_printed() -> Non
     equation, sizes = CASES["wide operand"]
     given = operands(equation, sizes, torch.float32)
     settings: dict[str, Any] = {"backend": "triton", "memory_limit": "1TB"}
-    plan = stc.compile(equation, *given, plan=stc.plan_hls(1), **settings).plan
+    plan = stc.compile(equation, *given, plan=stc.plans.plan_hls(1), **settings).plan
     part = replace(plan.parts[0], schedule=replace(plan.parts[0].schedule, blocks=tuple((c, 128) for c in "rst")))
     with pytest.raises(stc.PlanError, match=rf"total\[r,s,t,i\] would hold .* elements.* at most {MOST_ELEMENTS:,}"):
         stc.compile(equation, *given, plan=replace(plan, parts=(part,)), **settings)

@@ -129,7 +129,7 @@ def test_rows_that_several_items_add_to_are_priced_as_additions() -> None:
 
 def test_a_plan_of_which_one_part_is_left_stores_its_rows() -> None:
     x, b = matrix(300, 300, 0.05), torch.zeros(()).expand(300, 32)
-    kernel = stc.compile("ij,jr->ir", x, b, plan=stc.plan_hls(5000), backend="triton")
+    kernel = stc.compile("ij,jr->ir", x, b, plan=stc.plans.plan_hls(5000), backend="triton")
     assert [p.format for p in kernel.plan.parts] == ["coo"]
     assert owned(kernel) == priced(kernel) == [True]
 
@@ -181,7 +181,7 @@ def test_integers_are_priced_without_dots() -> None:
 @pytest.mark.parametrize("plan", ["auto", *PLANS, "plan_hls(200)"])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs"])
 def test_one_time_is_expected_of_a_plan(equation: str, plan: str, backend: str) -> None:
-    wanted = stc.plan_hls(200) if plan.startswith("plan_hls") else plan
+    wanted = stc.plans.plan_hls(200) if plan.startswith("plan_hls") else plan
     given = filled(equation, "skewed")
     try:
         explained = stc.explain(equation, *given, plan=wanted, backend=backend)
@@ -198,7 +198,7 @@ def test_parts_of_one_launch_are_charged_one() -> None:
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo+rows", backend="triton")
     assert x.nnz < kernel.step.problem.rules["fuse_below"]
     assert kernel.explain().launches == 1
-    apart = stc.Plan(kernel.plan.name, kernel.plan.parts, False, kernel.plan.partition, kernel.plan.options)
+    apart = stc.plans.Plan(kernel.plan.name, kernel.plan.parts, False, kernel.plan.partition, kernel.plan.options)
     two = stc.explain("ij,jr->ir", x, b, plan=apart, backend="triton")
     one = stc.explain("ij,jr->ir", x, b, plan=kernel.plan, backend="triton")
     assert (one.launches, two.launches) == (1, 2)
@@ -208,7 +208,9 @@ def test_parts_of_one_launch_are_charged_one() -> None:
 
 def test_modes_are_letters_everywhere() -> None:
     given = filled("ijk,jr,kr->ir")
-    texts = [str(stc.explain("ijk,jr,kr->ir", *given, backend="triton", plan=p)) for p in ("auto", stc.plan_hls(1))]
+    texts = [
+        str(stc.explain("ijk,jr,kr->ir", *given, backend="triton", plan=p)) for p in ("auto", stc.plans.plan_hls(1))
+    ]
     assert "coo[i | - | jk]" in texts[0]
     assert "dense_tile[i | jk | -] tf32x3 + coo[i | - | jk]" in texts[1]
     for text in texts:

@@ -86,7 +86,7 @@ def test_bits_of_negation_and_conjugation_are_read() -> None:
     assert_matches(stc.einsum("ij,jr->ir", c, z.conj()), "ij,jr->ir", [c, z.conj().resolve_conj()])
 
 
-PLANS = {"coo": "coo", "hls": stc.plan_hls(1), "auto": "auto"}
+PLANS = {"coo": "coo", "hls": stc.plans.plan_hls(1), "auto": "auto"}
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -25,13 +25,13 @@ RUN = (
     "index.md",
     *(f"guides/{name}.md" for name in ("equations", "plans", "precision", "tensors", "like_a_tensor", "semi_sparse")),
     *(f"guides/{name}.md" for name in ("layers", "transforms", "decompositions", "tuning", "streaming")),
-    *(f"guides/{name}.md" for name in ("maps", "packed_files")),
+    *(f"guides/{name}.md" for name in ("maps", "packed_files", "deployment")),
 )
 """Pages all of whose code is run, from top to bottom."""
 RIDDLE = re.compile(r"(What|Whether|Which|Those|Of|The same|By|They|How|That|As|In|Where|Who|Whose|When|While)\b")
 """Words that no summary of a docstring begins with: it has a verb, or names a thing."""
 PRONOUN = re.compile(r"\b(that|which|whose|whom|who|what)\b", re.IGNORECASE)
-MODULES = ("datasets", "decomposition", "distributed", "masks", "nn", "plot", "testing")
+MODULES = ("datasets", "decomposition", "distributed", "masks", "nn", "plans", "plot", "testing")
 
 
 def test_the_reference_has_every_public_name_once() -> None:

@@ -127,7 +127,7 @@ def test_positions_of_tiles_without_a_nonzero_read_nothing(bad: float, output: s
     coords = [[0, 0, 1, 17], [1, 2, 1, 30], [0, 5, 5, 9]]
     x = stc.SparseTensor(coords, [1.0, 2.0, 3.0, 4.0], (20, 33, 12))
     b, c = torch.rand(33, 3) + 1, torch.rand(12, 3) + 1
-    kernel = stc.compile("ijk,jr,kr->ir", x, b, c, plan=stc.plan_hls(1), output=output)
+    kernel = stc.compile("ijk,jr,kr->ir", x, b, c, plan=stc.plans.plan_hls(1), output=output)
     # what holds the odd element, its row there, and the rows of the result that have a nonzero at it
     for operand, row, reached in (("b", 3, []), ("b", 30, [17]), ("b", 2, [0]), ("c", 5, [0, 1]), ("c", 3, [])):
         dense = {"b": b.clone(), "c": c.clone()}
@@ -177,7 +177,7 @@ def test_a_plan_that_does_not_apply(equation: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (stc.Plan("none", ()), "'none' has no parts"),
+        (stc.plans.Plan("none", ()), "'none' has no parts"),
         (explicit_plan("coo", "0||1", {}), "deals 2 modes, the tensor has 3"),
         (explicit_plan("coo", "0||11", {}), "each mode must be at one level"),
         (explicit_plan("csr5", "0||12", {}), "plan 'explicit', part 0: no format is called 'csr5'"),
@@ -188,7 +188,7 @@ def test_a_plan_that_does_not_apply(equation: str) -> None:
         (explicit_plan("coo", "0||12", {}), r"'explicit', part 0 \(coo\), of \"ijk,jr->ir\": .* no block for axis 'r'"),
     ],
 )
-def test_a_plan_that_makes_no_sense(plan: stc.Plan, message: str) -> None:
+def test_a_plan_that_makes_no_sense(plan: stc.plans.Plan, message: str) -> None:
     with pytest.raises((stc.PlanError, stc.FormatError), match=message):
         stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=plan, backend="torch")
 
@@ -196,9 +196,9 @@ def test_a_plan_that_makes_no_sense(plan: stc.Plan, message: str) -> None:
 def test_parts_that_the_partition_does_not_deal() -> None:
     one = explicit_plan("coo", "0||12", {"r": 2}, lanes=1)
     with pytest.raises(stc.PlanError, match=r"no partition is called 'halves'; known: .*run_length"):
-        stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=stc.Plan("two", one.parts * 2, True, "halves"))
+        stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=stc.plans.Plan("two", one.parts * 2, True, "halves"))
     with pytest.raises(stc.PlanError, match="plan 'two' has 2 parts, its partition deals 1"):
-        stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=stc.Plan("two", one.parts * 2))
+        stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=stc.plans.Plan("two", one.parts * 2))
 
 
 @pytest.mark.parametrize(

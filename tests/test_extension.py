@@ -42,9 +42,11 @@ Deal = Callable[[int], "list[torch.Tensor | None]"]
 
 def split_by(deal: Deal, whole_rows: bool = False) -> torch.Tensor:
     """Row sums of `matrix`, its nonzeros dealt to two parts."""
-    stc.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, *kept: deal(coords.shape[1]))
+    stc.plans.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, *kept: deal(coords.shape[1]))
     (part,) = explicit_plan("coo", "0||1", {}, lanes=1).parts
-    return stc.einsum("ij->i", matrix(), plan=stc.Plan("two", (part, part), partition="of a test"), backend="torch")
+    return stc.einsum(
+        "ij->i", matrix(), plan=stc.plans.Plan("two", (part, part), partition="of a test"), backend="torch"
+    )
 
 
 def numbers(*found: int) -> torch.Tensor:
@@ -82,10 +84,12 @@ def test_a_row_that_was_promised_to_be_whole_is_not_cut() -> None:
 
 
 def test_an_output_that_keeps_no_mode_has_one_row() -> None:
-    stc.register_partition("of a test", whole_rows=True)(lambda coords, shape, kept: [numbers(0, 2), numbers(1, 3)])
+    stc.plans.register_partition("of a test", whole_rows=True)(
+        lambda coords, shape, kept: [numbers(0, 2), numbers(1, 3)]
+    )
     (part,) = explicit_plan("coo", "||01", {}, lanes=1).parts
     with pytest.raises(stc.PlanError, match=r"whole_rows=True.*one output row, that of nonzero [01], to several parts"):
-        stc.einsum("ij->", matrix(), plan=stc.Plan("two", (part, part), partition="of a test"), backend="torch")
+        stc.einsum("ij->", matrix(), plan=stc.plans.Plan("two", (part, part), partition="of a test"), backend="torch")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -96,19 +100,19 @@ BREAKING_OUT = 'a"""\nimport os\n"""'
 @pytest.mark.parametrize("name", [BREAKING_OUT, "two words", "class", "", "1st", "naïve", "a" * 99, None, 3, "a-b"])
 def test_formats_are_called_by_identifiers(name: Any) -> None:
     with pytest.raises(stc.FormatError, match=r"name of a format \(Named\) is printed into generated programs"):
-        stc.register_format(type("Named", (Coo,), {"name": name}))
+        stc.plans.register_format(type("Named", (Coo,), {"name": name}))
     assert name not in FORMATS
 
 
 @pytest.mark.parametrize("name", [BREAKING_OUT, 'say "x"', "a\\b", "", " padded ", "a\nb", "bell\a", None, 3])
 def test_plans_and_partitions_are_called_by_a_line_of_text(name: Any) -> None:
-    for register in (stc.register_plan, stc.register_partition):
+    for register in (stc.plans.register_plan, stc.plans.register_partition):
         with pytest.raises(stc.PlanError, match="must be one line of 1 to 80 printable characters"):
             register(name)
 
 
 def test_plans_may_be_called_by_several_words() -> None:
-    stc.register_plan("long fibers")(lambda problem, counts: coo(problem, counts))
+    stc.plans.register_plan("long fibers")(lambda problem, counts: coo(problem, counts))
     assert stc.einsum("ij->i", matrix(), plan="long fibers").tolist() == [3.0, 3.0, 4.0]
 
 
@@ -156,22 +160,22 @@ def mttkrp(*_: Any) -> str:
 @pytest.mark.parametrize("name", ["auto", "coo", "hls", "rows", "fiber+rows", "bcb", "dense", "dense_tile"])
 def test_plans_of_the_package_are_not_shadowed(name: str) -> None:
     with pytest.raises(stc.PlanError, match=f"plan '{re.escape(name)}' comes with sparsetc, .* replace=True"):
-        stc.register_plan(name)(otherwise)
+        stc.plans.register_plan(name)(otherwise)
     assert name not in PLANS or not PLANS[name].make
-    stc.register_plan(name, replace=True)(otherwise)
+    stc.plans.register_plan(name, replace=True)(otherwise)
     assert PLANS[name].make is otherwise
 
 
 def test_nor_partitions_formats_and_operations() -> None:
     with pytest.raises(stc.PlanError, match="partition 'threshold' comes with sparsetc"):
-        stc.register_partition("threshold")(otherwise)
+        stc.plans.register_partition("threshold")(otherwise)
     with pytest.raises(stc.PlanError, match="operation 'mttkrp' comes with sparsetc"):
         stc.register_op(mttkrp)
     for name in ("coo", "rows"):
         named = type("Named", (Coo,), {"name": name, "__module__": __name__})
         with pytest.raises(stc.FormatError, match=f"the name '{name}' comes with sparsetc"):
-            stc.register_format(named)
-        assert stc.register_format(replace=True)(named) is named
+            stc.plans.register_format(named)
+        assert stc.plans.register_format(replace=True)(named) is named
         assert type(FORMATS[name]) is named
     assert stc.register_op(replace=True)(mttkrp) is mttkrp
     assert stc.OPERATIONS["mttkrp"] is mttkrp
@@ -179,8 +183,8 @@ def test_nor_partitions_formats_and_operations() -> None:
 
 def test_what_came_from_outside_may_be_registered_again() -> None:
     for _ in range(2):  # as a cell of a notebook is run again
-        stc.register_plan("mine")(lambda problem, counts: coo(problem, counts))
-        stc.register_format(type("Mine", (Coo,), {"name": "mine"}))
+        stc.plans.register_plan("mine")(lambda problem, counts: coo(problem, counts))
+        stc.plans.register_format(type("Mine", (Coo,), {"name": "mine"}))
 
 
 def test_a_format_registered_again_without_offer_is_no_plan() -> None:
@@ -193,9 +197,9 @@ def test_a_format_registered_again_without_offer_is_no_plan() -> None:
     class Plain(Coo):
         name = "mine"
 
-    stc.register_format(Offering)
+    stc.plans.register_format(Offering)
     assert "mine" in PLANS
-    stc.register_format(Plain)
+    stc.plans.register_format(Plain)
     assert "mine" not in PLANS
     with pytest.raises(stc.PlanError, match=r"no plan is called 'mine'; it is a format without offer, .* by hand"):
         stc.einsum("ij->i", matrix(), plan="mine")
@@ -211,7 +215,7 @@ def test_a_format_that_lacks_its_view_is_told_so() -> None:
             """Nothing."""
 
     with pytest.raises(stc.FormatError, match=r"Half is not a format: it has no view\(shape, storage\)$"):
-        stc.register_format(Half)  # type: ignore[call-overload]
+        stc.plans.register_format(Half)  # type: ignore[call-overload]
 
 
 # --- what is registered is what is run --------------------------------------------------------------------------------
@@ -229,18 +233,18 @@ def halves(mode: int) -> Callable[..., list[torch.Tensor | None]]:
 def test_what_is_registered_anew_is_run_from_then_on() -> None:
     x, (part,) = matrix(), explicit_plan("coo", "0||1", {}, lanes=1).parts
     for mode in (0, 1, 0):
-        stc.register_partition("of a test")(halves(mode))
-        stc.einsum("ij->i", x, plan=stc.Plan("two", (part, part), partition="of a test"))
+        stc.plans.register_partition("of a test")(halves(mode))
+        stc.einsum("ij->i", x, plan=stc.plans.Plan("two", (part, part), partition="of a test"))
         packed = [kept for kept in x.pattern.cache.values() if isinstance(kept, Packed)]
         assert [x.coords[mode, p.source].remainder(2).unique().tolist() for p in packed] == [[0], [1]]
     for make, format in ((coo, "coo"), (rows, "fiber"), (coo, "coo")):
-        stc.register_plan("mine")(make)
+        stc.plans.register_plan("mine")(make)
         stc.einsum("ij->i", x, plan="mine")
         assert [kept.format for kept in x.pattern.cache.values() if isinstance(kept, Packed)] == [format]
 
 
 def test_a_plan_is_called_what_it_is_registered_as() -> None:
-    stc.register_plan("mine")(coo)
+    stc.plans.register_plan("mine")(coo)
     explanation = stc.explain("ij->i", matrix())
     assert sum(name.startswith("mine: coo[") for name, _ in explanation.considered) == 1
     assert stc.compile("ij->i", matrix(), plan="mine").plan.name == "mine"
@@ -254,11 +258,14 @@ def test_a_plan_is_called_what_it_is_registered_as() -> None:
             lambda problem, counts: replace(coo(problem, counts), expected=()),
             "has 1 parts, and the expected sizes of 0",
         ),
-        (lambda problem, counts: replace(coo(problem, counts), plan=stc.Plan("bare")), "plan 'mine' has no parts"),
+        (
+            lambda problem, counts: replace(coo(problem, counts), plan=stc.plans.Plan("bare")),
+            "plan 'mine' has no parts",
+        ),
     ],
 )
 def test_a_malformed_plan_is_refused(make: Any, message: str) -> None:
-    stc.register_plan("mine")(make)
+    stc.plans.register_plan("mine")(make)
     for wanted in ("mine", "auto"):
         with pytest.raises(stc.PlanError, match=message):
             stc.einsum("ij->i", matrix(), plan=wanted)
@@ -269,7 +276,7 @@ def test_a_malformed_plan_is_refused(make: Any, message: str) -> None:
 
 def test_shares_are_counted_as_they_are_packed() -> None:
     x = stc.SparseTensor([[0, 0, 1, 2, 2, 2], [0, 2, 1, 0, 1, 2]], [1.0] * 6, (3, 3))
-    stc.register_partition("of a test")(halves(0))
+    stc.plans.register_partition("of a test")(halves(0))
     counts = Counts(x.coords, x.shape)
     whole, even, odd = counts, *counts.shares("of a test")
     assert (whole.nnz, even.nnz, odd.nnz) == (6, 5, 1)
@@ -299,11 +306,11 @@ def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
 
 
 def test_gradients_take_a_shared_plan_where_it_applies() -> None:
-    stc.register_plan("mine")(coo)
+    stc.plans.register_plan("mine")(coo)
     assert "mine" not in gradient_plans(matrix(), "mine")
-    stc.register_plan("mine", shared=True)(coo)
+    stc.plans.register_plan("mine", shared=True)(coo)
     assert gradient_plans(matrix(), "mine") == ["mine", "mine"]
-    stc.register_plan("mine", shared=True)(
+    stc.plans.register_plan("mine", shared=True)(
         lambda problem, counts: coo(problem, counts) if problem.kept == (0,) else None
     )
     gradient, batched = gradient_plans(matrix(), "mine")

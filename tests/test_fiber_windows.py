@@ -49,7 +49,7 @@ def test_conformance(name: str, layout: str, shape: tuple[int, ...]) -> None:
 def test_what_a_program_means(equation: str, layout: str, dot: bool) -> None:
     x, *dense = operands(equation, torch.float64)
     (part,) = plan(layout, equation).parts
-    own = stc.Plan("windows", (replace(part, schedule=replace(part.schedule, dot=dot)),))
+    own = stc.plans.Plan("windows", (replace(part, schedule=replace(part.schedule, dot=dot)),))
     kernel = stc.compile(equation, x, *dense, plan=own, backend="triton")
     found = interpreted(kernel, [d.double() for d in dense])
     torch.testing.assert_close(found, torch.einsum(equation, x.to_dense(), *dense))
@@ -73,7 +73,7 @@ def test_a_fiber_that_is_listed_twice_is_found(array: str, monkeypatch: pytest.M
     """A result that keeps all modes is stored: at a place that has the fiber again, as 0."""
 
     class Twice(FiberWindows):
-        def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.Storage) -> Packed:
+        def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: stc.plans.Storage) -> Packed:
             packed = super().pack(coords, shape, storage)
             for name, own in packed.arrays.items():
                 if name.startswith(array.rstrip("0123456789")):
@@ -135,8 +135,8 @@ def test_a_tree_sums_over_sides() -> None:
     (part,) = plan("columns", "ijk,jr,kr->ir").parts
 
     def by(tree: str, take: tuple[tuple[str, int], ...]) -> stc.Kernel:
-        schedule = replace(part.schedule, tree=stc.parse_tree(tree), take=take)
-        own = stc.Plan("windows", (replace(part, schedule=schedule),))
+        schedule = replace(part.schedule, tree=stc.plans.parse_tree(tree), take=take)
+        own = stc.plans.Plan("windows", (replace(part, schedule=schedule),))
         return stc.compile("ijk,jr,kr->ir", x, *dense, plan=own, backend="torch")
 
     expected = torch.einsum("ijk,jr,kr->ir", x.to_dense(), *dense)

@@ -78,8 +78,15 @@ def test_everything_is_drawn() -> None:
     assert {c.circumstance for c in found} == set(CIRCUMSTANCES)
     assert {c.notation for c in found} == {"plain", "implicit", "spaced", "list", "sublists"}
     plans = {c.plan.split("(")[0] for c in found}
-    assert plans >= {"auto", *PLANS, "stc.Plan", "stc.plan_hls", "stc.plan_window", "stc.plan_1sa"}
-    assert plans >= {"scalar", "dense", "bcb", "bcb+scalar", "stc.plan_bcb"}
+    assert plans >= {
+        "auto",
+        *PLANS,
+        "stc.plans.Plan",
+        "stc.plans.plan_hls",
+        "stc.plans.plan_window",
+        "stc.plans.plan_1sa",
+    }
+    assert plans >= {"scalar", "dense", "bcb", "bcb+scalar", "stc.plans.plan_bcb"}
     assert {c.form for c in found} == {"auto", "sparse", "dense"}
     assert {c.precision for c in found} == {"", "highest", "high", "medium"}
     for some in (

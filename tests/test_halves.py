@@ -89,7 +89,7 @@ def test_nothing_infinite_is_fit(bad: float, split: bool) -> None:
 
 
 @EVERY_EINSUM
-def test_what_programs_mean(name: str, request_: stc.Plan) -> None:
+def test_what_programs_mean(name: str, request_: stc.plans.Plan) -> None:
     """In float64, but for what halves do not hold of values in float32."""
     equation = TAKEN[name]
     operands = problem(equation).operands()
@@ -99,7 +99,7 @@ def test_what_programs_mean(name: str, request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_what_the_text_says(request_: stc.Plan) -> None:
+def test_what_the_text_says(request_: stc.plans.Plan) -> None:
     kernel = compiled(SPMM, [*spmm()], request_)
     text = str(kernel.programs[0])
     assert "scale_B = 2 ** (14 - exponent of most_B)" in text
@@ -114,7 +114,7 @@ def test_what_the_text_says(request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_letters_that_spell_what_programs_say(request_: stc.Plan) -> None:
+def test_letters_that_spell_what_programs_say(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     for letters in ("scale", "most"):
         table = b[:, :1].expand(-1, 16)
@@ -126,7 +126,7 @@ def test_letters_that_spell_what_programs_say(request_: stc.Plan) -> None:
 
 @BY_TILES
 @pytest.mark.parametrize("name", REFUSED)
-def test_products_of_operands_are_not_split(name: str, request_: stc.Plan) -> None:
+def test_products_of_operands_are_not_split(name: str, request_: stc.plans.Plan) -> None:
     operands = problem(PRODUCTS[name]).operands()
     plan = stc.compile(PRODUCTS[name], *operands, plan=request_, backend="triton").plan
     assert plan.parts[0].schedule.precision == "tf32x3"
@@ -137,7 +137,7 @@ def test_products_of_operands_are_not_split(name: str, request_: stc.Plan) -> No
 def test_nonzeros_one_by_one_are_not_in_halves() -> None:
     x, b = spmm()
     (part,) = stc.compile(SPMM, x, b, plan="coo", backend="triton").plan.parts
-    plan = stc.Plan("p", (replace(part, schedule=replace(part.schedule, precision=F16X3)),))
+    plan = stc.plans.Plan("p", (replace(part, schedule=replace(part.schedule, precision=F16X3)),))
     with pytest.raises(stc.PlanError, match="tiles in halves are multiplied by dots in f16x3, and only they"):
         stc.compile(SPMM, x, b, plan=plan, backend="triton")
 
@@ -147,7 +147,7 @@ def test_nonzeros_one_by_one_are_not_in_halves() -> None:
 
 @BY_TILES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype, request_: stc.Plan) -> None:
+def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype, request_: stc.plans.Plan) -> None:
     plan = compiled(SPMM, [*spmm()], request_).plan
     x, b = (o.to(dtype) for o in spmm())
     kernel = stc.compile(SPMM, x, b, plan=plan, backend="triton")
@@ -157,7 +157,7 @@ def test_other_types_take_the_same_plan_as_they_are(dtype: torch.dtype, request_
 
 @BY_TILES
 @pytest.mark.parametrize("name", ["spmm", "mttkrp of order 2", "ttm"])
-def test_torch_programs_take_the_same_plan_as_they_are(name: str, request_: stc.Plan) -> None:
+def test_torch_programs_take_the_same_plan_as_they_are(name: str, request_: stc.plans.Plan) -> None:
     equation = TAKEN[name]
     operands = problem(equation).operands()
     plan = compiled(equation, operands, request_, output="dense").plan
@@ -167,7 +167,7 @@ def test_torch_programs_take_the_same_plan_as_they_are(name: str, request_: stc.
 
 
 @BY_TILES
-def test_a_plan_makes_its_kernel_again(request_: stc.Plan) -> None:
+def test_a_plan_makes_its_kernel_again(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     kernel = compiled(SPMM, [x, b], request_)
     assert pickle.loads(pickle.dumps(kernel.plan)) == kernel.plan
@@ -188,7 +188,7 @@ def test_other_parts_are_as_they_were(name: str) -> None:
 
 
 @BY_TILES
-def test_what_it_costs(request_: stc.Plan) -> None:
+def test_what_it_costs(request_: stc.plans.Plan) -> None:
     kernel = compiled(SPMM, [*spmm()], request_)
     found, (part,) = cost_of(kernel.programs[0]), kernel.plan.parts
     plain = replace(kernel.plan, parts=(replace(part, schedule=replace(part.schedule, precision="tf32x3")),))

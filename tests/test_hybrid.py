@@ -82,7 +82,7 @@ def test_populations_by_hand() -> None:
     """Blocks of 2 x 2 of x: one of four nonzeros, one of one; each column of x meets two nonzeros of y."""
     x = stc.SparseTensor([[0, 0, 1, 1, 3], [0, 1, 0, 1, 3]], torch.ones(5), (4, 4))
     y = stc.SparseTensor([[0, 0, 1, 1, 3, 3], [0, 1, 0, 1, 0, 1]], torch.ones(6), (4, 2))
-    step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(i=2, j=2, k=2, threshold=2)))
+    step = step_of(stc.compile("ij,jk->ik", x, y, plan=stc.plans.plan_bcb(i=2, j=2, k=2, threshold=2)))
     blocking = step.problem.blocking
     assert blocking.x.counts.tolist() == [4, 1]
     split, four = splits(blocking, [2, 4])
@@ -139,10 +139,10 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
     equation = "ij,jk->ki" if swapped else "ij,jk->ik"
     found = {}
     for threshold in (1, 4, 16, 64, HUGE):
-        kernel = check_pair(equation, [x, y], plan=stc.plan_bcb(threshold=threshold, i=8, j=8, k=8))
+        kernel = check_pair(equation, [x, y], plan=stc.plans.plan_bcb(threshold=threshold, i=8, j=8, k=8))
         found[threshold] = kernel.plan.name
     assert found == {1: "bcb", 4: "bcb+scalar", 16: "bcb+scalar", 64: "bcb+scalar", HUGE: "scalar"}
-    kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
+    kernel = stc.compile(equation, x, y, plan=stc.plans.plan_bcb(threshold=16, i=8, j=8, k=8))
     blocks, rest = step_of(kernel).numeric.entries
     assert blocks.numel() == 64
     assert rest.numel() == (y if swapped else x).nnz - 64
@@ -152,7 +152,7 @@ def test_a_dense_block_among_scattered_nonzeros(swapped: bool) -> None:
 
 def test_infinities_and_nan_reach_only_what_they_meet() -> None:
     x, y = clustered((60, 50)), clustered((50, 70), 1)
-    kernel = stc.compile("ij,jk->ik", x, y, plan=stc.plan_bcb(threshold=16, i=8, j=8, k=8))
+    kernel = stc.compile("ij,jk->ik", x, y, plan=stc.plans.plan_bcb(threshold=16, i=8, j=8, k=8))
     plain = stc.compile("ij,jk->ik", x, y, plan="scalar")
     values = x.values.clone()
     values[0], values[-1] = float("inf"), float("nan")
@@ -177,10 +177,10 @@ def test_gradients(equation: str) -> None:
 
 def test_chains_and_dense_operands() -> None:
     given = [random_sparse((9, 9), "skewed", torch.float64, n) for n in range(3)]
-    plan = stc.plan_bcb(threshold=2, i=2, j=2, k=2, l=2)
+    plan = stc.plans.plan_bcb(threshold=2, i=2, j=2, k=2, l=2)
     check_pair("ij,jk,kl->il", given, plan=plan)
     table = random_values((9, 3), torch.float64, 5)
-    check_pair("ij,jk,kr->ir", [*given[:2], table], plan=stc.plan_bcb(threshold=2, i=2, j=2))
+    check_pair("ij,jk,kr->ir", [*given[:2], table], plan=stc.plans.plan_bcb(threshold=2, i=2, j=2))
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_auto_takes_the_hybrid_where_it_is_expected_to_be_fastest() -> None:
 def test_thresholds_that_are_none() -> None:
     for bad in (0, -1, 2.5, "2"):
         with pytest.raises(stc.PlanError, match="threshold must be a number of nonzeros, 1 or more"):
-            stc.plan_bcb(threshold=bad)
+            stc.plans.plan_bcb(threshold=bad)
 
 
 @pytest.mark.parametrize("threshold", ["x", 0, -1, 2.5, 2**63])

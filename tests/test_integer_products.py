@@ -17,7 +17,7 @@ from sparsetc.runtime.calls import LONG_RUN, integer_einsum, run_products
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot}
 
-HLS = stc.plan_hls(threshold=0)  # all nonzeros in tiles
+HLS = stc.plans.plan_hls(threshold=0)  # all nonzeros in tiles
 
 Operands = list[torch.Tensor | stc.SparseTensor]
 
@@ -62,7 +62,7 @@ def checked(equation: str, operands: Operands, **settings: Any) -> None:
 
 
 ONE_SPARSE: list[tuple[str, int, list[tuple[int, ...]], Any]] = [
-    ("iju,u->", 0, [(3, 2, 5), (5,)], stc.plan_hls(threshold=9)),
+    ("iju,u->", 0, [(3, 2, 5), (5,)], stc.plans.plan_hls(threshold=9)),
     ("i,i->", 0, [(13,), (13,)], HLS),
     ("ij,j->i", 0, [(40, 33), (33,)], HLS),
     ("ij,jr->ir", 0, [(40, 33), (33, 6)], HLS),
@@ -99,7 +99,7 @@ def test_dense_modes(equation: str, plan: Any, no_products: NoIntegerProducts) -
     checked(equation, [*operands, drawn(4, 5)] if "," in equation else operands, plan=plan)
 
 
-@pytest.mark.parametrize("plan", ["auto", "bcb", "bcb+scalar", "scalar", stc.plan_bcb()], ids=str)
+@pytest.mark.parametrize("plan", ["auto", "bcb", "bcb+scalar", "scalar", stc.plans.plan_bcb()], ids=str)
 @pytest.mark.parametrize(
     ("equation", "shapes"),
     [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from cases import assert_matches, random_sparse
 
@@ -82,13 +84,35 @@ def test_unsigned_integers_do_not_wrap() -> None:
     assert (x.to(torch.int16) * -2).values.tolist() == [-510]
 
 
-def test_dtypes_that_torch_only_stores() -> None:
-    for given, advice in (
-        (torch.ones(1, dtype=torch.uint16), r"\.to\(torch\.int32\)"),
-        (torch.ones(1).numpy().astype("uint64"), r'\.astype\("int64"\)'),
-    ):
-        with pytest.raises(stc.DtypeError, match=advice):
-            stc.SparseTensor([[0]], given)
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64"])
+def test_counts_in_dtypes_that_torch_only_stores(kind: str) -> None:
+    """They are taken in a dtype that holds them, wherever they come from."""
+    counts = np.array([[0, 60_000], [7, 0]], kind)
+    wider = torch.int32 if kind == "uint16" else torch.int64
+    x = stc.SparseTensor([[0, 1], [1, 0]], counts[counts > 0], (2, 2))
+    table = {"i": np.array([0, 1]), "j": np.array([1, 0]), "count": counts[counts > 0]}
+    others = {
+        "torch": stc.SparseTensor([[0, 1], [1, 0]], torch.from_numpy(counts[counts > 0]), (2, 2)),
+        "dense": stc.SparseTensor.from_dense(counts),
+        "scipy": stc.SparseTensor.coerce(scipy.sparse.csc_array(counts)),
+        "table": stc.SparseTensor.from_table(table, ["i", "j"], "count"),
+        "values": stc.eye(2).with_values(counts[counts > 0]),
+    }
+    for y in (x, *others.values()):
+        assert y.dtype == wider
+        assert y.values.tolist() == [60_000, 7]
+    assert (x + x).sum().item() == 120_014
+    assert (x > 7).values.tolist() == [True, False]
+    twice = stc.SparseTensor([[0, 0]], np.array([40_000, 40_000], kind), (1,))
+    assert twice.values.tolist() == [80_000]
+
+
+def test_counts_that_no_signed_dtype_holds() -> None:
+    past = np.array([2**63], np.uint64)
+    with pytest.raises(stc.DtypeError, match=r"of 2\*\*63 or more, which int64 cannot; convert them to float64"):
+        stc.SparseTensor([[0]], past)
+    with pytest.raises(stc.DtypeError, match=r"found torch\.uint16; convert them first: \.to\(torch\.int32\)"):
+        stc.eye(2).to(torch.uint16)
 
 
 @pytest.mark.parametrize("dtype", [*SMALL[1:], torch.int64], ids=str)

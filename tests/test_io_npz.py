@@ -186,7 +186,7 @@ def test_compressed_axes_that_are_no_modes(tmp_path: Path) -> None:
 def test_dtypes_that_only_numpy_has(tmp_path: Path) -> None:
     for dtype in (np.uint32, np.uint16, np.uint64):
         np.savez(tmp_path / "x.npz", **{**GOOD, "values": np.array([1, 1], dtype)})
-        refused(tmp_path / "x.npz", f"values are {np.dtype(dtype)}; read them with dtype=")
+        assert sio.read(tmp_path / "x.npz").dtype == (torch.int32 if dtype == np.uint16 else torch.int64)
         assert sio.read(tmp_path / "x.npz", dtype=torch.float32).values.tolist() == [1, 1]
     np.savez(tmp_path / "x.npz", **{**GOOD, "values": np.array([1, 2**63], np.uint64)})
     with pytest.raises(IOFormatError, match="9223372036854775808 does not fit"):
@@ -201,7 +201,7 @@ def test_integers_around_the_limits_of_int64(tmp_path: Path, number: int) -> Non
     if fits(number):
         assert sio.read(path, dtype=torch.int64).values.tolist() == array.tolist()
     else:
-        refused(path, "values are uint64; read them with dtype=")
+        refused(path, f"the value {number} does not fit int64")
         with pytest.raises(IOFormatError, match=f"{number} does not fit int64"):
             sio.read(path, dtype=torch.int64)
     np.savez(path, **{**GOOD, "values": array.astype(np.float64)})

@@ -143,7 +143,7 @@ def test_equal_einsums_of_two_tensors_share_one_file(operands: list[Any]) -> Non
 
 def test_a_plan_that_cannot_be_hashed_is_compiled_each_time(operands: list[Any], built: list[str]) -> None:
     plan = explicit_plan("coo", "0||12", {"r": 8}, lanes=1)
-    listed = stc.Plan(plan.name, list(plan.parts))  # type: ignore[arg-type]
+    listed = stc.plans.Plan(plan.name, list(plan.parts))  # type: ignore[arg-type]
     for _ in range(2):
         assert_matches(stc.einsum(MTTKRP, *operands, plan=listed), MTTKRP, operands)
     assert len(built) == 2
@@ -358,7 +358,7 @@ def test_tile_programs_print(operands: list[Any]) -> None:
 @pytest.mark.parametrize(("plan", "programs"), [("scalar", 1), ("bcb", 1), ("bcb+scalar", 2), ("dense", 0)], ids=str)
 def test_programs_of_several_sparse_operands(plan: Any, programs: int) -> None:
     x, y = (random_sparse((20, 20), "random", torch.float32, seed) for seed in (1, 2))
-    plan = stc.plan_bcb(threshold=2, i=4, j=4, k=4) if plan == "bcb+scalar" else plan
+    plan = stc.plans.plan_bcb(threshold=2, i=4, j=4, k=4) if plan == "bcb+scalar" else plan
     kernel = stc.compile("ij,jk->ik", x, y, plan=plan)
     assert len(kernel.programs) == programs
     assert kernel.step is kernel.steps[0]

@@ -140,11 +140,12 @@ def test_outputs_share_a_partition_that_does_not_deal_by_their_rows(monkeypatch:
     deals: list[str] = []
     monkeypatch.setattr("sparsetc.packing.deal.deal", lambda name, *a: deals.append(name) or deal(name, *a))
     x = random_sparse((20, 20, 20), "dense", torch.float64)
-    storages = stc.Storage((0,), (), (1, 2)), stc.Storage((), (0, 1), (2,))
+    storages = stc.plans.Storage((0,), (), (1, 2)), stc.plans.Storage((), (0, 1), (2,))
     parts = tuple(
-        stc.Part(f, s, stc.Schedule(blocks=(("r", 2),))) for f, s in zip(("coo", "fiber"), storages, strict=True)
+        stc.plans.Part(f, s, stc.plans.Schedule(blocks=(("r", 2),)))
+        for f, s in zip(("coo", "fiber"), storages, strict=True)
     )
-    plan = stc.Plan("one copy", parts, False, "threshold", (("threshold", 2000),))
+    plan = stc.plans.Plan("one copy", parts, False, "threshold", (("threshold", 2000),))
     for kept in "ijk":
         others = [c for c in "ijk" if c != kept]
         equation = f"ijk,{others[0]}r,{others[1]}r->{kept}r"

@@ -246,6 +246,7 @@ def bodies() -> dict[str, list[WalkKernel]]:
         "grouped, dropout": kernels_of(_body(0.3, False, 0.2), grouped, fewer),
         "poisson": kernels_of(poisson, entries, whole),
         "stored": kernels_of(replace(poisson, stored=True), entries, whole),
+        "inner, dropout": kernels_of(_gat2(0.2, 0.3), entries, [t.half() for t in (*whole[:2], torch.empty(1, 32))]),
         "inner": kernels_of(_gat2(0.2), entries, [*whole[:2], torch.empty(1, 32)]),
     }
 

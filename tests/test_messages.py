@@ -75,7 +75,7 @@ def test_a_call_has_no_device_to_choose(call: Callable[..., object]) -> None:
         call("ijk,jr->ir", x(), dense(5, 2))
 
 
-@pytest.mark.parametrize("plan", ["bcb", "scalar", "bcb+scalar", stc.plan_bcb(i=4)])
+@pytest.mark.parametrize("plan", ["bcb", "scalar", "bcb+scalar", stc.plans.plan_bcb(i=4)])
 def test_a_plan_of_pairs_for_one_operand(plan: Any) -> None:
     with pytest.raises(
         stc.PlanError, match=r'is for two or more sparse operands, and "ijk,jr->ir" has one; known.*coo'
@@ -319,13 +319,14 @@ def test_coordinates_of_a_subclass_are_plain(kind: Callable[[torch.Tensor], torc
         (lambda e: stc.contract(e.to_dense(), e.to_dense(), 1), "found Tensor; see SparseTensor.from_dense"),
         (lambda e: torch.addmm(e, e.to_dense(), e.to_dense()), r"call \.to_dense\(\) of the input, or torch.sparse"),
         (lambda e: torch.sparse.sampled_addmm(e, torch.ones(2, 3, 4), torch.ones(2, 4, 3)), "three batches of them"),
+        (
+            lambda e: stc.attention(*[torch.ones(3, 2)] * 3, torch.ones(3, 3)),
+            "as mask != 0, and numbers that are added",
+        ),
+        (lambda e: stc.attention(*[torch.ones(3, 2)] * 3, attn_mask=e), r"no attn_mask \(did you mean pattern\?\)"),
+        (lambda e: stc.masks.sliding_window(1.5), "distances of 0 or more, found 1.5"),  # type: ignore[arg-type]
         (lambda e: torch.deg2rad(e.to(torch.complex64)), "deg2rad takes no torch.complex64"),
         (lambda e: stc.einsum("ij,j->i", e.to_scipy(), torch.ones(3).double()), r"\.astype\(dtype\) of numpy, scipy"),
-        (lambda e: stc.SparseTensor.coerce(e.to_scipy().astype("uint16")), r'\.astype\("int32"\)'),
-        (
-            lambda e: stc.SparseTensor.from_table({"i": [0], "v": np.ones(1, "uint16")}, ["i"], "v"),
-            r'\.astype\("int32"\)',
-        ),
     ],
 )
 def test_a_refusal_names_what_can_be_called(call: Callable[[stc.SparseTensor], object], said: str) -> None:

@@ -130,7 +130,7 @@ def test_einsum(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", stc.plan_hls(2), *TILED])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", stc.plans.plan_hls(2), *TILED])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs"])
 def test_plans_and_their_explanations(plan: Any, equation: str) -> None:
     check_elsewhere(equation, plan)
@@ -149,7 +149,7 @@ def check_elsewhere(equation: str, plan: Any) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("plan", ["auto", "scalar", "dense", "bcb", stc.plan_bcb(threshold=3)])
+@pytest.mark.parametrize("plan", ["auto", "scalar", "dense", "bcb", stc.plans.plan_bcb(threshold=3)])
 def test_two_sparse_operands(plan: Any) -> None:
     x, y = matrix(), random_sparse((8, 5), "random", torch.float64, 1)
     elsewhere_now()

@@ -14,7 +14,7 @@ from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.support import names
 
-PLANS = {"auto": "auto", "coo": "coo", "fiber": "fiber", "rows": "rows", "hls": stc.plan_hls(1)}
+PLANS = {"auto": "auto", "coo": "coo", "fiber": "fiber", "rows": "rows", "hls": stc.plans.plan_hls(1)}
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -47,7 +47,7 @@ def test_kernels_of_any_letters_compile(letters: str) -> None:
     a, b, c = letters
     x = random_sparse((40, 30, 20), "dense", torch.float32)
     dense = [random_values((30, 16), torch.float32, 1), random_values((20, 16), torch.float32, 2)]
-    for plan in ("coo", "fiber", stc.plan_hls(1)):
+    for plan in ("coo", "fiber", stc.plans.plan_hls(1)):
         kernel = stc.compile(f"{a}{b}{c},{b}r,{c}r->{a}r", x, *dense, plan=plan, backend="triton")
         assert ".visible .entry" in kernel.ptx("sm_90")
 
@@ -110,5 +110,5 @@ def test_rows_of_tiles_are_in_the_output_s_order(equation: str) -> None:
     sizes = dict(zip("ijk", x.shape, strict=False)) | {"r": 4}
     dense = [random_values(tuple(sizes[c] for c in t), torch.float32, n) for n, t in enumerate(term[1:])]
     for output in ("dense", "sparse"):
-        found = stc.einsum(equation, x, *dense, plan=stc.plan_hls(1), output=output)
+        found = stc.einsum(equation, x, *dense, plan=stc.plans.plan_hls(1), output=output)
         assert_matches(found, equation, [x, *dense])

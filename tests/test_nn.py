@@ -345,6 +345,71 @@ def test_graph_attention(targets: int, sources: int, loops: bool) -> None:
     torch.testing.assert_close(found, dense_attention(layer, meets, x[:sources], other_targets))
 
 
+class Twice(torch.nn.Module):
+    """A model with layers in layers, attention that reads the weight of one, and a layer that stands in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = torch.nn.Linear(8, 8)
+        self.body = torch.nn.Sequential(shared, torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False)))
+        self.again, self.attention = shared, torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.again(self.attention(*[self.body(x)] * 3)[0])
+
+
+def test_a_pruned_model_is_sparsified() -> None:
+    x, layers = torch.rand(2, 3, 8), ("body.0", "body.2.0")
+    model = Twice()
+    for name in layers:
+        prune.random_unstructured(model.get_submodule(name), "weight", amount=0.5)
+    expected = model(x)
+    assert stc.nn.sparsify(model) is model
+    kinds = {name for name, module in model.named_modules() if isinstance(module, stc.nn.SparseLinear)}
+    assert kinds == {*layers}
+    assert model.again is model.body[0]
+    assert type(model.attention.out_proj) is not stc.nn.SparseLinear
+    torch.testing.assert_close(model(x), expected)
+    assert model.body[0].values.shape == (32,)  # type: ignore[union-attr, index]
+
+
+def test_a_model_is_sparsified_by_masks_and_by_magnitude() -> None:
+    x, model = torch.rand(3, 8), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).eval()
+    weight = model[0].weight.detach().clone()
+    mask = torch.zeros(8, 8).index_fill(0, torch.tensor([1, 5]), 1)
+    stc.nn.sparsify(model, {"0": mask}, blocksize=(2, 8))
+    assert model[0].values.shape == (2, 2, 8)
+    torch.testing.assert_close(model[0](x), x @ (weight * mask).T + model[0].bias)
+    assert isinstance(model[1], torch.nn.Linear)
+    linear = torch.nn.Linear(8, 8)
+    sparse = stc.nn.sparsify(linear, 0.1)
+    kept = linear.weight.detach() * (linear.weight.detach().abs() > 0.1)
+    torch.testing.assert_close(sparse(x), x @ kept.T + linear.bias)
+    assert sparse.training
+    with pytest.raises(stc.KeywordError, match="no linear layer is called '2'; there are '1'"):
+        stc.nn.sparsify(model, {"2": mask})
+
+
+@pytest.mark.parametrize("kind", [stc.nn.GATConv, stc.nn.GATv2Conv])
+def test_dropout_of_graph_attention(kind: Any) -> None:
+    """Of weights, as PyG's: with one neighbour each, a row is 0 or twice what it is without."""
+    layer, x = kind(3, 2, heads=400, dropout=0.5, add_self_loops=False), torch.rand(4, 3)
+    adjacency = stc.eye(4)[torch.tensor([1, 2, 3, 0])]
+    for name, parameter in layer.named_parameters():
+        parameter.data *= "bias" not in name
+    whole = layer.eval()(adjacency, x).view(4, 400, 2)
+    x.requires_grad_()
+    dropped = layer.train()(adjacency, x).view(4, 400, 2)
+    share = dropped / whole
+    torch.testing.assert_close(share[..., 0], share[..., 1])
+    torch.testing.assert_close(share, torch.where(share > 1, 2.0, 0.0))
+    assert 0.4 < share.count_nonzero() / share.numel() < 0.6
+    gradient = torch.autograd.grad(dropped.sum(), x)[0]
+    torch.testing.assert_close((gradient * x).sum(), dropped.sum())  # which is linear in x
+    with pytest.raises(stc.ShapeError, match="dropout is a share, from 0 to 1, found 2"):
+        kind(3, 2, dropout=2)
+
+
 def test_where_weights_start() -> None:
     torch.manual_seed(0)
     layer, bound = stc.nn.GATConv(5, 40, heads=30), (6 / 70) ** 0.5  # Glorot and Bengio's

@@ -91,7 +91,7 @@ def test_an_import_loads_what_every_call_needs() -> None:
         "for name in others: del sys.modules[name]\n"
         "sys.modules.update(held)\n"
         "assert set(stc.__all__) <= set(dir(stc))\n"
-        "assert all(getattr(stc, name) is getattr(stc, name) for name in ('read', 'plan_bcb', 'plan_hls'))\n"
+        "assert all(getattr(stc, name) is getattr(stc, name) for name in ('read', 'plans', 'attention'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

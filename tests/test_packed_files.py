@@ -237,7 +237,6 @@ def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
         ({"i": ["a", "b"], "v": [1.0, 2.0]}, None, "coordinates are integers"),
         ({"i": [0, 1], "v": ["a", "b"]}, None, "values are numbers"),
         ({"i": [0, 1], "v": [[1.0], [2.0]]}, None, "values are numbers"),
-        ({"i": [0, 1], "v": np.array([1, 2], np.uint16)}, None, "read them with dtype="),
         ({"i": [0, 1], "v": [1.0, 2.0]}, ("i", "w"), "no column 'w' among 'i', 'v'"),
         ({"i": [0, 1], "v": [1.0, 2.0]}, ("i",), "1 columns"),
         ({"i": [2**63 - 1], "v": [1.0]}, None, "coordinates outside 0 to"),

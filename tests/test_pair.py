@@ -509,7 +509,7 @@ def test_a_kernel_shows_its_plan_and_its_source(plan: str) -> None:
 def test_a_plan_with_its_parts_stores_blocks_as_they_say(equation: str) -> None:
     given = operands(equation)
     for storage in (("bitmap", "whole"), ("whole", "bitmap")):
-        kernel = stc.compile(equation, *given, plan=stc.plan_bcb(i=8, j=8, k=8, l=8, m=8, storage=storage))
+        kernel = stc.compile(equation, *given, plan=stc.plans.plan_bcb(i=8, j=8, k=8, l=8, m=8, storage=storage))
         assert [part.bitmap for part in kernel.plan.parts] == [name == "bitmap" for name in storage]
         again = stc.compile(equation, *given, plan=kernel.plan)
         assert [part.bitmap for part in again.plan.parts] == [name == "bitmap" for name in storage]
@@ -621,7 +621,7 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
     assert step.problem.blocking.extents == (64, 64, 32)
     assert isinstance(step.problem.blocking, Blocking)
     assert isinstance(step.problem.blocking.pairs, Join)
-    named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plan_bcb(i=4, j=4, k=16)).contraction.steps[0]
+    named = stc.compile("ijk,klm->ijlm", x, x, plan=stc.plans.plan_bcb(i=4, j=4, k=16)).contraction.steps[0]
     assert named.problem.blocking.extents == (16, 64, 16)
     values = named.result([], [x.values, x.values], [])
     made = stc.SparseTensor._of(named.coords, values, named.bound.output_shape, True)
@@ -630,7 +630,7 @@ def test_third_order_contracted_over_one_mode_has_blocks_of_64_by_32() -> None:
 
 def test_sides_of_letters_that_a_contraction_of_two_does_not_have() -> None:
     for equation in ("ii,jj->", "ij,jk,kl->il"):
-        check_pair(equation, operands(equation), plan=stc.plan_bcb(i=2, j=2))
+        check_pair(equation, operands(equation), plan=stc.plans.plan_bcb(i=2, j=2))
 
 
 @pytest.mark.parametrize("formats", [("bcb", "coo"), ("coo", "bcb"), ("coo", "coo")], ids=str)
@@ -638,18 +638,18 @@ def test_sides_of_letters_that_a_contraction_of_two_does_not_have() -> None:
 def test_operands_differ_in_format(name: str, formats: tuple[str, str]) -> None:
     """One operand's nonzeros, each with its coordinates, meet the other's blocks, or nonzeros."""
     for pattern in ("skewed", "dense"):
-        check_pair(EQUATIONS[name], operands(EQUATIONS[name], pattern), plan=stc.plan_bcb(formats=formats))
+        check_pair(EQUATIONS[name], operands(EQUATIONS[name], pattern), plan=stc.plans.plan_bcb(formats=formats))
 
 
 def test_blocks_of_two_positions_are_blocks() -> None:
-    kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan=stc.plan_bcb(i=2, j=1, k=1))
+    kernel = stc.compile("ij,jk->ik", *operands("ij,jk->ik"), plan=stc.plans.plan_bcb(i=2, j=1, k=1))
     assert [part.format for part in kernel.plan.parts] == ["bcb", "coo"]
 
 
 def test_formats_follow_the_operands_of_the_equation() -> None:
     for equation, swapped in (("ijk,kl->ijl", False), ("ijk,kl->lij", True)):
         x, y = operands(equation, sizes={**SIZES, "i": 20, "j": 20, "k": 30, "l": 40})
-        kernel = stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo")))
+        kernel = stc.compile(equation, x, y, plan=stc.plans.plan_bcb(formats=("bcb", "coo")))
         (step,) = kernel.contraction.steps
         assert step.problem.swapped == swapped
         blocks, single = (
@@ -662,7 +662,7 @@ def test_formats_follow_the_operands_of_the_equation() -> None:
         assert single.blocks == single.nnz  # of matched entries
         assert single.nbytes == 4 * single.nnz  # its coordinates, and no bitmap
         assert sorted(
-            p.format for p in stc.compile(equation, x, y, plan=stc.plan_bcb(formats=("bcb", "coo"))).plan.parts
+            p.format for p in stc.compile(equation, x, y, plan=stc.plans.plan_bcb(formats=("bcb", "coo"))).plan.parts
         ) == ["bcb", "coo"]
 
 
@@ -682,17 +682,17 @@ def test_errors_before_anything_runs() -> None:
     ):
         stc.einsum("ij,jk->ik", x, y, plan="coo")
     with pytest.raises(stc.PlanError, match="power of two"):
-        stc.plan_bcb(i=3)
+        stc.plans.plan_bcb(i=3)
     with pytest.raises(stc.PlanError, match="gives sides to q, z, which"):
-        stc.einsum("ij,jk->ik", x, y, plan=stc.plan_bcb(z=8, q=4, i=4))
+        stc.einsum("ij,jk->ik", x, y, plan=stc.plans.plan_bcb(z=8, q=4, i=4))
     with pytest.raises(stc.PlanError, match="blocks of 512 x 16 and 16 x 512 positions are too large"):
-        stc.einsum("ij,jk->ik", x, y, plan=stc.plan_bcb(i=512, j=16, k=512))
+        stc.einsum("ij,jk->ik", x, y, plan=stc.plans.plan_bcb(i=512, j=16, k=512))
     for storage in ("dense", ("whole",), ("whole", "dense")):
         with pytest.raises(stc.PlanError, match="storage must be one of"):
-            stc.plan_bcb(storage=storage)
+            stc.plans.plan_bcb(storage=storage)
     for formats in (("bcb",), ("csr", "bcb"), ("bcb", "bcb", "coo")):
         with pytest.raises(stc.PlanError, match='formats must be "bcb" or "coo"'):
-            stc.plan_bcb(formats=formats)
+            stc.plans.plan_bcb(formats=formats)
     with pytest.raises(stc.DtypeError, match="operand 2 has dtype"):
         stc.einsum("ij,jk->ik", x, y.to(torch.float32))
     with pytest.raises(stc.ShapeError, match="index 'j'"):

@@ -29,7 +29,7 @@ def third_order(dtype: torch.dtype, storage: str, precision: str, backend: str =
     """Blocks of 64 x 32 and 32 x 64."""
     given = operands("ijk,klm->ijlm", "skewed", dtype, sizes=SIZES)
     return stc.compile(
-        "ijk,klm->ijlm", *given, plan=stc.plan_bcb(storage=storage), precision=precision, backend=backend
+        "ijk,klm->ijlm", *given, plan=stc.plans.plan_bcb(storage=storage), precision=precision, backend=backend
     )
 
 
@@ -116,7 +116,7 @@ def test_integers_compile(dtype: torch.dtype) -> None:
 def test_every_equation_compiles(name: str) -> None:
     given = operands(EQUATIONS[name], "skewed", torch.float32)
     for storage in ("whole", "bitmap"):
-        kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plan_bcb(storage=storage))
+        kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plans.plan_bcb(storage=storage))
         assert ".visible .entry" in kernel.ptx("sm_90")
 
 

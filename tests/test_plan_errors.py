@@ -11,10 +11,10 @@ from cases import explicit_plan, random_sparse, random_values
 from extensions import as_before
 
 import sparsetc as stc
-from sparsetc import Part, Plan, Schedule, Storage
 from sparsetc.formats.coo import coo
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
+from sparsetc.plans import Part, Plan, Schedule, Storage
 
 F32 = torch.float32
 EQUATION = "ijk,jr->ir"
@@ -123,12 +123,12 @@ def test_options_of_a_plan_of_pairs(options: Any, says: str) -> None:
 def test_numbers_that_no_tensor_reaches() -> None:
     said = r"and below 2\*\*63, found 1000"
     with pytest.raises(stc.PlanError, match=said):
-        stc.plan_hls(10**30)
+        stc.plans.plan_hls(10**30)
     with pytest.raises(stc.PlanError, match=said):
-        stc.plan_bcb(threshold=10**30)
+        stc.plans.plan_bcb(threshold=10**30)
     with pytest.raises(stc.PlanError, match=r"the side of 'i' must be a power of two, below 2\*\*63"):
-        stc.plan_bcb(i=2**80)
-    planned(stc.plan_hls(2**62))
+        stc.plans.plan_bcb(i=2**80)
+    planned(stc.plans.plan_hls(2**62))
     for most in (2**32, 2**70):  # a zero in 32 bits, and more than 64 hold
         planned(of(parts=(Part("fiber", Storage((0,), (1,), (2,), max_item_nnz=most), of().parts[0].schedule),)))
 
@@ -184,7 +184,7 @@ def test_blocks_of_a_letter_that_is_summed_before_kernels_run() -> None:
     ],
 )
 def test_a_refused_plan_quotes_the_equation_as_written(plan: str, says: str) -> None:
-    stc.register_plan("never")(lambda problem, counts: None)
+    stc.plans.register_plan("never")(lambda problem, counts: None)
     written = "iij, jr, rs -> s"
     with pytest.raises(stc.PlanError, match=says) as caught:
         stc.compile(written, random_sparse((4, 4, 5), "random", F32), *(torch.ones(5, 2), torch.ones(2, 3)), plan=plan)
@@ -214,8 +214,8 @@ def in_two(problem: Problem, counts: Counts) -> Candidate:
 
 
 def test_a_plan_of_several_parts_where_sums_are_in_order() -> None:
-    stc.register_partition("halves")(halves)
-    stc.register_plan("halves", shared=True)(in_two)
+    stc.plans.register_partition("halves")(halves)
+    stc.plans.register_plan("halves", shared=True)(in_two)
     operands = random_sparse((60, 50), "skewed", F32), torch.ones(50, 8)
     preferred = Plan("auto", options=(("preferred", "halves"),))  # what gradients of a shared plan are asked for by
     for wanted in (preferred, "halves"):

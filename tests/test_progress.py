@@ -84,7 +84,7 @@ LONG: dict[str, Callable[[bool | None], object]] = {
     "cp_apr": lambda wanted: stc.decomposition.cp_apr(CUBE, 1, n_iter_max=1, progress=wanted),
     "tucker": lambda wanted: stc.decomposition.tucker(CUBE, 1, n_iter_max=1, progress=wanted),
     "stream": lambda wanted: stc.stream("ijk->i", CUBE, progress=wanted),
-    "blocking_curve": lambda wanted: stc.blocking_curve(CUBE.sum(2), taus=(0.5,), progress=bool(wanted)),
+    "blocking_curve": lambda wanted: stc.plans.blocking_curve(CUBE.sum(2), taus=(0.5,), progress=bool(wanted)),
 }
 
 

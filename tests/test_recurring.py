@@ -104,7 +104,7 @@ def test_a_new_plan_is_considered_at_once(counted: list[Any]) -> None:
     for seed in range(AGREED + 1):
         planned(random(seed))
     try:
-        stc.register_plan("cheap by name")(lambda problem, counts: None)
+        stc.plans.register_plan("cheap by name")(lambda problem, counts: None)
         planned(random(AGREED + 1))
         assert len(counted) == AGREED + 1
     finally:

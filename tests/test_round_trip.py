@@ -27,7 +27,7 @@ def same(first: torch.Tensor | stc.SparseTensor, second: torch.Tensor | stc.Spar
 # --- one sparse operand -----------------------------------------------------------------------------------------------
 
 PLANS: dict[str, Any] = {n: n for n in ("auto", "coo", "fiber", "rows", "coo+rows", "fiber+rows", "hls", "dense")}
-PLANS |= {"all tiles": stc.plan_hls(1), "some tiles": stc.plan_hls(8), "no tile": stc.plan_hls(5000)}
+PLANS |= {"all tiles": stc.plans.plan_hls(1), "some tiles": stc.plans.plan_hls(8), "no tile": stc.plans.plan_hls(5000)}
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
@@ -51,7 +51,7 @@ def test_the_plan_of_a_kernel_makes_it_again(equation: str, name: str, backend: 
 
 def test_parts_of_nothing_are_left_out_and_not_missed() -> None:
     x, *dense = Problem("ij,jr->ir", SIZES, "dense", torch.float32).operands()
-    kernel = stc.compile("ij,jr->ir", x, *dense, plan=stc.plan_hls(1), backend="torch")
+    kernel = stc.compile("ij,jr->ir", x, *dense, plan=stc.plans.plan_hls(1), backend="torch")
     assert [p.format for p in kernel.plan.parts] == ["dense_tile"]
     assert (kernel.plan.partition, kernel.plan.options) == ("threshold", (("threshold", 1),)), "as it was asked"
     assert kernel.plan.shares == (0,), "and none of the share that is empty"
@@ -68,11 +68,11 @@ def three_parts(coords: torch.Tensor, shape: tuple[int, ...], *, empty: int) -> 
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
 def test_an_empty_share_is_named_by_the_others(empty: int) -> None:
-    stc.register_partition("three")(three_parts)
+    stc.plans.register_partition("three")(three_parts)
     x, *dense = Problem("ij,jr->ir", SIZES, "random", torch.float32).operands()
     coo = stc.compile("ij,jr->ir", x, *dense, plan="coo", backend="torch")
     parts = coo.plan.parts * 3
-    plan = stc.Plan("three", parts, False, "three", (("empty", empty),))
+    plan = stc.plans.Plan("three", parts, False, "three", (("empty", empty),))
     kernel = stc.compile("ij,jr->ir", x, *dense, plan=plan, backend="torch")
     assert kernel.plan.shares == tuple(n for n in range(3) if n != empty)
     for operand in (x, stc.SparseTensor(x.coords, x.values, x.shape)):
@@ -80,26 +80,26 @@ def test_an_empty_share_is_named_by_the_others(empty: int) -> None:
         assert again.source == kernel.source
         assert same(again(*dense), kernel(*dense))
         torch.testing.assert_close(again(*dense), coo(*dense))
-    moved = stc.Plan("moved", parts[:2], False, "three", (("empty", (empty + 1) % 3),), kernel.plan.shares)
+    moved = stc.plans.Plan("moved", parts[:2], False, "three", (("empty", (empty + 1) % 3),), kernel.plan.shares)
     for operand in (x, stc.SparseTensor(x.coords, x.values, x.shape)):
         with pytest.raises(stc.PlanError, match="plan 'moved' has no part for"):
             stc.compile("ij,jr->ir", operand, *dense, plan=moved, backend="torch")
     with pytest.raises(stc.PlanError, match="has 2 parts and names 1 shares"):
-        stc.compile("ij,jr->ir", x, *dense, plan=stc.Plan("odd", parts[:2], False, "three", shares=(0,)))
+        stc.compile("ij,jr->ir", x, *dense, plan=stc.plans.Plan("odd", parts[:2], False, "three", shares=(0,)))
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
 
 PAIRED: dict[str, Any] = {name: name for name in ("auto", "scalar", "dense", "bcb", "bcb+scalar")}
 PAIRED |= {
-    "sides": stc.plan_bcb(i=4, j=4, k=8),
-    "split": stc.plan_bcb(threshold=4),
-    "nonzeros and blocks": stc.plan_bcb(formats=("coo", "bcb")),
-    "bitmaps": stc.plan_bcb(storage=("bitmap", "whole")),
+    "sides": stc.plans.plan_bcb(i=4, j=4, k=8),
+    "split": stc.plans.plan_bcb(threshold=4),
+    "nonzeros and blocks": stc.plans.plan_bcb(formats=("coo", "bcb")),
+    "bitmaps": stc.plans.plan_bcb(storage=("bitmap", "whole")),
 }
 
 
-def numbers(plan: stc.Plan) -> tuple[Any, ...]:
+def numbers(plan: stc.plans.Plan) -> tuple[Any, ...]:
     return plan.name, plan.parts, plan.steps
 
 
@@ -141,21 +141,23 @@ def test_a_plan_of_pairs_says_what_there_is() -> None:
 def test_a_plan_without_parts_is_a_request() -> None:
     given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
     named = stc.compile("ijk,klm->ijlm", *given, plan="bcb")
-    assert stc.plan_bcb() == stc.Plan("bcb")
-    assert stc.plan_bcb().is_request
+    assert stc.plans.plan_bcb() == stc.plans.Plan("bcb")
+    assert stc.plans.plan_bcb().is_request
     assert not named.plan.is_request
-    assert stc.compile("ijk,klm->ijlm", *given, plan=stc.Plan("bcb")).plan == named.plan
+    assert stc.compile("ijk,klm->ijlm", *given, plan=stc.plans.Plan("bcb")).plan == named.plan
     x, *dense = Problem("ij,jr->ir", SIZES, "random", torch.float32).operands()
     for name in ("auto", "coo", "hls"):
-        wanted, found = (stc.compile("ij,jr->ir", x, *dense, plan=p, backend="torch") for p in (name, stc.Plan(name)))
+        wanted, found = (
+            stc.compile("ij,jr->ir", x, *dense, plan=p, backend="torch") for p in (name, stc.plans.Plan(name))
+        )
         assert wanted.plan == found.plan
         assert wanted.source == found.source
-    assert repr(stc.plan_bcb(threshold=4, i=8)) == "Plan('bcb+scalar', side_i=8, threshold=4)"
+    assert repr(stc.plans.plan_bcb(threshold=4, i=8)) == "Plan('bcb+scalar', side_i=8, threshold=4)"
 
 
 def test_parts_of_two_operands_say_how_blocks_are_stored() -> None:
     given = pair_operands("ijk,klm->ijlm", "skewed", torch.float32)
-    plan = stc.plan_bcb(storage=("bitmap", "whole"), i=4, j=4, k=8, l=2, m=4)
+    plan = stc.plans.plan_bcb(storage=("bitmap", "whole"), i=4, j=4, k=8, l=2, m=4)
     first, second = stc.compile("ijk,klm->ijlm", *given, plan=plan).plan.parts
     assert (first.sides, second.sides) == ({"i": 4, "j": 4, "k": 8}, {"k": 8, "l": 2, "m": 4})
     assert (first.bitmap, second.bitmap) == (True, False)
@@ -181,7 +183,7 @@ def test_it_is_not_for_one_operand() -> None:
 
 def test_a_repr_is_one_line() -> None:
     x, *dense = Problem("ijk,jr,ks->irs", SIZES, "random", torch.float32).operands()
-    kernel = stc.compile("ijk,jr,ks->irs", x, *dense, plan=stc.plan_hls(2), backend="triton")
+    kernel = stc.compile("ijk,jr,ks->irs", x, *dense, plan=stc.plans.plan_hls(2), backend="triton")
     pair = stc.compile("ijk,klm->ijlm", *pair_operands("ijk,klm->ijlm", "skewed", torch.float32))
     program: TileProgram = kernel.step.programs[0]
     shown: list[object] = [kernel, kernel.plan, kernel.step.choice, program, kernel.explain()]

@@ -100,13 +100,15 @@ def test_fewer_bytes_are_loaded() -> None:
 # --- who has it -------------------------------------------------------------------------------------------------------
 
 
-def given(plan: stc.Plan, equation: str = SPMM, dtype: torch.dtype = torch.float32, **settings: Any) -> stc.Kernel:
+def given(
+    plan: stc.plans.Plan, equation: str = SPMM, dtype: torch.dtype = torch.float32, **settings: Any
+) -> stc.Kernel:
     return stc.compile(equation, *Problem(equation, dtype=dtype).operands(), plan=plan, **settings)
 
 
-def plan_of(name: str = "coo") -> stc.Plan:
+def plan_of(name: str = "coo") -> stc.plans.Plan:
     case = SCALAR[name]
-    plan: stc.Plan = case.settings["plan"]
+    plan: stc.plans.Plan = case.settings["plan"]
     return plan
 
 
@@ -129,7 +131,7 @@ def test_only_at_precision_bf16() -> None:
     (part,) = plan_of().parts
     finer = replace(part, schedule=replace(part.schedule, precision="tf32"))
     with pytest.raises(stc.PlanError, match="operands are rounded at precision bf16, not at tf32"):
-        given(stc.Plan("p", (finer,)), backend="triton")
+        given(stc.plans.Plan("p", (finer,)), backend="triton")
 
 
 @pytest.mark.parametrize("name", ["C", "X", "j"])

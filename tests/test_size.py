@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 379_900, size.COMPILER: 268_100, size.FILES: 239, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 383_600, size.COMPILER: 270_200, size.FILES: 240, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -19,7 +19,7 @@ from sparsetc.planner.pricing import price
 WIDE = torch.zeros(())
 
 
-def spmm(x: stc.SparseTensor, columns: int, plan: str | stc.Plan = "coo", backend: str = "triton") -> stc.Kernel:
+def spmm(x: stc.SparseTensor, columns: int, plan: str | stc.plans.Plan = "coo", backend: str = "triton") -> stc.Kernel:
     return stc.compile("ij,jr->ir", x, WIDE.expand(x.shape[1], columns), plan=plan, backend=backend)
 
 

@@ -7,6 +7,10 @@ spelling for dense ones, a second function says what is meant.
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +19,8 @@ import pytest
 import torch
 from test_arithmetic import KINDS, dense, sparse
 from torch.nn import functional
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 import sparsetc as stc
 
@@ -356,3 +362,128 @@ def test_tensors_are_compared_as_torchs() -> None:
         with pytest.raises(AssertionError):
             stc.testing.assert_close(x, other)
     stc.testing.assert_close(x * torch.nan, x * torch.nan, equal_nan=True)
+
+
+def _whole() -> stc.SparseTensor:
+    return stc.SparseTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3))
+
+
+def _module(x: stc.SparseTensor) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.register_buffer("x", x)  # type: ignore[arg-type]
+    return module
+
+
+def _loaded(x: stc.SparseTensor) -> Any:
+    module = _module(0 * x)
+    module.load_state_dict(_module(x).state_dict())
+    return module.x
+
+
+def _unpickled(x: stc.SparseTensor) -> Any:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def _trained(x: stc.SparseTensor) -> Any:
+    x = x.clone().requires_grad_()
+    optimizer = torch.optim.SGD([x.values], 1.0)
+    (x * x).sum().backward()
+    optimizer.step()
+    return x.detach()
+
+
+def _checkpointed(x: stc.SparseTensor) -> Any:
+    values = x.values.clone().requires_grad_()
+    checkpoint(lambda v: (x.with_values(v) ** 2).sum(), values, use_reentrant=False).backward()
+    return x.with_values(values.grad)
+
+
+def _hooked(x: stc.SparseTensor) -> Any:
+    x = x.clone().requires_grad_()
+    x.register_hook(lambda gradient: 3 * gradient)
+    x.sum().backward()
+    return x.grad
+
+
+THINGS: dict[str, tuple[Spelling, Spelling]] = {
+    "deepcopy": (copy.deepcopy, lambda d: d),
+    "copy": (copy.copy, lambda d: d),
+    "pickle": (lambda x: pickle.loads(pickle.dumps(x)), lambda d: d),
+    "torch.save and load": (_unpickled, lambda d: d),
+    "share_memory_": (lambda x: x.share_memory_(), lambda d: d),
+    "buffer": (lambda x: _module(x).x, lambda d: d),
+    "buffer, double": (lambda x: _module(x).double().x, lambda d: d.double()),
+    "buffer, half": (lambda x: _module(x).half().x, lambda d: d.half()),
+    "buffer, loaded": (_loaded, lambda d: d),
+    "buffer, copied": (lambda x: copy.deepcopy(_module(x)).x, lambda d: d),
+    "buffers": (lambda x: next(_module(x).buffers()), lambda d: d),
+    "named_buffers": (lambda x: dict(_module(x).named_buffers())["x"], lambda d: d),
+    "state_dict": (lambda x: _module(x).state_dict()["x"], lambda d: d),
+    "optimizer": (_trained, lambda d: -d),
+    "checkpoint": (_checkpointed, lambda d: 2 * d),
+    "hook": (_hooked, lambda d: torch.where(d != 0, 3.0, 0.0)),
+    "grad": (lambda x: torch.autograd.grad((x.requires_grad_() * x).sum(), x.values)[0], lambda d: 2 * d[d != 0]),
+    "no_grad": (lambda x: torch.no_grad()(lambda: 2 * x.requires_grad_())().detach(), lambda d: 2 * d),
+    "inference_mode": (lambda x: torch.inference_mode()(lambda: x + x)(), lambda d: d + d),
+    "func.grad": (
+        lambda x: torch.func.grad(lambda v: (x.with_values(v) ** 2).sum())(x.values),
+        lambda d: 2 * d[d != 0],
+    ),
+    "vmap": (lambda x: torch.vmap(lambda v: x @ v)(torch.eye(3)), lambda d: d.T),
+    "jacrev": (lambda x: torch.func.jacrev(lambda v: x @ v)(torch.ones(3)), lambda d: d),
+    "tree_map": (lambda x: tree_map(lambda t: 2 * t, {"a": x})["a"], lambda d: 2 * d),
+    "Linear": (lambda x: _linear(x), lambda d: d.sum(1)[:, None].expand(2, 2)),
+    "Sequential": (lambda x: torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())(x), lambda d: d.relu().tanh()),
+    "Dropout": (lambda x: torch.nn.Dropout(0.5).eval()(x), lambda d: d),
+    "collate": (lambda x: stc.nn.collate([x, x]), lambda d: torch.block_diag(d, d)),
+    "dictionary": (lambda x: {x: x}[x], lambda d: d),
+    "in": (lambda x: torch.tensor(x in [x, 0 * x]), lambda d: torch.tensor(True)),
+    "weak reference": (lambda x: weakref.ref(x)(), lambda d: d),
+    "iteration": (lambda x: torch.stack([row.to_dense() for row in x]), lambda d: d),
+    "reversed": (lambda x: torch.stack([row.to_dense() for row in reversed(x)]), lambda d: d.flip(0)),
+    "len": (lambda x: torch.tensor(len(x)), lambda d: torch.tensor(2)),
+    "float": (lambda x: torch.tensor(float(x[1, 1])), lambda d: d[1, 1]),
+    "f-string": (lambda x: torch.tensor(float(f"{x.sum():.2f}")), lambda d: d.sum()),
+    "numel": (lambda x: torch.tensor(torch.numel(x)), lambda d: torch.tensor(6)),
+    "equal": (lambda x: torch.tensor(torch.equal(x, x.clone())), lambda d: torch.tensor(True)),
+    "allclose": (lambda x: torch.tensor(torch.allclose(x, x + 0.0)), lambda d: torch.tensor(True)),
+    "DLPack of parts": (lambda x: torch.from_dlpack(x.values), lambda d: d[d != 0]),
+    "vstack": (lambda x: torch.vstack([x, x]), lambda d: torch.vstack([d, d])),
+    "hstack": (lambda x: torch.hstack([x, x]), lambda d: torch.hstack([d, d])),
+    "swapaxes": (lambda x: x.swapaxes(0, 1), lambda d: d.T),
+    "moveaxis": (lambda x: torch.moveaxis(x[None], 0, 2), lambda d: d[..., None]),
+}
+"""What torch does to tensors."""
+
+
+def _linear(x: stc.SparseTensor) -> Any:
+    layer = torch.nn.Linear(3, 2, bias=False).requires_grad_(False)
+    layer.weight.fill_(1.0)
+    return layer(x)
+
+
+@pytest.mark.parametrize("name", THINGS)
+def test_what_torch_does_to_tensors(name: str) -> None:
+    does, means = THINGS[name]
+    found, expected = does(_whole()), means(_whole().to_dense())
+    torch.testing.assert_close(found.to_dense() if isinstance(found, stc.SparseTensor) else found, expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: x.cumsum(0), r"no cumsum: call .to_dense\(\), or compute with .values"),
+        (lambda x: x.numpy(), r"no numpy: .to_dense\(\).numpy\(\)"),
+        (lambda x: x.backward(), r"as .sum\(\).backward\(\)"),
+        (lambda x: x._nnz(), "take .nnz"),
+        (lambda x: x.to_sparse_csr(), r"to_torch\(layout\)"),
+        (lambda x: x.fill_(0), "not changed in place, as fill_ would"),
+        (lambda x: x.no_such_thing, "object has no attribute 'no_such_thing'"),
+    ],
+)
+def test_what_a_sparse_tensor_has_not(call: Spelling, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        call(_whole())

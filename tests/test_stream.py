@@ -610,3 +610,11 @@ def test_what_fits_exactly_fits(window: int) -> None:
         made.window = 1000
     with pytest.raises(stc.OutOfMemoryError, match=r"2 chunks 16,384, and the result.* 3,360; the limit is 29,743"):
         less.keeps(made, 30)
+
+
+def test_bools_are_not_multiplied() -> None:
+    x = stc.eye(3).bool()
+    for stream in (stc.stream, stc.stream_kernel):
+        for dtype in (torch.bool, torch.float32):
+            with pytest.raises(stc.DtypeError, match=r"of bools, which are not multiplied: stream \.to"):
+                stream("ij,jr->ir", x, torch.ones(3, 2, dtype=dtype))  # type: ignore[operator]

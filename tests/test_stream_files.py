@@ -397,7 +397,7 @@ def test_files_for_a_gpu_are_no_files_for_the_cpu(saved: Path) -> None:
 
 @pytest.mark.parametrize("plan", TILED)
 def test_infinities_need_a_file_without_tiles(plan: str, tmp_path: Path) -> None:
-    x, (b, c), tiles = tensor(), operands("ijk,jr,kr->ir"), stc.Plan(plan, options=(("threshold", 0),))
+    x, (b, c), tiles = tensor(), operands("ijk,jr,kr->ir"), stc.plans.Plan(plan, options=(("threshold", 0),))
     with stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=tiles, file=tmp_path / "x"):
         pass
     with stc.open_stream(tmp_path / "x") as s, pytest.raises(stc.PlanError, match="infinities"):

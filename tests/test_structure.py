@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x[[9]]": (lambda x: x[[9]], stc.CoordinateError, "out of range"),
     "x[1, 1, 1]": (lambda x: x[1, 1, 1], stc.ShapeError, "3 indices"),
     "x[..., ...]": (lambda x: x[..., ...], stc.ShapeError, "of …"),
-    "x['a']": (lambda x: x["a"], stc.ShapeError, "found str"),
+    "x['a']": (lambda x: x["a"], stc.ShapeError, "mode 0 has no labels of text"),
     "x[1.5]": (lambda x: x[1.5], stc.ShapeError, "found float"),
     "x[matrix]": (lambda x: x[torch.ones(2, 2, dtype=torch.long)], stc.ShapeError, "one mode"),
     "x[[1, 2], [0]]": (lambda x: x[[1, 2], [0]], stc.ShapeError, "one length"),

@@ -6,6 +6,7 @@ import copy
 import gzip
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,6 @@ FAULTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "large": ({"j": np.array([0, 2**63, 1, 1], np.uint64)}, CoordinateError, f"column 'j' holds {2**63}; "),
     "bools": ({"i": [True, False, True, True]}, FormatError, "column 'i' holds bool; coordinates are integers"),
     "words": ({"value": list("abcd")}, FormatError, "column 'value' holds .*; values are numbers"),
-    "flags": ({"value": np.arange(4, dtype=np.uint16)}, DtypeError, "found torch.uint16"),
 }
 
 
@@ -172,7 +172,6 @@ def test_labels_stay() -> None:
     for y in (2 * x, x + x, x.abs(), x.float(), copy.copy(x), x.with_values(-x.values), x.T.T, x.drop(), x.detach()):
         assert {name: None if of is None else of.tolist() for name, of in y.labels.items()} == expected
     assert [*x.T.labels] == ["week", "user"]
-    assert x.sum(0, output="sparse").labels == {}
     assert visits().labels["user"] is not x.labels["user"]
     named = stc.rand((2, 3), nnz=2).with_labels({"a": [5, 7], "b": None})
     assert named.labels["a"].tolist() == [5, 7]
@@ -181,6 +180,109 @@ def test_labels_stay() -> None:
             named.with_labels(labels)
     blocks = stc.SparseTensor.from_dense(torch.eye(4), blocksize=(2, 2)).with_labels({"a": list("wxyz"), "b": None})
     assert blocks.to_table()["a"].tolist() == list("wwxxyyzz")
+
+
+def test_texts_are_labels_of_indices() -> None:
+    dense = torch.arange(1.0, 7).view(2, 3)
+    x = stc.SparseTensor.from_dense(dense).with_labels({"user": ["ann", "bob"], "item": ["tea", "ale", "tea"]})
+    assert x["bob", "ale"].item() == 5
+    assert x["ann"].labels["item"].tolist() == ["tea", "ale", "tea"]
+    assert x[:, ["ale", "tea"]].to_dense().tolist() == [[2, 1], [5, 4]]  # of equal labels the first
+    assert x[np.array(["bob"]), 1:].to_dense().tolist() == [[5, 6]]
+    assert "(ann, ale)  2" in str(x)
+    assert "(bob, tea)  4" in x._repr_html_()
+    for key, error, words in (
+        ("eve", CoordinateError, "mode 'user' has no label 'eve'"),
+        ((0, ["ale", "rum"]), CoordinateError, "mode 'item' has no label 'rum'"),
+    ):
+        with pytest.raises(error, match=words):
+            x[key]
+    for y in (stc.eye(2), stc.eye(2).with_labels({"a": [5, 7], "b": None})):
+        with pytest.raises(ShapeError, match="mode 0 has no labels of text, found 'ann' as an index"):
+            y["ann"]
+
+
+NAMES = {"user": list("abc"), "item": list("wxyz"), "week": None}
+TAKEN: dict[str, tuple[Callable[[stc.SparseTensor], Any], dict[str, list[str] | None]]] = {
+    "slice": (lambda x: x[1:], NAMES | {"user": ["b", "c"]}),
+    "steps": (lambda x: x[::-2, ..., 1:], NAMES | {"user": ["c", "a"]}),
+    "later mode": (lambda x: x[:, ::3], NAMES | {"item": ["w", "z"]}),
+    "one": (lambda x: x[1], {"item": list("wxyz"), "week": None}),
+    "index": (lambda x: x[torch.tensor([2, 0, 2])], NAMES | {"user": ["c", "a", "c"]}),
+    "later index": (lambda x: x[:, [3, 1]], NAMES | {"item": ["z", "x"]}),
+    "mask": (lambda x: x[np.array([True, False, True])], NAMES | {"user": ["a", "c"]}),
+    "narrow": (lambda x: x.narrow(1, 2, 2), NAMES | {"item": ["y", "z"]}),
+    "new mode": (lambda x: x.unsqueeze(0), {}),
+    "sum": (lambda x: x.sum(1), {"user": list("abc"), "week": None}),
+    "mean": (lambda x: x.mean((0, 2), output="sparse"), {"item": list("wxyz")}),
+    "sum of size 1": (lambda x: x.amax(0, keepdim=True), NAMES | {"user": None}),
+    "projected": (lambda x: stc.einsum("uiw->wu", x), {"week": None, "user": list("abc")}),
+    "scaled": (lambda x: stc.einsum("uiw,u->uiw", x, torch.ones(3)), NAMES),
+    "joined": (lambda x: stc.einsum("uiw,vjw->ij", x, x), {}),
+    "joined with names": (lambda x: stc.einsum("uiw,ij->uj", x, OTHER), {"user": list("abc"), "kind": ["k", "l"]}),
+    "dense letter": (
+        lambda x: stc.einsum("uiw,wr->uir", x, torch.ones(2, 3)),
+        {"user": list("abc"), "item": list("wxyz")},
+    ),
+}
+OTHER = stc.rand((4, 2), 0.9).with_labels({"item": list("wxyz"), "kind": ["k", "l"]})
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("blocksize", [None, (1, 2, 2)])
+def test_labels_follow_their_modes(name: str, blocksize: Any) -> None:
+    dense = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0))
+    x = stc.SparseTensor.from_dense(dense, blocksize=blocksize).with_labels(NAMES)
+    function, expected = TAKEN[name]
+    labels = {of: None if names is None else names.tolist() for of, names in function(x).labels.items()}
+    assert labels == expected
+
+
+def test_labels_in_a_packed_file(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    dense, path = torch.rand(3, 4, 2), tmp_path / "x.parquet"
+    names = {"user": ["a", "ä", ""], "item": [1.5, 2, -3, 4], "week": None}
+    stc.write(path, stc.SparseTensor.from_dense(dense).with_labels(names))
+    y = stc.read(path)
+    assert {of: None if found is None else found.tolist() for of, found in y.labels.items()} == names
+    torch.testing.assert_close(y.to_dense(), dense)
+    stc.write(path, stc.eye(2))
+    assert stc.read(path).labels == {}
+    with pytest.warns(UserWarning, match=r"a \.tns file holds no labels: write \.npz or \.parquet"):
+        stc.write(tmp_path / "x.tns", y)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "its labels"),
+        ('[["a", ["x"]]]', "a name for each sparse mode"),
+        ('[["a", ["x", 1]], ["b", null]]', "all texts, or all numbers"),
+        ('[["a", [[1], [2]]], ["b", null]]', "all texts, or all numbers"),
+        ('[["a", 3], ["b", null]]', "its labels"),
+        ("[" * 9000, "its labels"),
+    ],
+)
+def test_damaged_labels_of_a_packed_file(tmp_path: Path, text: str, words: str) -> None:
+    parquet, path = pytest.importorskip("pyarrow.parquet"), tmp_path / "x.parquet"
+    stc.write(path, stc.eye(2))
+    whole = parquet.read_table(path)
+    about = parquet.ParquetFile(path).metadata.metadata
+    with parquet.ParquetWriter(path, whole.schema, write_page_checksum=True, store_schema=False) as writer:
+        writer.write_table(whole)
+        writer.add_key_value_metadata({**about, b"sparsetc.labels": text})
+    with pytest.raises(stc.IOFormatError, match=words):
+        stc.read(path)
+
+
+def test_labels_that_take_more_than_the_limit(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "x.parquet"
+    stc.write(path, stc.eye(3).with_labels({"a": ["x" * 10_000, "", ""], "b": None}))
+    with stc.options(memory_limit=500_000), pytest.raises(stc.OutOfMemoryError, match="the labels"):
+        stc.read(path)
+    with stc.options(memory_limit=1_000_000):
+        assert stc.read(path).labels["a"].tolist()[1:] == ["", ""]
 
 
 def test_labels_are_saved(tmp_path: Path) -> None:
@@ -238,9 +340,22 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     np.add.at(expected, (rows[:, 0], rows[:, 1]), rows[:, 2])
     assert main(["pack", str(path), str(tmp_path / "x.parquet"), "--columns", "i", "j", "count"]) == 0
     assert (stc.read(tmp_path / "x.parquet").to_dense().numpy() == expected).all()
-    path.write_text(CSV)
-    with pytest.raises(stc.IOFormatError, match="'user' holds labels"):
-        stc.pack(path, tmp_path / "y.parquet", columns=["user", "rating"])
+    named = "".join(f"n{i},2026-01-{1 + j % 28:02},{n}\n" for i, j, n in rows[:60_000].tolist())
+    path.write_text(f"user,day,count\n{named}late,2025-12-31,1\n")
+    columns = ["user", "day", "count"]
+    whole, target = stc.read(path, columns=columns), tmp_path / "y.parquet"
+    stc.pack(path, target, columns=columns)
+    packed = stc.read(target)
+    assert torch.equal(packed.coords, whole.coords)
+    assert torch.equal(packed.values, whole.values)
+    assert {name: of.tolist() for name, of in packed.labels.items()} == {
+        name: of.tolist() for name, of in whole.labels.items()
+    }
+    assert packed.labels["day"][0] == "2025-12-31"
+    path.write_text("i,x,count\n1,0.5,1\n")
+    for wrong, words in (("x", "neither integers nor labels"), ("who", "no column 'who' among 'i', 'x', 'count'")):
+        with pytest.raises(stc.IOFormatError, match=words):
+            stc.pack(path, target, columns=["i", wrong, "count"])
     path.write_text("i,count\n")
     with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
         stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])

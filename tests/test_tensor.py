@@ -265,8 +265,7 @@ def test_shape_is_inferred() -> None:
         ([[0, 1, 2]], [1.0], (3,), FormatError, "3 columns.*1 values"),
         ([[0, 1], [0, 1], [1, 1]], [1.0, 2.0, 3.0], (2, 2), FormatError, "transpose"),
         ([[0]], 1.0, (1,), FormatError, "single number"),
-        ([[0]], np.array([1], np.uint64), (1,), DtypeError, "uint64"),
-        ([[0]], np.array([1], np.uint16), (1,), DtypeError, "uint16.*astype"),
+        ([[0]], np.array([2**63], np.uint64), (1,), DtypeError, "2\\*\\*63 or more"),
         ([[0]], np.array(["a"]), (1,), DtypeError, "values"),
         ([[0]], [1.0], (2, 2), ShapeError, "2 modes.*1 rows"),
         ([[0]], [[1.0, 2.0]], (2, 3), ShapeError, "dense"),
@@ -376,8 +375,6 @@ def test_with_values_shares_pattern_and_cache() -> None:
     assert y.to_dense()[1, 2] == 8
     with pytest.raises(ShapeError, match="\\(2,\\)"):
         x.with_values([1.0])
-    with pytest.raises(DtypeError):
-        x.with_values(torch.ones(2, dtype=torch.uint16))
 
 
 def test_to_as_torch_does() -> None:
@@ -459,7 +456,7 @@ def test_from_torch_kinds() -> None:
     assert SparseTensor.from_torch(lying).coords.tolist() == [[0, 2]]
     with pytest.raises(DtypeError):
         SparseTensor.from_torch(
-            torch.sparse_coo_tensor([[0]], torch.ones(1, dtype=torch.uint16), (1,), check_invariants=True)
+            torch.sparse_coo_tensor([[0]], torch.ones(1, dtype=torch.complex32), (1,), check_invariants=True)
         )
     with pytest.raises(FormatError):
         SparseTensor.from_dense(torch.tensor(1.0))

@@ -282,7 +282,7 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     """Level 3's runner, on the task list and blocks of a compiled contraction, against the generated source."""
     sizes = {"i": 9, "j": 5, "k": 11, "l": 6}
     x, y = (random_sparse(tuple(sizes[c] for c in t), "random", torch.float64, n) for n, t in enumerate(("ijk", "kl")))
-    (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plan_bcb(i=2, j=4, k=4, l=2)).contraction.steps
+    (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plans.plan_bcb(i=2, j=4, k=4, l=2)).contraction.steps
     path, (b,) = step.numeric, step.numeric._buffers
     assert path.program == block_program(path.problem, WHOLE, "torch", False, path.program.rows)
     operands = ((path.blocking.x, x), (path.blocking.y, y))

@@ -140,7 +140,7 @@ def test_hybrid_plans_have_sparse_outputs(name: str) -> None:
     equation, given = operands(name)
     other = stc.einsum(equation, *given, plan="coo", output="sparse")
     for threshold in (1, 40):
-        found = stc.einsum(equation, *given, plan=stc.plan_hls(threshold), output="sparse")
+        found = stc.einsum(equation, *given, plan=stc.plans.plan_hls(threshold), output="sparse")
         assert torch.equal(found.coords, other.coords)
         torch.testing.assert_close(found.values, other.values)
 
@@ -149,16 +149,16 @@ def test_hybrid_plans_have_sparse_outputs(name: str) -> None:
 @pytest.mark.parametrize("name", ["mttkrp-0", "mttkrp-order-4", "ttmc-0", "spmm", "all-summed"])
 def test_any_threshold_gives_the_same_result(name: str, threshold: int | None) -> None:
     equation, given = operands(name)
-    k = stc.compile(equation, *given, plan="hls" if threshold is None else stc.plan_hls(threshold))
+    k = stc.compile(equation, *given, plan="hls" if threshold is None else stc.plans.plan_hls(threshold))
     assert sum(p.nnz for p in k.plan.parts) == given[0].nnz
     torch.testing.assert_close(k(*given[1:]), expected(equation, given))
 
 
 def test_a_threshold_deals_by_population() -> None:
     equation, given = operands("mttkrp-0")
-    everything = stc.compile(equation, *given, plan=stc.plan_hls(1)).plan
-    nothing = stc.compile(equation, *given, plan=stc.plan_hls(VOLUME + 1)).plan
-    both = stc.compile(equation, *given, plan=stc.plan_hls(40)).plan
+    everything = stc.compile(equation, *given, plan=stc.plans.plan_hls(1)).plan
+    nothing = stc.compile(equation, *given, plan=stc.plans.plan_hls(VOLUME + 1)).plan
+    both = stc.compile(equation, *given, plan=stc.plans.plan_hls(40)).plan
     assert [[p.format for p in plan.parts] for plan in (everything, nothing, both)] == [
         ["dense_tile"],
         ["coo"],
@@ -187,7 +187,7 @@ def test_schedules_follow_from_the_letters() -> None:
 def test_bitmaps_take_the_bits_of_the_paper(shape: tuple[int, ...]) -> None:
     """HLSTO, (13) and (14), up to the padding of words; a pointer a tile is beside them."""
     x = stc.SparseTensor(torch.stack([torch.randint(0, n, (200,)) for n in shape]), torch.ones(200), shape)
-    packed = pack(x.coords, shape, "bitmap_tile", stc.Storage((0,), tuple(range(1, len(shape))), ()))
+    packed = pack(x.coords, shape, "bitmap_tile", stc.plans.Storage((0,), tuple(range(1, len(shape))), ()))
     tiles = packed.arrays["value_ptr"].numel() - 1
     index = sum(bits_of(-(-n // side)) for n, side in zip(shape, packed.view.values.sides, strict=True))
     paper = tiles * (index + max(8, packed.view.values.volume)) / 8
@@ -220,7 +220,7 @@ def test_memory_decides_which_tiles_are_bitmaps(backend: str) -> None:
     equation, given = operands("mttkrp-0")
     largest = int(tile_populations(given[0].coords, given[0].shape, sides_of(given[0].shape)).max())
     for limit, formats in ((10**9, ["dense_tile"]), (70_000, ["dense_tile", "bitmap_tile"]), (30_000, ["bitmap_tile"])):
-        k = stc.compile(equation, *given, plan=stc.plan_hls(1), memory_limit=limit, backend=backend)
+        k = stc.compile(equation, *given, plan=stc.plans.plan_hls(1), memory_limit=limit, backend=backend)
         assert [p.format for p in k.plan.parts] == formats
         if len(formats) == 2:
             assert k.plan.parts[0].nnz == largest
@@ -230,7 +230,7 @@ def test_memory_decides_which_tiles_are_bitmaps(backend: str) -> None:
 
 def test_the_explanation_counts_tiles_by_population() -> None:
     equation, given = operands("mttkrp-0")
-    explained = stc.explain(equation, *given, plan=stc.plan_hls(40))
+    explained = stc.explain(equation, *given, plan=stc.plans.plan_hls(40))
     assert sum(nnz for _, _, nnz in explained.tiles) == given[0].nnz
     assert "tiles by nonzeros" in str(explained)
     assert explained.to_dict()["tiles"] == explained.tiles
@@ -241,9 +241,9 @@ def test_the_explanation_counts_tiles_by_population() -> None:
 def test_a_format_says_whether_its_tiles_are_cut_evenly(even: bool) -> None:
     """Then tiles of all nonzeros are explained, and else those that are stored."""
     equation, given = operands("mttkrp-0")
-    plan = stc.compile(equation, *given, plan=stc.plan_hls(40)).plan
+    plan = stc.compile(equation, *given, plan=stc.plans.plan_hls(40)).plan
     with as_before():
-        stc.register_format(partial(type("Own", (TileFormat,), {"even": even}), "own_tile"))
+        stc.plans.register_format(partial(type("Own", (TileFormat,), {"even": even}), "own_tile"))
         own = replace(plan, parts=(replace(plan.parts[0], format="own_tile"), *plan.parts[1:]))
         explained = stc.explain(equation, *given, plan=own)
     assert 0 < plan.parts[0].nnz < given[0].nnz
@@ -275,12 +275,12 @@ def test_sides_fit_the_modes_and_the_volume() -> None:
 def test_what_tiles_cannot_serve_is_refused() -> None:
     equation, given = operands("mttkrp-0")
     with pytest.raises(stc.PlanError, match="not deterministic"):
-        stc.compile(equation, *given, plan=stc.plan_hls(40), deterministic=True, backend="triton")
+        stc.compile(equation, *given, plan=stc.plans.plan_hls(40), deterministic=True, backend="triton")
     with pytest.raises(stc.PlanError, match="threshold"):
-        stc.plan_hls(-1)
+        stc.plans.plan_hls(-1)
     twice = stc.SparseTensor(torch.zeros(2, 2, dtype=torch.long), torch.ones(2), (4, 4), coalesce=False)
     with pytest.raises(stc.FormatError, match="coalesce"):
-        stc.compile("ij,jr->ir", twice, torch.ones(4, 3), plan=stc.plan_hls(1))
+        stc.compile("ij,jr->ir", twice, torch.ones(4, 3), plan=stc.plans.plan_hls(1))
 
 
 def test_an_empty_tensor_and_gradients() -> None:
@@ -291,7 +291,7 @@ def test_an_empty_tensor_and_gradients() -> None:
     values = x.values.clone().requires_grad_()
 
     def call(values: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
-        return stc.einsum(equation, x.with_values(values), *dense, plan=stc.plan_hls(5))
+        return stc.einsum(equation, x.with_values(values), *dense, plan=stc.plans.plan_hls(5))
 
     assert torch.autograd.gradcheck(call, (values, *dense))
 

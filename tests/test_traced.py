@@ -96,16 +96,16 @@ def test_options_set_inside() -> None:
     torch.testing.assert_close(whole(lambda b, c: stc.einsum(MTTKRP, x, b, c))(b, c), expected)
 
 
-@pytest.mark.parametrize("wanted", ["hls", "coo", stc.plan_hls(3)])
+@pytest.mark.parametrize("wanted", ["hls", "coo", stc.plans.plan_hls(3)])
 def test_a_plan_given_inside(wanted: Any) -> None:
     x, b, c = operands()
     plan = stc.compile(MTTKRP, x, b, c, plan=wanted).plan
-    for given in (plan, stc.Plan("rows"), stc.plan_hls(3)):
+    for given in (plan, stc.plans.Plan("rows"), stc.plans.plan_hls(3)):
         found = whole(lambda b, c, given=given: stc.einsum(MTTKRP, x, b, c, plan=given))(b, c)
         torch.testing.assert_close(found, torch.einsum(MTTKRP, x.to_dense(), b, c))
         assert library._setting(library._constant(given)) == given
     for threshold in (3, 5, 8):  # a number that changes is a symbol of the graph
-        found = whole(lambda b, c, n=threshold: stc.einsum(MTTKRP, x, b, c, plan=stc.plan_hls(n)))(b, c)
+        found = whole(lambda b, c, n=threshold: stc.einsum(MTTKRP, x, b, c, plan=stc.plans.plan_hls(n)))(b, c)
         torch.testing.assert_close(found, torch.einsum(MTTKRP, x.to_dense(), b, c))
     y = random_sparse((5, 4), "random", torch.float64)
     pair = stc.compile("ijk,kl->ijl", x, y)

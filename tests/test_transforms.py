@@ -175,30 +175,144 @@ def test_a_sparse_layer_is_exported(
     torch.testing.assert_close(compiled(given), given @ weight.T + 1)
 
 
-LAYER = """
-import sys, torch, sparsetc as stc
+EXPORTED = """
+import torch, sparsetc as stc
+from torch import nn
 
-def exported(seed):
-    places = torch.randperm(20, generator=torch.Generator().manual_seed(seed))[:8]
-    x = stc.SparseTensor(torch.stack((places // 5, places % 5)), torch.ones(8), (4, 5))
+torch.manual_seed(0)
+x = stc.SparseTensor([[0, 0, 1, 3, 4, 4], [1, 3, 0, 3, 2, 4]], torch.rand(6), (5, 5))
+blocks = stc.SparseTensor.from_blocks([[0, 1], [1, 0]], torch.rand(2, 4, 4), (8, 8))
+twice = stc.SparseTensor([[1, 1], [2, 2]], [1.0, 2.0], (5, 5), coalesce=False)
 
-    class Layer(torch.nn.Module):
-        def forward(self, b):
-            return stc.einsum("ij,jr->ir", x, b)
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+    def forward(self, *given):
+        return self.function(*given)
 
-    return x, torch.export.export(Layer(), (torch.ones(5, 2),))
+class Graph(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.adjacency = layer, stc.nn.SparseLinear(x).requires_grad_(False)
+    def forward(self, given):
+        return self.layer(self.adjacency.weight, given)
+
+square, wide, one = torch.rand(5, 5), torch.rand(8, 8), torch.ones(5, 2)
+CASES = {
+    "linear": (stc.nn.SparseLinear(x, torch.rand(5)), [square]),
+    "blocks": (stc.nn.SparseLinear(blocks), [wide]),
+    "graph": (Graph(stc.nn.GraphConv(5, 2)), [square]),
+    "gat": (Graph(stc.nn.GATConv(5, 2, heads=2)), [square]),
+    "gat2": (Graph(stc.nn.GATv2Conv(5, 2)), [square]),
+    "attention": (Of(lambda q: stc.attention(q, q, q, stc.masks.causal())), [square]),
+    "map": (Of(lambda q: stc.map_entries(lambda s: s.tanh(), x, products={"s": (q, q)}, values=q)), [square]),
+    "sparse result": (Of(lambda b: stc.einsum("ij,jr->ijr", x, b, precision="high").values), [one]),
+    "two sparse": (Of(lambda b: stc.einsum("ij,jk->ik", x, x.T).values * b.sum()), [one]),
+    "duplicates": (Of(lambda b: stc.einsum("ij,jr->ir", twice, b)), [one]),
+}
+"""
+SAVED = """
+def saved(name, folder):
+    model, given = CASES[name]
+    torch.export.save(torch.export.export(model, tuple(given)), f"{folder}/{name}.pt2")
+    given = [one.requires_grad_() for one in given]
+    result = model(*given)
+    gradients = torch.autograd.grad(result.square().sum(), given)
+    torch.save((given, result.detach(), gradients), f"{folder}/{name}.pt")
 """
 
 
-@pytest.mark.parametrize("before", ["", "x, same = exported(1)\n"])
-def test_a_program_of_another_process_is_read_and_runs_no_kernel_but_its_own(before: str, tmp_path: Path) -> None:
-    """The second process may have the same einsum of the same sizes, its first one too, for another pattern."""
-    path = str(tmp_path / "program.pt2")
-    done = processes.run(["-c", f"{LAYER}\nx, program = exported(0)\ntorch.export.save(program, {path!r})"])
+def test_programs_run_in_a_process_that_imported_the_package_alone(tmp_path: Path) -> None:
+    """All layers, exported cold, in one process; the other has none of their kernels."""
+    code = f"{EXPORTED}{SAVED}\nfor name in CASES:\n    stc.clear_cache()\n    saved(name, {str(tmp_path)!r})"
+    done = processes.run(["-c", code])
     assert done.returncode == 0, done.stderr
-    done = processes.run(["-c", f"{LAYER}\n{before}torch.export.load({path!r}).module()(torch.ones(5, 2))"])
-    assert "TransformError: the graph was traced with the kernel 'ij,jr->ir" in done.stderr
-    assert "which this process does not have" in done.stderr
+    code = f"""
+import torch, sparsetc
+from pathlib import Path
+
+for path in Path({str(tmp_path)!r}).glob("*.pt2"):
+    given, expected, gradients = torch.load(path.with_suffix(".pt"))
+    program = torch.export.load(path)
+    for made in (program, program.run_decompositions()):
+        found = made.module()(*given)
+        torch.testing.assert_close(found, expected, msg=lambda said: f"{{path}}: {{said}}")
+    of_given = torch.autograd.grad(program.module()(*given).square().sum(), given)
+    torch.testing.assert_close(of_given, gradients)
+    print(path.stem)
+"""
+    done = processes.run(["-c", code])
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split("\n")) == 11
+
+
+def test_a_program_of_any_number_of_rows_names_no_kernel() -> None:
+    attended = stc.masks.causal()
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return stc.attention(q, q, q, attended)
+
+    layer = stc.nn.SparseLinear.from_dense(torch.eye(3, 4), torch.ones(3))
+    rows = {0: torch.export.Dim("rows")}
+    program = torch.export.export(layer, (torch.rand(3, 2, 4),), dynamic_shapes=(rows,))
+    for module in (program.module(), program.run_decompositions().module()):
+        for count in (3, 1, 5):
+            given = torch.rand(count, 2, 4, requires_grad=True)
+            torch.testing.assert_close(module(given), given[..., :3] + 1)
+    torch.testing.assert_close(torch.autograd.grad(program.module()(given).sum(), given)[0][..., 0], torch.ones(5, 2))
+    module = torch.export.export(Attention(), (torch.rand(3, 2, 5, 4),), dynamic_shapes=(rows,)).module()
+    for q in (torch.rand(1, 2, 5, 4), torch.rand(7, 2, 5, 4)):
+        torch.testing.assert_close(module(q), torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"shapes": [[6, 8]]', '"shapes": []'),
+        ('"plan": "auto"', '"cache_dir": "/"'),
+        ("{", "{{"),
+        ('"result": ["i", "r"]', '"result": [null]'),
+        ('"sparse": [0]', '"sparse": [2]'),
+        ("float64", "object"),
+    ],
+)
+def test_a_damaged_program_is_refused(x: stc.SparseTensor, b: torch.Tensor, old: str, new: str) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, b: torch.Tensor) -> torch.Tensor:
+            return stc.einsum(SPMM, x, b)
+
+    program = torch.export.export(Layer(), (b,)).module()
+    (node,) = [node for node in program.graph.nodes if "contract" in str(node.target)]
+    assert old in node.args[0]
+    node.args = (node.args[0].replace(old, new), *node.args[1:])
+    program.recompile()
+    with pytest.raises(stc.FormatError, match="is no einsum; the program is damaged"):
+        program(b)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_traced_by_torchscript_is_refused(grad: bool) -> None:
+    layer = stc.nn.SparseLinear.from_dense(torch.eye(4))
+    with (
+        torch.set_grad_enabled(grad),
+        pytest.raises(stc.TransformError, match=r"jit\.trace records no .* torch\.export"),
+    ):
+        torch.jit.trace(layer, torch.rand(3, 4))
+
+
+def test_a_buffer_that_torch_cannot_export_is_refused_by_one_sentence(x: stc.SparseTensor, b: torch.Tensor) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("x", x)  # type: ignore[arg-type]
+
+        def forward(self, b: torch.Tensor) -> torch.Tensor:
+            return stc.einsum(SPMM, self.x, b)
+
+    with pytest.raises(stc.DtypeError, match=r"torch\.export takes no SparseTensor as a buffer"):
+        torch.export.export(Layer(), (b,))
 
 
 def test_compiling_and_packing_stay_outside(

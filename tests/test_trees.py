@@ -17,9 +17,9 @@ def test_a_tree_is_printed_as_it_is_parsed() -> None:
     x, b, c, d = map(factor, "XBCD")
     tree = product((total(product((dot(c, x, ("k",)), b)), ("j", "tile")), d))
     assert str(tree) == "sum[j tile](dot[k](C, X) * B) * D"
-    assert stc.parse_tree(str(tree)) == tree
-    assert eval(repr(tree), {"parse_tree": stc.parse_tree}) == tree
-    assert stc.parse_tree("X * (B * C)") == product((x, product((b, c))))
+    assert stc.plans.parse_tree(str(tree)) == tree
+    assert eval(repr(tree), {"parse_tree": stc.plans.parse_tree}) == tree
+    assert stc.plans.parse_tree("X * (B * C)") == product((x, product((b, c))))
     assert tree.factors == ("C", "X", "B", "D")
 
 
@@ -38,7 +38,7 @@ def test_a_tree_is_printed_as_it_is_parsed() -> None:
 )
 def test_a_text_that_is_no_tree(text: str, fault: str) -> None:
     with pytest.raises(stc.PlanError) as error:
-        stc.parse_tree(text)
+        stc.plans.parse_tree(text)
     assert fault in str(error.value)
 
 
@@ -60,7 +60,7 @@ def test_a_torch_program_of_a_tree(case: TreeCase) -> None:
 def test_a_sampled_product_over_tiles_is_a_dot() -> None:
     x = stc.SparseTensor(torch.randint(0, 32, (3, 300)), torch.randn(300), (32, 32, 32))
     factors = [torch.randn(32, 24) for _ in range(3)]
-    kernel = stc.compile("ijk,ir,jr,kr->ijk", x, *factors, plan=stc.plan_hls(1), backend="triton")
+    kernel = stc.compile("ijk,ir,jr,kr->ijk", x, *factors, plan=stc.plans.plan_hls(1), backend="triton")
     assert str(kernel.plan.parts[0].schedule.tree) == "sum[tile](X * dot[r](B, C * D))"
     kernel = stc.compile("ijk,ir,jr,kr->ijk", x.with_values(x.values.long()), *(f.long() for f in factors), plan="hls")
     assert not kernel.plan.parts[0].schedule.tree.dots
@@ -80,7 +80,7 @@ def test_a_sampled_product_takes_the_matrix_unit(precision: str) -> None:
     g = torch.Generator().manual_seed(0)
     x = stc.SparseTensor(torch.randint(0, 64, (2, 900), generator=g), torch.randn(900, generator=g), (64, 64))
     factors = [torch.randn(64, 32, generator=g) for _ in range(2)]
-    plan = stc.plan_hls(1)
+    plan = stc.plans.plan_hls(1)
     kernel = stc.compile("ij,ir,jr->ij", x, *factors, plan=plan, backend="triton", precision=precision)
     assert "mma.sync" in kernel.ptx(target="sm_90")
 
@@ -154,7 +154,7 @@ def test_blocks_that_meet_are_multiplied_by_dots_over_what_they_share(side: int)
     assert [str(p.schedule.tree) for p in kernel.plan.parts] == ["sum[nonzero](dot[j](C, B))"]
 
 
-def with_tree(plan: stc.Plan, tree: object) -> stc.Plan:
+def with_tree(plan: stc.plans.Plan, tree: object) -> stc.plans.Plan:
     (part,) = plan.parts
     return replace(plan, parts=(replace(part, schedule=replace(part.schedule, tree=tree)),))
 
@@ -165,7 +165,9 @@ def test_a_factor_that_is_the_same_for_all_nonzeros_may_stand_inside_their_sum(e
     terms = equation.split("->")[0].split(",")
     x = stc.SparseTensor.from_dense(torch.rand(3, 6) * (torch.rand(3, 6) < 0.5))
     dense = [torch.rand([sizes[c] for c in term]) for term in terms[1:]]
-    plan = with_tree(stc.compile(equation, x, *dense, plan="coo").plan, stc.parse_tree("sum[nonzero lane](X * B * C)"))
+    plan = with_tree(
+        stc.compile(equation, x, *dense, plan="coo").plan, stc.plans.parse_tree("sum[nonzero lane](X * B * C)")
+    )
     expected = torch.einsum(equation, x.to_dense(), *dense)
     torch.testing.assert_close(stc.einsum(equation, x, *dense, plan=plan, output="dense"), expected)
 
@@ -180,4 +182,4 @@ def test_plans_of_other_orders_and_trees_that_are_none_are_refused() -> None:
         stc.einsum("ij,jr->ir", x, b, plan=with_tree(plan, "sum[nonzero](X * B)"))
     for text in ("(" * 5000, None):
         with pytest.raises(stc.PlanError):
-            stc.parse_tree(text)  # type: ignore[arg-type]
+            stc.plans.parse_tree(text)  # type: ignore[arg-type]

@@ -198,7 +198,7 @@ def test_ties_do_not_flip(clock: dict[str, Any]) -> None:
 
 
 def test_an_explicit_plan_is_not_timed(clock: dict[str, Any]) -> None:
-    for plan in (mttkrp("model").plan, stc.plan_hls(4)):
+    for plan in (mttkrp("model").plan, stc.plans.plan_hls(4)):
         with contextlib.suppress(stc.PlanError):
             mttkrp("now", plan=plan)
     assert not clock["timed"]

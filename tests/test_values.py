@@ -30,7 +30,7 @@ def matrix(seed: int = 0) -> stc.SparseTensor:
     return random_sparse((6, 8), "random", torch.float64, seed)
 
 
-@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", stc.plan_hls(2)])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows", stc.plans.plan_hls(2)])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,ir,kr->jr"])
 @pytest.mark.parametrize("how", ["data", "ndarray", "set", "in place"])
 def test_einsum_sees_values_however_they_changed(plan: Any, equation: str, how: str) -> None:

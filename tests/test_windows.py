@@ -82,25 +82,28 @@ def test_similar_rows_share_tiles_wherever_they_lie(seed: int) -> None:
 @pytest.mark.parametrize(
     ("storage", "says"),
     [
-        (stc.Storage((0,), leaf=(1,)), "windows have item modes, and all others at the lane"),
-        (stc.Storage((0, 1), params=(("height", 4), ("width", 4))), "windows have item modes"),
-        (stc.Storage((0,), (1,)), "windows need a height and a width of 1 or more"),
-        (stc.Storage((0,), (1,), params=(("height", 4), ("width", 0))), "a height and a width of 1 or more"),
-        (stc.Storage((0,), (1,), params=(("height", 4), ("tau", 101), ("width", 4))), "tau is in percent"),
-        (stc.Storage((0,), (1,), params=(("height", 4), ("strip", 0), ("width", 4))), "a strip has 1 column or more"),
+        (stc.plans.Storage((0,), leaf=(1,)), "windows have item modes, and all others at the lane"),
+        (stc.plans.Storage((0, 1), params=(("height", 4), ("width", 4))), "windows have item modes"),
+        (stc.plans.Storage((0,), (1,)), "windows need a height and a width of 1 or more"),
+        (stc.plans.Storage((0,), (1,), params=(("height", 4), ("width", 0))), "a height and a width of 1 or more"),
+        (stc.plans.Storage((0,), (1,), params=(("height", 4), ("tau", 101), ("width", 4))), "tau is in percent"),
+        (
+            stc.plans.Storage((0,), (1,), params=(("height", 4), ("strip", 0), ("width", 4))),
+            "a strip has 1 column or more",
+        ),
     ],
 )
 @pytest.mark.parametrize("format", ["window", "vbr"])
-def test_storages_that_windows_cannot_have(format: str, storage: stc.Storage, says: str) -> None:
+def test_storages_that_windows_cannot_have(format: str, storage: stc.plans.Storage, says: str) -> None:
     x, b = problem(SPMM).operands()
-    plan = stc.Plan("p", (stc.Part(format, storage, stc.Schedule(1, (("r", 8),))),))
+    plan = stc.plans.Plan("p", (stc.plans.Part(format, storage, stc.plans.Schedule(1, (("r", 8),))),))
     with pytest.raises(stc.FormatError, match=says):
         stc.compile(SPMM, x, b, plan=plan)
 
 
 def test_a_parameter_that_they_do_not_have() -> None:
-    storage = stc.Storage((0,), (1, 2), params=(("height", 4), ("widht", 4)))
-    plan = stc.Plan("p", (stc.Part("window", storage, stc.Schedule(blocks=(("r", 2),), dot=False)),))
+    storage = stc.plans.Storage((0,), (1, 2), params=(("height", 4), ("widht", 4)))
+    plan = stc.plans.Plan("p", (stc.plans.Part("window", storage, stc.plans.Schedule(blocks=(("r", 2),), dot=False)),))
     with pytest.raises(stc.PlanError, match="format 'window' has no parameter 'widht'; known: height, width, tau, str"):
         stc.compile("ijk,jr->ir", *problem("ijk,jr->ir").operands(), plan=plan)
 
@@ -214,8 +217,8 @@ def test_zeros_of_a_tile_do_not_meet_infinities() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("plan", [stc.plan_window(8, 16, 100), stc.plan_1sa(50, 4, 8, 16, 100)], ids=str)
-def test_a_threshold_between_leaves_some_rows_to_runs(plan: stc.Plan, backend: str) -> None:
+@pytest.mark.parametrize("plan", [stc.plans.plan_window(8, 16, 100), stc.plans.plan_1sa(50, 4, 8, 16, 100)], ids=str)
+def test_a_threshold_between_leaves_some_rows_to_runs(plan: stc.plans.Plan, backend: str) -> None:
     x, b = uneven()
     kernel = stc.compile(SPMM, x, b, plan=plan, backend=backend)
     windows, rest = kernel.plan.parts
@@ -251,7 +254,7 @@ def test_a_kernel_is_pickled(request_name: str) -> None:
 def test_rows_and_columns_are_fibers_of_several_modes() -> None:
     for equation, levels in (("ijk,jr,kr->ir", ((0,), (1, 2))), ("ijk,ir->jkr", ((1, 2), (0,)))):
         x, *dense = problem(equation).operands()
-        (part,) = stc.compile(equation, x, *dense, plan=stc.plan_window(16, 16, 0), backend="triton").plan.parts
+        (part,) = stc.compile(equation, x, *dense, plan=stc.plans.plan_window(16, 16, 0), backend="triton").plan.parts
         assert (part.storage.item, part.storage.lane) == levels
 
 
@@ -266,7 +269,11 @@ def test_a_tensor_of_no_nonzeros() -> None:
 
 def test_deterministic_sums_have_one_owner() -> None:
     x, b = problem(SPMM).operands()
-    for plan in (stc.plan_window(16, 16, 0), stc.plan_1sa(40, height=16, width=16), REQUESTS["some of window"]):
+    for plan in (
+        stc.plans.plan_window(16, 16, 0),
+        stc.plans.plan_1sa(40, height=16, width=16),
+        REQUESTS["some of window"],
+    ):
         kernel = stc.compile(SPMM, x, b, plan=plan, backend="triton", deterministic=True)
         assert "atomic_add" not in kernel.source
 
@@ -280,12 +287,12 @@ def test_windows_beyond_the_memory_limit_are_not_considered() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("plan", [stc.plan_window(8, 16, 0), stc.plan_1sa(40, 2, 8, 16, 0)], ids=str)
-def test_named_windows_keep_to_the_memory_limit(plan: stc.Plan, backend: str) -> None:
+@pytest.mark.parametrize("plan", [stc.plans.plan_window(8, 16, 0), stc.plans.plan_1sa(40, 2, 8, 16, 0)], ids=str)
+def test_named_windows_keep_to_the_memory_limit(plan: stc.plans.Plan, backend: str) -> None:
     """By tiles of the fullest groups alone, or not at all."""
     x, b = uneven()
 
-    def limited(plan: stc.Plan, limit: int) -> tuple[stc.Kernel, int]:
+    def limited(plan: stc.plans.Plan, limit: int) -> tuple[stc.Kernel, int]:
         kernel = stc.compile(SPMM, x, b, plan=plan, memory_limit=limit, backend=backend)
         return kernel, 8 * sum(part.packed.stored for part in kernel.step.parts if part.packed.format == "window")
 
@@ -312,20 +319,20 @@ def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(window, "group_rows", counting)
     x, b = uneven()
-    for plan, shared in ((stc.plan_1sa(40, 2, 8, 16, 60), True), (stc.plan_1sa(40, 2, threshold=0), False)):
+    for plan, shared in ((stc.plans.plan_1sa(40, 2, 8, 16, 60), True), (stc.plans.plan_1sa(40, 2, threshold=0), False)):
         x.pattern.clear()
         calls.clear()
         share = stc.compile(SPMM, x, b, plan=plan, backend="triton").plan.parts[0].nnz
         assert (share < x.nnz) == shared
         assert calls == ([x.nnz, share] if shared else [x.nnz])
-    stc.compile(SPMM, x, b, plan=stc.plan_1sa(40, 2, 8, 16, 0), backend="triton")
+    stc.compile(SPMM, x, b, plan=stc.plans.plan_1sa(40, 2, 8, 16, 0), backend="triton")
     assert calls == [x.nnz], "other tiles take the same groups"
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs"])
 def test_their_explanation_beside_another_default_device(equation: str) -> None:
-    check_elsewhere(equation, stc.plan_1sa(30, 4))
+    check_elsewhere(equation, stc.plans.plan_1sa(30, 4))
 
 
 def test_what_half_filled_matrices_take() -> None:
@@ -412,17 +419,17 @@ def test_a_plan_deals_by_similarity() -> None:
     g = torch.Generator().manual_seed(0)
     x = stc.SparseTensor.from_dense(torch.rand(30, 20, generator=g) * torch.rand(30, 20, generator=g).lt(0.3))
     b = torch.rand(20, 8, generator=g)
-    part = stc.Part("coo", stc.Storage(item=(0,), leaf=(1,)), stc.Schedule(blocks=(("r", 8),)))
+    part = stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1,)), stc.plans.Schedule(blocks=(("r", 8),)))
     options = (("height", 4), ("strip", 4), ("tau", 80), ("threshold", 12), ("width", 8))
     assert all(dealt(x.coords, x.shape, 0, **dict(options)))
-    plan = stc.Plan("two", (part, part), partition="row_similarity", options=options)
+    plan = stc.plans.Plan("two", (part, part), partition="row_similarity", options=options)
     torch.testing.assert_close(stc.einsum("ij,jr->ir", x, b, plan=plan), x.to_dense() @ b)
 
 
 # --- when they are in halves ------------------------------------------------------------------------------------------
 
 
-HALVES = stc.plan_window(halves=True)
+HALVES = stc.plans.plan_window(halves=True)
 
 
 def in_halves(columns: int, equation: str = SPMM, dtype: torch.dtype = torch.float32, **how: Any) -> stc.Kernel:
@@ -443,25 +450,27 @@ def _like(kernel: stc.Kernel) -> tuple[stc.SparseTensor, torch.Tensor]:
     return kernel.operand, torch.zeros(()).expand(512, 4096)
 
 
-@pytest.mark.parametrize("plan", [stc.plan_window(halves=False), stc.plan_1sa(height=64, halves=False)], ids=str)
-def test_who_forbids_them_gets_none(plan: stc.Plan) -> None:
+@pytest.mark.parametrize(
+    "plan", [stc.plans.plan_window(halves=False), stc.plans.plan_1sa(height=64, halves=False)], ids=str
+)
+def test_who_forbids_them_gets_none(plan: stc.plans.Plan) -> None:
     found = in_halves(4096, plan=plan)
     assert F16X3 not in " ".join(name for name, _ in found.step.choice.considered)
     assert found.plan.parts[0].schedule.precision == "tf32x3"
 
 
-@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plan_window(height=64)], ids=str)
-def test_they_are_considered_like_any_other(plan: str | stc.Plan) -> None:
+@pytest.mark.parametrize("plan", ["auto", "window", "1-sa", stc.plans.plan_window(height=64)], ids=str)
+def test_they_are_considered_like_any_other(plan: str | stc.plans.Plan) -> None:
     assert in_halves(4096, plan=plan).plan.parts[0].schedule.precision == F16X3
 
 
 def test_similar_rows_in_halves() -> None:
-    assert in_halves(4096, plan=stc.plan_1sa(tau=20, halves=True)).plan.parts[0].schedule.precision == F16X3
+    assert in_halves(4096, plan=stc.plans.plan_1sa(tau=20, halves=True)).plan.parts[0].schedule.precision == F16X3
 
 
 def test_halves_are_asked_for_by_true() -> None:
     with pytest.raises(stc.PlanError, match="halves must be True or False, found 2"):
-        stc.plan_window(halves=2)  # type: ignore[arg-type]
+        stc.plans.plan_window(halves=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -487,17 +496,17 @@ def test_for_float32_on_a_gpu_at_highest_alone(how: dict[str, Any]) -> None:
 def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     (name, size) = next(iter(wrong.items()))
     with pytest.raises(stc.PlanError, match=rf"{name} must be .* found {size!r}"):
-        stc.plan_1sa(**wrong)
+        stc.plans.plan_1sa(**wrong)
     with pytest.raises(stc.PlanError, match=rf"{name} must be .* found {size!r}"):
-        stc.compile(SPMM, *problem(SPMM).operands(), plan=stc.Plan("1-sa", options=tuple(wrong.items())))
+        stc.compile(SPMM, *problem(SPMM).operands(), plan=stc.plans.Plan("1-sa", options=tuple(wrong.items())))
 
 
 def test_options_of_another_plan() -> None:
     operands = problem(SPMM).operands()
     with pytest.raises(stc.PlanError, match="plan 'window' has no option 'tau'"):
-        stc.compile(SPMM, *operands, plan=stc.Plan("window", options=(("tau", 40),)))
+        stc.compile(SPMM, *operands, plan=stc.plans.Plan("window", options=(("tau", 40),)))
     with pytest.raises(stc.PlanError, match="plan '1-sa' has no option 'heights'"):
-        stc.compile(SPMM, *operands, plan=stc.Plan("1-sa", options=(("heights", 40),)))
+        stc.compile(SPMM, *operands, plan=stc.plans.Plan("1-sa", options=(("heights", 40),)))
 
 
 @pytest.mark.parametrize("plan", ["window", "1-sa"])
@@ -526,23 +535,23 @@ def test_einsums_that_windows_do_not_apply_to(plan: str) -> None:
 )
 def test_options_of_the_partition(changed: dict[str, int], says: str) -> None:
     x, b = uneven()
-    plan = stc.compile(SPMM, x, b, plan=stc.plan_window(8, 16, 100)).plan
+    plan = stc.compile(SPMM, x, b, plan=stc.plans.plan_window(8, 16, 100)).plan
     options = tuple((dict(plan.options) | changed).items())
     with pytest.raises((stc.PlanError, stc.FormatError), match=says):
-        stc.compile(SPMM, x, b, plan=stc.Plan("p", plan.parts, False, "row_similarity", options))
+        stc.compile(SPMM, x, b, plan=stc.plans.Plan("p", plan.parts, False, "row_similarity", options))
 
 
 def test_a_threshold_that_no_tile_reaches_leaves_all_rows_to_runs() -> None:
     x, b = problem(SPMM, F64, i=200, j=300).operands()
-    kernel = stc.compile(SPMM, x, b, plan=stc.plan_window(16, 16, 2**63 - 1))
+    kernel = stc.compile(SPMM, x, b, plan=stc.plans.plan_window(16, 16, 2**63 - 1))
     assert not _stored(kernel)
     assert_matches(kernel(b), SPMM, [x, b])
 
 
 @pytest.mark.parametrize(
-    "plan", ["auto", "window", "1-sa", stc.plan_window(16, 32, 60), stc.plan_window(16, 32, 140)], ids=str
+    "plan", ["auto", "window", "1-sa", stc.plans.plan_window(16, 32, 60), stc.plans.plan_window(16, 32, 140)], ids=str
 )
-def test_no_plan_of_windows_adds_in_an_order_of_its_own_where_there_must_be_one(plan: str | stc.Plan) -> None:
+def test_no_plan_of_windows_adds_in_an_order_of_its_own_where_there_must_be_one(plan: str | stc.plans.Plan) -> None:
     """Among rows that windows leave is one that runs would cut."""
     g = torch.Generator().manual_seed(0)
     share = torch.full((300, 1), 0.004)

@@ -22,7 +22,7 @@ INPUT = {"highest": r"\.tf32", "high": r"\.tf32", "medium": r"\.bf16"}
 """What the instructions of a precision read, on the targets of CUDA."""
 
 
-def compiled(plan: stc.Plan, dtype: torch.dtype = torch.float32, precision: str = "highest") -> stc.Kernel:
+def compiled(plan: stc.plans.Plan, dtype: torch.dtype = torch.float32, precision: str = "highest") -> stc.Kernel:
     operands = problem(SPMM, dtype, i=200, j=300, r=64).operands()
     return stc.compile(SPMM, *operands, plan=plan, backend="triton", precision=precision)
 
@@ -30,7 +30,7 @@ def compiled(plan: stc.Plan, dtype: torch.dtype = torch.float32, precision: str 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("precision", INPUT)
 def test_a_sparse_product_runs_on_the_matrix_units(precision: str, target: str) -> None:
-    kernel = compiled(stc.plan_window(height=16, threshold=0), precision=precision)
+    kernel = compiled(stc.plans.plan_window(height=16, threshold=0), precision=precision)
     assert kernel.step.programs[0].dots
     text = kernel.ptx(target)
     assert re.search(MATRIX[target], text)
@@ -41,16 +41,16 @@ def test_a_sparse_product_runs_on_the_matrix_units(precision: str, target: str) 
 
 @pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(MATRIX), ids=str)
 def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
-    assert re.search(instruction, compiled(stc.plan_window(height=16, threshold=0), dtype).ptx(target))
+    assert re.search(instruction, compiled(stc.plans.plan_window(height=16, threshold=0), dtype).ptx(target))
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
 def test_high_windows_take_a_targets_own_instruction(target: str) -> None:
-    assert re.search(NATIVE[target], compiled(stc.plan_window(64, 64, 0), torch.bfloat16).ptx(target))
+    assert re.search(NATIVE[target], compiled(stc.plans.plan_window(64, 64, 0), torch.bfloat16).ptx(target))
 
 
-@pytest.mark.parametrize("plan", [stc.plan_1sa(50, 4, 16, 16, 60), stc.plan_window(8, 5, 20)], ids=str)
-def test_windows_beside_runs_compile(plan: stc.Plan) -> None:
+@pytest.mark.parametrize("plan", [stc.plans.plan_1sa(50, 4, 16, 16, 60), stc.plans.plan_window(8, 5, 20)], ids=str)
+def test_windows_beside_runs_compile(plan: stc.plans.Plan) -> None:
     kernel = stc.compile(SPMM, *uneven(), plan=plan, backend="triton")
     assert len(kernel.plan.parts) == 2
     assert kernel.ptx("sm_90").count(".visible .entry") == 2
@@ -58,5 +58,5 @@ def test_windows_beside_runs_compile(plan: stc.Plan) -> None:
 
 def test_high_windows_in_halves_take_a_targets_own_instruction() -> None:
     operands = problem(SPMM, i=200, j=300, r=64).operands()
-    found = in_halves(SPMM, operands, stc.plan_window(64, 64, 0)).ptx("sm_90")
+    found = in_halves(SPMM, operands, stc.plans.plan_window(64, 64, 0)).ptx("sm_90")
     assert re.search(NATIVE["sm_90"] + r"\S*\.f32\.f16\.f16", found)

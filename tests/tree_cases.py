@@ -44,20 +44,20 @@ class TreeCase:
         x = stc.SparseTensor(coords, torch.randn(coords.shape[1], generator=g, dtype=torch.float64), shape)
         return x, [torch.randn([SIZES[c] for c in t], generator=g, dtype=torch.float64) for t in terms]
 
-    def plan(self, backend: str = "triton") -> stc.Plan:
+    def plan(self, backend: str = "triton") -> stc.plans.Plan:
         """The plan of one part."""
         first, *terms = self.equation.split("->")[0].split(",")
         item, lane, leaf = (tuple(map(int, level)) for level in self.levels.split("|"))
         params = tuple((f"side_{m}", side) for m, side in enumerate(self.sides))
         lanes = self.lanes if self.format == "fiber" else 1
-        storage = stc.Storage(item, lane, leaf, lanes, sequence=self.sequence, params=params)
+        storage = stc.plans.Storage(item, lane, leaf, lanes, sequence=self.sequence, params=params)
         axes = sorted({c for t in terms for c in t if c not in first})
         least = 16 if backend == "triton" else 1
         blocks = tuple((c, max(least, 1 << (SIZES[c] - 1).bit_length())) for c in axes)
-        tree = stc.parse_tree(self.tree) if self.tree else None
-        schedule = stc.Schedule(blocks=blocks, dot=self.dot, lanes=self.lanes, tree=tree)
+        tree = stc.plans.parse_tree(self.tree) if self.tree else None
+        schedule = stc.plans.Schedule(blocks=blocks, dot=self.dot, lanes=self.lanes, tree=tree)
         schedule = replace(schedule, take=self.take, turns=self.turns)
-        return stc.Plan("trees", (stc.Part(self.format, storage, schedule),))
+        return stc.plans.Plan("trees", (stc.plans.Part(self.format, storage, schedule),))
 
     def kernel(self, backend: str = "triton") -> stc.Kernel:
         """The plan, compiled."""

@@ -13,14 +13,14 @@ import sparsetc as stc
 REQUESTS: dict[str, Any] = {
     "window": "window",
     "1-sa": "1-sa",
-    "all of window": stc.plan_window(height=4, width=8, threshold=0),
-    "some of window": stc.plan_window(height=4, width=4, threshold=4),
-    "none of window": stc.plan_window(threshold=10**6),
-    "odd window": stc.plan_window(height=3, width=5, threshold=1),
-    "higher and wider than the matrix": stc.plan_window(height=100, width=128),
-    "all of 1-sa": stc.plan_1sa(tau=30, strip=4, height=4, width=8, threshold=0),
-    "some of 1-sa": stc.plan_1sa(tau=60, strip=2, height=2, width=4, threshold=3),
-    "equal rows": stc.plan_1sa(tau=100, strip=1, height=4),
+    "all of window": stc.plans.plan_window(height=4, width=8, threshold=0),
+    "some of window": stc.plans.plan_window(height=4, width=4, threshold=4),
+    "none of window": stc.plans.plan_window(threshold=10**6),
+    "odd window": stc.plans.plan_window(height=3, width=5, threshold=1),
+    "higher and wider than the matrix": stc.plans.plan_window(height=100, width=128),
+    "all of 1-sa": stc.plans.plan_1sa(tau=30, strip=4, height=4, width=8, threshold=0),
+    "some of 1-sa": stc.plans.plan_1sa(tau=60, strip=2, height=2, width=4, threshold=3),
+    "equal rows": stc.plans.plan_1sa(tau=100, strip=1, height=4),
 }
 OTHERS = {
     "batch": "bij,bjk->bik",
@@ -59,24 +59,24 @@ def whole(
     tau: int = 0,
     cut: int = 0,
     **blocks: int,
-) -> stc.Plan:
+) -> stc.plans.Plan:
     """A plan of one part, whose rows are fibers of some modes, and columns of the others."""
-    return stc.Plan(
-        f"{format} alone", (stc.Part(format, stored(order, height, width, rows, tau, 0, cut), _of(blocks)),)
+    return stc.plans.Plan(
+        f"{format} alone", (stc.plans.Part(format, stored(order, height, width, rows, tau, 0, cut), _of(blocks)),)
     )
 
 
-def _of(blocks: dict[str, int]) -> stc.Schedule:
-    return stc.Schedule(1, tuple(blocks.items()), True, "ieee")
+def _of(blocks: dict[str, int]) -> stc.plans.Schedule:
+    return stc.plans.Schedule(1, tuple(blocks.items()), True, "ieee")
 
 
 def stored(
     order: int, height: int, width: int, rows: tuple[int, ...] = (0,), tau: int = 0, strip: int = 0, cut: int = 0
-) -> stc.Storage:
+) -> stc.plans.Storage:
     """A storage of windows, whose items are cut from so many positions on."""
     others = tuple(m for m in range(order) if m not in rows)
     similar = (("strip", strip or width), ("tau", tau)) if tau else ()
-    return stc.Storage(
+    return stc.plans.Storage(
         item=rows, lane=others, max_item_nnz=cut, params=(("height", height), *similar, ("width", width))
     )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparsetc.codegen.launch import Call, PartArrays, Values
 
 RANGES = 4
-"""Ranges of items a thread, where items own what they write: the next one is for whoever is free."""
+"""Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""
 
 
 @lru_cache(maxsize=1)

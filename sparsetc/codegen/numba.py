@@ -31,7 +31,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.tensor.sums import LONG
 
 FAR = 1 << 18
-"""Elements of a table from which on its rows are prefetched: 1 MB in float32, that of an L2 cache."""
+"""Rows of a table with at least this many elements are prefetched: 1 MB in float32, the size of an L2 cache."""
 AHEAD = 8
 """Nonzeros that rows are prefetched ahead."""
 LINES = 8

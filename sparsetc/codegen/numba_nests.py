@@ -19,7 +19,7 @@ LENGTHS = (16, 8, 4, 2, 1)
 GROUP = 8
 """Vectors of a row that are printed one after another; a longer row is a loop over half as many."""
 SUMS = 4
-"""Sums along a row that are made beside one another, so that additions do not wait for each other."""
+"""Independent partial sums along a row, so that additions do not wait for each other."""
 
 
 @dataclass(frozen=True)

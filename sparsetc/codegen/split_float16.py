@@ -32,14 +32,14 @@ scale. None of the latter then loses more than 2**-14 of itself, nor those from 
 2**-23.
 """
 RANGE = 80
-"""Exponent of two: how far from 1 a largest magnitude may be, so that sums of scaled products, multiplied by one scale
-after the other, neither overflow nor lose what is normal."""
+"""Largest magnitudes lie between 2^-RANGE and 2^RANGE, so that multiplying by one scale after the other neither
+overflows nor leaves the normal numbers."""
 EXACT, INEXACT, INFINITE = 0, 1, 2
 """Verdicts, from good to bad."""
 INFINITE_BITS = (2 * BIAS + 1) << 23
 LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
 ALIGNED = 16
-"""Bytes to which Triton specialises kernels: of arrays that begin at a multiple it loads many elements at once."""
+"""Bytes that Triton specialises kernels to: arrays that begin at a multiple are loaded several elements at once."""
 WIDE = 2**31
 """Counts from which on kernels take them in 64 bits."""
 BLOCK = 1024

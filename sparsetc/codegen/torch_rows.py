@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
-"""Where the rows of each level begin and end in a chunk."""
+"""Names of the begin and the end of the rows of each level in a chunk."""
 RANGES = tuple(":".join(ends) for ends in ENDS)
 COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
 
@@ -249,8 +249,8 @@ CHUNK = 3 << 19
 cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.25x to memory)."""
 
 FEW = 1 << 19
-"""Elements of all intermediate results up to which a call takes one thread: 0.07 to 0.2 ms, of which a second core
-saves a tenth where it is free, and to which it adds 8 to 80 ms where it is not (SpMM and MTTKRP, 2 busy cores)."""
+"""Most elements of all intermediate results for one thread: 0.07 to 0.2 ms. A second core saves a tenth if it is free,
+and adds 8 to 80 ms if it is not (SpMM and MTTKRP, 2 busy cores)."""
 
 Range = tuple[int, int, int, int, int, int]
 

@@ -56,7 +56,8 @@ class Multilinear(Protocol):
         """
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
-        """The results of a batch, differentiable, and their batch dimension, given that of each tensor.
+        """Compute a batch of results, differentiable, given the batch dimension of each tensor; return it and its batch
+        dimension.
 
         Where no other rule is known, they are made one after the other.
         """
@@ -68,7 +69,7 @@ UNREAD: Values = ()
 
 
 def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
-    """The result, with a graph to those tensors that want one."""
+    """Compute the result, and record a graph if a tensor requires a gradient."""
     if not followed(tensors):
         return function.rows(tensors)
     kind = _Transformed if transforming() else _Rows
@@ -128,7 +129,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Transformed(_Rows):
-    """The autograd function for `torch.func`; outside of transforms a call of it takes three times as long."""
+    """The autograd function under `torch.func`; outside of transforms its calls would take three times as long."""
 
     @staticmethod
     def forward(function: Multilinear, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -153,7 +154,7 @@ def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
 
 
 def carry_derivatives(operands: Sequence[Any]) -> bool:
-    """Return True if any of these requires a gradient or has a tangent itself, whatever is active around it."""
+    """Return True if an operand requires a gradient or has a tangent."""
     tensors = [t for t in operands if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
@@ -241,7 +242,9 @@ class StepFunction(Multilinear):
         return StepFunction(self.step, self.pattern, self.ones)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
-        """Batches of dense operands as one more letter of theirs; of values one after the other."""
+        """Compute a batch: a batch of dense operands becomes one more letter, one of values is computed one after the
+        other.
+        """
         values, dense = self._split(tensors)
         if not self.ones and dims[0] is not None:
             return super().batched(tensors, dims, size)
@@ -281,12 +284,12 @@ class StepFunction(Multilinear):
         return self._compiled(operand, einsum, pattern, operands), pattern, values, operands
 
     def _of_all(self, values: torch.Tensor) -> torch.Tensor:
-        """The gradient for all values in their order, of those sorted by slot."""
+        """Put a gradient for values that were sorted by slot back in the order of all values."""
         order = self.step.by_slot
         return values if order is None else torch.empty_like(values).index_copy(0, order, values)
 
     def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Contraction:
-        """The gradient's contraction, kept with the pattern that it is of."""
+        """Return the contraction that computes a gradient; it is cached with the pattern."""
         key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
         of_operand: Contraction | None = pattern.cache.get(key)
         if of_operand is None:
@@ -306,8 +309,8 @@ class StepFunction(Multilinear):
 # -- several at once --------------------------------------------------------------------------------------------------
 
 MOST_TOGETHER = 1 << 22
-"""Nonzeros up to which values are packed for several steps at once, which takes 4 bytes each. Not measured: of 3.3 M
-the host took three times as long as the kernels (H200, `benchmarks/results/calls.json`)."""
+"""Most nonzeros to pack for several steps at once, at 4 bytes each. Not measured: of 3.3 M the host took three times as
+long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
 Job = tuple["Contraction", Pattern, torch.Tensor | None, list[torch.Tensor]]
@@ -339,7 +342,7 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
 
 
 def _alone(made: Contraction, pattern: Pattern, values: torch.Tensor | None, dense: list[torch.Tensor]) -> torch.Tensor:
-    """The result of one job; values that a call before has packed are not packed again, unless a CUDA graph has to."""
+    """Return the result of one job. Values packed by an earlier call are reused, except within a CUDA graph."""
     again = values is None or captured(values) or followed([values, *dense])
     packed = None if again else made.packed([values])  # type: ignore[list-item]
     return made.result([pattern], [values], dense, packed)
@@ -355,7 +358,7 @@ def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
 
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
-    """Packed values for each job, gathered by one call where they are those of one operand, and few enough."""
+    """Pack the values of all jobs; with one gather if they are few and of one operand."""
     with_values = [
         (contraction.leaf, pattern, values) for contraction, pattern, values, _ in jobs if values is not None
     ]

@@ -40,8 +40,9 @@ from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.device.profile import of_backend
+from sparsetc.errors import TransformError
 from sparsetc.explain import Explanation, device_name
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, STEPS, requested
 from sparsetc.options import Options
@@ -51,7 +52,7 @@ from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Labels, Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
 
@@ -128,10 +129,12 @@ class Contraction:
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
         self._pattern = None if pattern is None else _place(pattern, patterns)
+        if isinstance(self._pattern, Pattern):
+            self._pattern.labels = _labels_by_letter(bound.einsum, patterns, self._pattern.order)
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The leaves that run, in order: steps of one sparse operand, or pairs of two."""
+        """The contractions that run, in order: steps of one sparse operand, or pairs of two."""
         return getattr(self.leaf, "steps", (self.leaf,))
 
     @property
@@ -164,11 +167,11 @@ class Contraction:
             )
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The pattern of a sparse result, given those of the operands, one of which it may be; None of a dense one."""
+        """Return the pattern of a sparse result, given the operands' patterns; None if the result is dense."""
         return patterns[self._pattern] if isinstance(self._pattern, int) else self._pattern
 
     def packed(self, values: Tensors) -> Values | None:
-        """Return the sparse operands' values as the storages have them; None where each call reads them as they are."""
+        """Return the values in the order of the storage; None if each call reads them in the operand's order."""
         pull = self.pull
         if len(values) != 1 or not pull.values:
             return None
@@ -206,7 +209,7 @@ class Contraction:
         return result
 
     def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:
-        """The contraction of any operands of these shapes, in another dtype or by other settings; made once."""
+        """Return this contraction compiled for another dtype or other settings; it is made once for each `why`."""
         other = self._others.get(why)
         if other is None:
             like = torch.zeros((), dtype=dtype or self.dtype, device=self.device)
@@ -226,7 +229,12 @@ class Contraction:
         Raises:
             DtypeError: a sum of integers does not fit in 64 bits. Nothing is looked at while a CUDA graph is captured
                 or a transform of `torch.func` is active.
+            TransformError: torch.jit.trace calls.
         """
+        if torch._C._get_tracing_state() is not None:
+            raise TransformError(
+                "torch.jit.trace records no sparse kernels; torch.export.export makes programs of them"
+            )
         if torch.autograd._profiler_enabled():
             # A range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`.
             with record_function(f'sparsetc "{self.equation}" {self.leaf.plan.name}'):
@@ -240,7 +248,7 @@ class Contraction:
     def gradient(
         self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient for one of values and dense operands, given that of the result; outside autograd."""
+        """Return the gradient with respect to one operand, given that of the result; computed outside autograd."""
         tensors = [t.detach() for t in (*values, *dense)]
         wanted = tensors[operand].requires_grad_()
         with following():
@@ -253,13 +261,23 @@ def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
     return next((n for n, other in enumerate(patterns) if other is pattern), pattern)
 
 
+def _labels_by_letter(einsum: Einsum, patterns: Patterns, order: int) -> Labels:
+    """Return the labels of a result's sparse modes, from operands with the same letters; empty if a mode has none."""
+    terms = [einsum.inputs[position] for position in einsum.sparse]
+    named: dict[str, Any] = {}
+    for term, pattern in zip(terms, patterns, strict=True):
+        named |= dict(zip(term, pattern.labels.items(), strict=False))
+    labels = dict(named[letter] for letter in einsum.output[:order] if letter in named)
+    return labels if len(labels) == order else {}
+
+
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()
 """Contractions by key, for as long as they live: what operators of `torch.library` look them up in."""
 T = TypeVar("T")
 
 
 def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
-    """The result of a contraction on operands of these patterns, from its values."""
+    """Make the result of a contraction, sparse or dense, from its values."""
     pattern = made.pattern_on(patterns) if made.sparse else None
     if pattern is None:
         return values
@@ -270,7 +288,7 @@ def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros
 def contraction(
     bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
 ) -> Contraction:
-    """Compile an einsum; `repeated` as of `Request`, `choice` as `Step` takes it, where there is one step."""
+    """Compile an einsum. For `repeated` see `Request`; `choice` is for an einsum of a single `Step`."""
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
@@ -318,14 +336,14 @@ def _tune(step: Step | Pair) -> None:
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
-    """The contraction kept for these patterns, this equation and these sizes, or a new one."""
+    """Return the contraction cached for these patterns, equation and sizes, or compile it."""
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
     key = _key(text, operands, settings, form)
     return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
 
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
-    """The contraction that is kept for these patterns, this equation and these sizes; None where there is none yet."""
+    """Return the contraction cached for these patterns, equation and sizes; None if there is none."""
     for first in operands:
         if isinstance(first, SparseTensor):
             return _found(first._pattern, _key(text, operands, settings, form)) if first._unsorted is None else None

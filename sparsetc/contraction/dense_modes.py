@@ -42,8 +42,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 # -- operands in blocks -----------------------------------------------------------------------------------------------
 
 LAST = 64
-"""Side of a block from which on operands in tf32 are copied with the positions that dots sum last: Hopper's matrix
-instruction reads both sides along what it sums, and other orders reach its shared memory 4 bytes at a time."""
+"""Least side of a block for copying tf32 operands with the summed positions last: Hopper's matrix instruction reads
+both sides along the sum, and other orders reach its shared memory 4 bytes at a time."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _cut(x: SparseTensor, letters: Letters, bound: Bound, cut: Letterings) -> tu
 def _cut_values(
     cut: BlockCut, masks: Sequence[torch.Tensor], sides: Sequence[int], sizes: Sequence[int], values: torch.Tensor
 ) -> torch.Tensor:
-    """The values of an operand in blocks as those of entries with dense modes."""
+    """Return an operand's values cut into blocks, laid out as entries with dense modes."""
     values = cut.values(inside_only(values, masks))
     positions = [side for side in cut.blocks.sides if side > 1]
     if 1 in cut.blocks.sides:
@@ -335,7 +335,9 @@ def _is_empty(x: SparseTensor) -> bool:
 
 
 def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
-    """(n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no elements."""
+    """Return (n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no
+    elements.
+    """
     if _is_empty(x):
         return torch.arange(0, device=x.device)
     numbers = crd.on_diagonal(letters, x.coords)

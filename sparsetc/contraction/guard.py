@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparsetc.contraction.contraction import Contraction
 
 _SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Dtypes whose sums would overflow where no element is infinite."""
+"""Dtypes with sums that may overflow although no element is infinite, and the dtypes to sum them in."""
 
 
 class Guard:
@@ -47,7 +47,7 @@ class Guard:
         self._held = True
 
     def admits(self, operands: Tensors, tables: Tensors) -> bool:
-        """Return True if the test holds for the tables, which were made of these operands.
+        """Return True if the test holds for the tables made of these operands; unchanged operands are not tested again.
 
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
         it is not known.
@@ -89,7 +89,7 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
 
 class IntegerSums:
-    """A check that the sums of a contraction of integers fit in 64 bits, made again where operands changed."""
+    """A check that the sums of integers in a contraction fit in 64 bits; it is repeated when operands change."""
 
     def __init__(self, terms: int) -> None:
         self.terms = terms
@@ -126,7 +126,7 @@ class IntegerSums:
     def check(
         self, made: Contraction, found: torch.Tensor, patterns: Patterns, values: Tensors, dense: Tensors
     ) -> None:
-        """Raise DtypeError where a sum of these values and dense operands wrapped, or float64 cannot tell whether."""
+        """Raise DtypeError if a sum of these operands passed 64 bits, or may have: float64 cannot always tell."""
         dense = dense_of_call(made.bound, dense, made.dtype, made.device)
         operands = [*values, *dense]
         # On the CPU an ndarray may have changed the memory, which leaves no trace, and to look waits for nothing.

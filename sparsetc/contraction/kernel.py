@@ -71,7 +71,7 @@ class Kernel(Inspectable):
         self._pack()
 
     def _pack(self) -> None:
-        """Pack the values as they are now; while a graph is traced there are none to pack."""
+        """Pack the current values; do nothing while a graph is traced."""
         if is_compiling() or traced_by_modes():
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
@@ -80,7 +80,7 @@ class Kernel(Inspectable):
         self.contraction.kernels[tuple(map(id, self._values))] = self
 
     def _packed_now(self) -> Values | None:
-        """The packed values, made again where torch counts a change of the values, or where that cannot be told."""
+        """Return the packed values; pack again if torch's version count changed, or if there is none."""
         if self._packed is None and not self._settled:  # the plan was not decided when values were packed
             self._pack()
         if self._packed is not None:
@@ -233,7 +233,7 @@ class Kernel(Inspectable):
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The contractions in the order in which they run, each of one sparse operand or of two."""
+        """The contractions that run, in order, each of one sparse operand or of two."""
         return self.contraction.steps
 
     @property
@@ -338,8 +338,15 @@ def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor
     return library.run(kernel, tensors, operand)
 
 
+def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    from sparsetc.contraction import library
+
+    return library.shape_of_run(kernel, tensors, operand)
+
+
 for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
     operators.impl("contract", _below, _level)
     operators.impl("gradient", _below, _level)
 operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
 operators.impl("run", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::run", _shape_of_run, lib=operators)

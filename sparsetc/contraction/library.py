@@ -7,11 +7,12 @@ for gradients and batches, and ``sparsetc::run``, which both become below autogr
 
 from __future__ import annotations
 
+import json
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,23 +21,26 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sparsetc.contraction.autograd import in_batches, one_by_one
+from sparsetc.contraction.autograd import following, in_batches, one_by_one
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
-from sparsetc.contraction.kernel import RESULT, Kernel, NewValues, operators
+from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators
 from sparsetc.contraction.operands import Tensors, converted, promoted
 from sparsetc.contraction.output import Result
-from sparsetc.errors import ShapeError, TransformError
+from sparsetc.errors import FormatError, ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
+from sparsetc.support.pickles import LONGEST
+from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
+from sparsetc.tensor.inputs import NAMED, dtype_name
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured
 
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
-"""Contractions that stand in graphs by their names alone, by a pattern that lives as long as the graph is of use."""
+"""Contractions that graphs refer to by name, kept with a pattern that lives as long as the graph can be used."""
 
 
 def _of(key: str) -> Contraction:
@@ -44,14 +48,20 @@ def _of(key: str) -> Contraction:
     if contraction is None:
         raise TransformError(
             f"the graph was traced with the kernel {key!r}, which this process does not have; keep the kernel, or the "
-            "tensor that einsum was called with, and trace again; a program of another process is exported again here"
+            "tensor that einsum was called with, and trace again; what torch.export makes runs in any process, unless "
+            "a plan that is an object was asked for"
         )
     return contraction
 
 
-def _named(key: str) -> str:
-    """The name of a contraction in graphs, with a checksum of its patterns: another process may load the graph."""
+def _named(key: str, exporting: bool) -> str:
+    """The name of a contraction in graphs, with a checksum of its patterns: another process may load the graph.
+
+    A program of `torch.export` gets a description instead, from which any process compiles the einsum.
+    """
     contraction = _of(key)
+    if exporting and (description := _description(contraction)):
+        return description
     with lasting(), torch._C.DisableTorchFunction(), _disable_current_modes():
         name = " ".join([key, *(f"{bits(pattern.coords):x}" for pattern in _patterns_of(contraction))])
     known[name] = contraction
@@ -60,21 +70,113 @@ def _named(key: str) -> str:
 
 _named._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+
+# -- programs that other processes load -------------------------------------------------------------------------------
+
+
+def _description(contraction: Contraction) -> str:
+    """Return the arguments of `einsum` other than tensors as JSON; empty if the plan is an object.
+
+    Sizes of the result are letters, as a program may take any number of rows; the number of its entries is fixed.
+    """
+    patterns, einsum = _patterns_of(contraction), contraction.bound.einsum
+    result = contraction.pattern_on(patterns)
+    letters = einsum.output if result is None else einsum.output[result.order :]
+    settings = ((name, getattr(contraction.settings, name)) for name in SAVED)
+    about = {
+        "einsum": contraction.equation,
+        "settings": {"output": contraction.form, **{name: value for name, value in settings if value is not None}},
+        "terms": einsum.inputs,
+        "sparse": einsum.sparse,
+        "shapes": [pattern.shape if pattern.blocks is None else pattern.blocks.shape for pattern in patterns],
+        "in_blocks": [pattern.blocks is not None for pattern in patterns],
+        "coalesced": [pattern.is_coalesced for pattern in patterns],
+        "result": [*contraction.shape[: len(contraction.shape) - len(letters)], *letters],
+        "dtype": dtype_name(contraction.result_dtype),
+    }
+    try:
+        return json.dumps(about)
+    except TypeError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _described(name: str) -> dict[str, Any] | None:
+    """Parse a name that is a description; None for other names. Raise `FormatError` if it is damaged."""
+    if not name.startswith("{"):
+        return None
+    try:
+        about: dict[str, Any] = json.loads(name)
+        counts = {len(about[key]) for key in ("sparse", "shapes", "in_blocks", "coalesced")}
+        damaged = len(counts) > 1 or not set(about["settings"]) <= {"output", *SAVED} or about["dtype"] not in NAMED
+        damaged |= not all(type(size) in (int, str) for size in about["result"])
+        damaged |= not all(type(n) is int and 0 <= n < len(about["terms"]) for n in about["sparse"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        damaged = True
+    if damaged:
+        raise FormatError(f"a program's node {name[:LONGEST]!r} is no einsum; the program is damaged")
+    return about
+
+
+def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense: Tensors) -> torch.Tensor:
+    """Return the result of a described einsum, or its values. Kernels are kept with the tensors of coordinates."""
+    others, sparse = iter(dense), {}
+    kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
+    for value, (place, coords, shape, in_blocks, coalesced) in zip(values, kinds, strict=True):
+        make = SparseTensor.from_blocks if in_blocks else SparseTensor
+        sparse[place] = make(coords, value, shape, coalesce=coalesced)
+    operands = [sparse[n] if n in sparse else next(others) for n in range(len(about["terms"]))]
+    result: Result = Arithmetic._einsum_of(about["einsum"], *operands, **about["settings"])
+    return result if isinstance(result, torch.Tensor) else result._values
+
+
+def _shapes_of(about: Mapping[str, Any], values: Tensors) -> list[tuple[Any, ...]]:
+    """Return the shapes of described sparse operands; the values have the sizes of dense modes."""
+    kinds = zip(about["shapes"], about["in_blocks"], values, strict=True)
+    return [(*shape, *value.shape[1 + len(shape) * in_blocks :]) for shape, in_blocks, value in kinds]
+
+
+def _shape_of(about: Mapping[str, Any], tensors: Tensors) -> list[Any]:
+    """Return the shape of a described einsum's result; sizes may be symbols."""
+    count = len(about["sparse"])
+    dense = iter(tensors[2 * count :])
+    fixed = dict(zip(about["sparse"], _shapes_of(about, tensors[:count]), strict=True))
+    sizes: dict[str, Any] = {}
+    for place, term in sorted(enumerate(about["terms"]), key=lambda term: term[0] not in fixed):
+        shape = fixed[place] if place in fixed else next(dense).shape
+        for letter, size in zip(term, shape, strict=True):
+            if letter not in sizes or isinstance(size, torch.SymInt) or size > 1:  # others are broadcast
+                sizes[letter] = size
+    return [sizes[size] if isinstance(size, str) else size for size in about["result"]]
+
+
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
 def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
     """Return the result of values and dense operands, or an operand's gradient, with the result's as last tensor."""
-    contraction = _of(kernel)
-    count, end = len(contraction.bare), None if operand == RESULT else -1
+    about = _described(kernel)
+    count = len(_of(kernel).bare) if about is None else len(about["sparse"])
+    first_dense = count if about is None else 2 * count  # in a program, coordinates stand behind the values
+    end = None if operand == RESULT else -1
     values = tensors[:count]
-    dense = tensors[count:end]
+    coords = tensors[count:first_dense]
+    dense = tensors[first_dense:end]
     upstream = tensors[-1]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):  # in no graph that torch made gradients of
         if end is None:
-            return contract(kernel, values, dense)  # type: ignore[no-any-return]
-        return torch.ops.sparsetc.gradient(kernel, values, dense, operand, upstream)  # type: ignore[no-any-return]
+            return contract(kernel, values + coords, dense)  # type: ignore[no-any-return]
+        return torch.ops.sparsetc.gradient(kernel, values + coords, dense, operand, upstream)  # type: ignore[no-any-return]
     _check_tangents(upstream)
+    if about is not None:
+        if end is None:
+            return _fresh(_einsum_of(about, values, coords, dense), tensors)
+        tensors = [t.detach() for t in tensors[:end]]
+        wanted = tensors[operand].requires_grad_()
+        with following():
+            result = _einsum_of(about, tensors[:count], coords, tensors[first_dense:])
+            return _fresh(torch.autograd.grad(result, wanted, upstream)[0], [upstream])
+    contraction = _of(kernel)
     holder = contraction.kernels.get(tuple(map(id, values)))
     patterns = holder._patterns if holder else _checked_patterns(contraction, values)
     if end is not None:
@@ -83,16 +185,19 @@ def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
     return _fresh(contraction.evaluate(patterns, values, dense, packed), tensors)
 
 
-@torch.library.register_fake("sparsetc::run", lib=operators)
-def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+def shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+    """Return an empty tensor of the shape and dtype that `run` gives."""
+    if operand != RESULT:
+        return tensors[operand].new_empty(tensors[operand].shape)
+    about = _described(kernel)
+    if about is not None:
+        return tensors[0].new_empty(_shape_of(about, tensors), dtype=NAMED[about["dtype"]])
     contraction = _of(kernel)
-    if operand == RESULT:
-        return tensors[0].new_empty(contraction.shape, dtype=contraction.result_dtype)
-    return tensors[operand].new_empty(tensors[operand].shape)
+    return tensors[0].new_empty(contraction.shape, dtype=contraction.result_dtype)
 
 
 def _patterns_of(made: Contraction) -> list[Pattern]:
-    """The patterns of its sparse operands; those that are gone have left nothing to share, and are made again."""
+    """Return the patterns of a contraction's sparse operands, made again if they were freed."""
     return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
 
 
@@ -138,7 +243,7 @@ def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, Gradients, Gradie
 def _backward_of_gradient(
     ctx: Any, upstream: torch.Tensor
 ) -> tuple[None, Gradients, Gradients, None, torch.Tensor | None]:
-    """A contraction is linear in each operand, so a gradient's gradients are those of it with `upstream` put there."""
+    """Differentiate a gradient again: a contraction is linear in each operand, so `upstream` stands in its place."""
     *tensors, upstream_then = ctx.saved_tensors
     tensors[ctx.operand] = upstream
     values, dense = tensors[: ctx.count], tensors[ctx.count :]
@@ -162,7 +267,7 @@ torch.library.register_autograd("sparsetc::gradient", _backward_of_gradient, set
 
 
 def _register_batches(name: str) -> None:
-    """Rules for batches of an operator, those of `torch.func` and those of autograd: one after the other.
+    """Register an operator's batching rules for `torch.func` and for autograd: one after the other.
 
     They are asked for where no kernel can be compiled for all at once.
     """
@@ -200,12 +305,15 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
     """
     if kernel.drop_zeros or _transforms(is_dynamo_compiling()):
         return kernel._called(tuple(dense), values)
-    contraction, held = kernel.contraction, kernel._values if values is None else kernel._given(values)
-    name = _named(contraction.key)
-    if _is_plain(name):
-        return contract(name, [*held], [*dense])  # type: ignore[no-any-return]
+    contraction = kernel.contraction
+    exporting = torch.compiler.is_exporting()
+    name = _named(contraction.key, exporting)
+    coords = [pattern._coords for pattern in kernel._patterns] if exporting else []
+    held = [*(kernel._values if values is None else kernel._given(values)), *coords]
+    if _is_plain(contraction.key):
+        return contract(name, held, [*dense])  # type: ignore[no-any-return]
     tensors = converted(dense, contraction.dtype, contraction.device)
-    return wrap(contraction, contract(name, [*held], [*tensors]), kernel._patterns)
+    return wrap(contraction, contract(name, held, [*tensors]), kernel._patterns)
 
 
 def _is_plain(key: str) -> bool:
@@ -235,10 +343,12 @@ def traced_einsum(
     kinds = tuple([_kind(o) for o in promoted_operands])
     # The number is read for the guard that it makes: what options say is a constant of the graph.
     named = tuple([(name, _constant(value)) for name, value in settings.items()])
-    form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number))
+    exporting = torch.compiler.is_exporting()
+    form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number), exporting)
     if not form_and_key:
         return opaque(args, output, drop_zeros, settings)
-    result = contract(form_and_key[1:], [o._values for o in sparse], dense)
+    coords = [o._pattern._coords for o in sparse] if exporting else []
+    result = contract(form_and_key[1:], [o._values for o in sparse] + coords, dense)
     if form_and_key[0] == DENSE:
         return result  # type: ignore[no-any-return]
     pattern = sparse[0]._pattern
@@ -301,18 +411,26 @@ Kind = tuple[tuple[int, ...], torch.dtype, torch.device, "int | tuple[int, ...]"
 
 def _kind(operand: Any) -> Kind:
     """An operand as constants, whether the graph's sizes are symbols or not."""
-    sizes = tuple([operator.index(n) for n in operand.shape])
+    sizes = tuple([_number_of(n) for n in operand.shape])
     if isinstance(operand, SparseTensor):
         return sizes, operand._values.dtype, operand._values.device, operator.index(operand._pattern.number)
-    strides = tuple([operator.index(n) for n in operand.stride()])
+    strides = tuple([_number_of(n) for n in operand.stride()])
     repeated = 0 in strides and not operand.requires_grad
     return sizes, operand.dtype, operand.device, strides if repeated else ()
 
 
+def _number_of(size: Any) -> int:
+    """Return a size as a constant; for a symbol of a program, the size it was exported with."""
+    if not is_dynamo_compiling() and isinstance(size, torch.SymInt):
+        return int(size.node.hint)
+    return operator.index(size)
+
+
 def _compiled(
-    text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int
+    text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int, exporting: bool
 ) -> str:
-    """A form of result and the key of a contraction, kept or new, of operands of these kinds; empty where one is gone.
+    """Return the form of the result and the key of a contraction of operands of these kinds; empty if an operand was
+    freed.
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
@@ -325,7 +443,7 @@ def _compiled(
         options = of_call({name: _setting(value) for name, value in settings})
         contraction = compiled(text, [o for o in operands if o is not None], options, output)
         root = next(p for *_, last in kinds if isinstance(last, int) and (p := Pattern.numbered(last)) is not None)
-        name = _named(contraction.key)
+        name = _named(contraction.key, exporting)
         _traced.setdefault(root, {})[name] = contraction
         pattern = contraction.pattern_on(patterns)
         if pattern is None:
@@ -337,7 +455,7 @@ def _compiled(
 
 
 _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-"""What `torch.compiler.assume_constant_result` marks functions with; it would import Dynamo, which takes a second."""
+"""Marked as by `torch.compiler.assume_constant_result`, which would import Dynamo; that takes a second."""
 
 
 def _stand_in(

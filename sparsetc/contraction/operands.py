@@ -29,7 +29,7 @@ Patterns = Sequence[Pattern]
 
 
 def repeated_dims(operand: torch.Tensor) -> Dims:
-    """The dimensions along which a tensor is one slice repeated (stride 0); none where it may want a gradient.
+    """Return the dimensions along which a tensor repeats one slice (stride 0); none if it requires a gradient.
 
     The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
     """
@@ -48,7 +48,7 @@ def resolved(operand: torch.Tensor) -> torch.Tensor:
 
 
 def promoted(operands: Sequence[Operand]) -> list[Operand]:
-    """Operands of one dtype where autocast is on and floats differ: the widest, as torch promotes them.
+    """Convert operands to one dtype under autocast: the widest float among them, as torch promotes.
 
     Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
     converted unasked.
@@ -109,12 +109,12 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tenso
 
 
 WIDE = 8
-"""Elements behind a mode from which it is contracted where it lies: a copy of the tensor took up to twice as long (one
+"""Least elements behind a mode for contracting it in its place: copying the tensor first took up to twice as long (one
 core, 10 shapes of TTM chains)."""
 
 
 def _product(equation: str, operands: Tensors) -> torch.Tensor:
-    """The result of `torch.einsum`; some products of two operands are made without copies of these, and sooner.
+    """Compute `torch.einsum`; some products of two operands faster, without copying them.
 
     What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
     multiplied into a mode that lies within the other operand as many small matrices, into its last mode as one.
@@ -250,7 +250,7 @@ def stand_in(operand: Operand) -> Operand:
 
 
 def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | torch.Tensor]:
-    """Operands to compile an einsum for: these sparse ones, and dense ones of its shapes that take no memory."""
+    """Return operands to compile an einsum for: these sparse ones, and dense ones without memory."""
     like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
     sparse_operands = iter(sparse)
     return [

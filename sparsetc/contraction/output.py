@@ -66,7 +66,7 @@ class Output:
 
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """Strides of (rows, *dense sizes) by which a dense result lies in the output's order; None if none do."""
+        """Strides of a dense result seen as (rows, *dense sizes); None if it cannot be seen so."""
         return self._strides(joined=False)
 
     @property
@@ -137,7 +137,7 @@ def sparse_result(request: Request, expanded: bool) -> bool:
 
 
 def known_result(bound: Bound, patterns: Sequence[Pattern], pattern: Pattern) -> Pattern:
-    """The pattern of a result on these patterns, or its equal that an einsum of the same operands has."""
+    """Return the cached pattern equal to a result's pattern, of an einsum of the same operands, or `pattern` itself."""
     (first, *others), e = patterns, bound.einsum
     return first.known((e.inputs, e.output, e.sparse, bound.sizes), pattern, others)
 

@@ -85,7 +85,7 @@ class Pair(Inspectable):
         self.take(chosen(wanted, self.problem, JOINS))
 
     def find_pattern(self, patterns: Patterns) -> None:
-        """Find the pattern of the result, given those of the operands.
+        """Find the pattern of the result from those of the operands.
 
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
@@ -118,12 +118,12 @@ class Pair(Inspectable):
         return accumulator(self._like.dtype), [(self.join.x.n,), (self.join.y.n,)]
 
     def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """A call of nothing but what runs, on these values."""
+        """Return a function of no arguments that computes the product of these values."""
         return partial(self.product, "z", *operands)
 
     @cached_property
     def task_sums(self) -> TaskSums:
-        """Sums over the tasks of all nonzeros: what the scalar path and gradients take, made when first asked for."""
+        """The scalar path over the tasks of all nonzeros, for gradients and special values; made at first use."""
         return TaskSums(self.problem)
 
     @property
@@ -171,7 +171,7 @@ class Pair(Inspectable):
         return self.task_sums.product(letter, left, right)
 
     def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The result's values by place, by the first of three ways that takes such values; waits once to look at them.
+        """Return the result's values by place, by the first path that takes these values; waits for the device once.
 
         In halves, blocks are multiplied where those are as exact as float32; else as they are. Where a value is
         infinite or NaN, values are computed nonzero by nonzero: zeros of a block, or of an unfolded operand, are

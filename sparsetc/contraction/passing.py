@@ -1,4 +1,4 @@
-"""Einsums of patterns that come and go, such as a new graph at each step, by torch's operations on their entries.
+"""Einsums of patterns that are used once or a few times, such as a new graph at each step, by torch's operations.
 
 In: an einsum of one sparse operand, and how often einsums used its pattern. Out: its dense result, differentiable, or
 None where a kernel is to be compiled. To sort, plan and pack takes longer than ten calls, so it is for a pattern that
@@ -34,11 +34,11 @@ from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 TURNS = 3
 """Patterns in turn that must have been used a few times before no kernel is compiled for the next."""
 FEW = 8
-"""Uses of a pattern that are few: more than the layers of most networks, which use a graph once each in a step, and
-fewer than take the time of a compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
+"""Most uses of a pattern that count as few: more than most networks have layers, and fewer than take the time of a
+compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
-"""Entries of a pattern, and elements of the rows that are gathered or added to, beyond which kernels are compiled: it
-takes little beside the run, and kernels gather no rows into memory and add long ones in pieces."""
+"""Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
+little beside the run, and kernels do not gather rows into memory."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> torc
 
 
 def _entries(x: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, Uses]:
-    """Coordinates and values of the entries in any order, and the uses of these coordinates."""
+    """Return coordinates and values of the entries, in any order, and the counter of uses of the coordinates."""
     unsorted = x._unsorted
     if unsorted is None or not unsorted.unchanged:
         return x._pattern.coords, x._values, x._pattern.uses
@@ -91,7 +91,7 @@ def _entries(x: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, Uses]:
 
 
 def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
-    """Return True if the pattern with these uses was used a few times only, and so were several in turn before it."""
+    """Return True if this pattern, and several in turn before it, were used a few times only."""
     turn = turns.get((text, kind))
     if turn is None or turn.uses is not uses:
         passed = turn.passed + 1 if turn and turn.uses.count <= FEW else 0
@@ -137,7 +137,7 @@ class Recipe:
     @staticmethod
     @lru_cache
     def of(text: str, orders: tuple[int, ...], sparse: int) -> Recipe | None:
-        """The recipe of an einsum of operands of these orders; None where it has none."""
+        """Return the recipe of an einsum of operands of these orders; None if it has none."""
         try:
             e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
         except EquationError:
@@ -164,13 +164,13 @@ class Recipe:
 
     @staticmethod
     def extent(letters: str, sizes: dict[str, int]) -> int:
-        """Positions in these letters."""
+        """Return the product of these letters' sizes."""
         return prod(sizes[c] for c in letters)
 
     def result(
         self, sizes: dict[str, int], coords: Sequence[torch.Tensor], values: torch.Tensor, dense: Tensors
     ) -> torch.Tensor:
-        """The einsum of entries with these coordinates and values, and dense operands."""
+        """Compute the einsum from coordinates, values and dense operands."""
         wide = accumulator(values.dtype)
         at = dict(zip(self.einsum.inputs[self.einsum.sparse[0]], coords, strict=True))
         tables = [self._rows(table, sizes, o.to(wide)) for table, o in zip(self.tables, dense, strict=True)]
@@ -226,5 +226,5 @@ class _Multiplied(torch.autograd.Function):
 
 
 def _numbers(letters: str, sizes: dict[str, int], at: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """(entries,) the row-major number of each entry's position in these letters; None where there are no letters."""
+    """Return (entries,) row-major numbers of the entries' coordinates in these letters; None without letters."""
     return linear_key([at[c] for c in letters], [sizes[c] for c in letters])[0] if letters else None

@@ -53,7 +53,8 @@ from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
 
 
 def in_steps(request: Request) -> Path | Choice | None:
-    """Return the path of an einsum, where one is asked for or expected to be fastest, or the plan of one pass.
+    """Return a path of several contractions if it was asked for or is expected to be faster; else a plan of one pass,
+    or None.
 
     None where that is to be chosen. Steps and a pass of torch programs are priced by the same rates. On a GPU, and with
     native loops, a pass has the price of its plan.
@@ -140,7 +141,7 @@ class LinkOperand:
 
 @dataclass(frozen=True)
 class Link:
-    """One contraction of a path; its result is put at the end of the list of operands, which those it takes leave.
+    """One contraction of a path. It removes its operands from the list of operands and appends its result.
 
     Attributes:
         places: the operands that it takes, by their positions in that list, ascending.
@@ -161,7 +162,7 @@ class Link:
     def run(
         self, operands: Tensors, patterns: Patterns, precision: str, packed: Values | None, given: Tensors
     ) -> torch.Tensor:
-        """The values of a sparse result, or a dense one, from values of sparse operands and dense ones as they are."""
+        """Return the values of a sparse result, or a dense result, from values and dense operands."""
         if self.positions is not None:
             (entries,) = operands
             kept = kept_with(entries) if self.patterns is None and not followed(operands) else None
@@ -333,7 +334,7 @@ class Path(Inspectable):
         return LinkOperand(term.letters, self._like.expand(x.shape), summed=True)
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:
-        """Find the pattern of the result, of that of the last link."""
+        """Find the pattern of the path's result from the result of its last link."""
         pattern = last.pattern
         if self._expanded and not pattern.is_coalesced:  # that of an operand all of which is kept
             letters = self.bound.einsum.output
@@ -407,7 +408,7 @@ class Path(Inspectable):
     # -- what a user may look at ------------------------------------------------------------------------------------
     @cached_property
     def backend(self) -> str:
-        """The backend of the first link that has programs; torch's where none has."""
+        """The backend of the first link with programs; torch's if none has any."""
         return self.inner[0].backend if self.inner else "torch"
 
     @property
@@ -433,7 +434,7 @@ def _finite(guard: Guard, dense: Tensors) -> bool:
 
 
 def _empty_sums(bound: Bound) -> dict[int, Dims]:
-    """For each dense operand, the dimensions of size 0 that are summed over.
+    """Return, by dense operand, its summed dimensions of size 0.
 
     A sum over nothing is 0 wherever the sparse operands have entries. Were such a letter contracted with a sparse
     operand, or made one of its modes, no entries would be left.

@@ -1,5 +1,4 @@
-"""Preparation of an einsum of one sparse operand: the problem to plan; then, by a plan, packed arrays and an
-executable.
+"""Preparation of an einsum of one sparse operand: first the problem to plan, then, given a plan, an executable.
 
 In: a `Request` that no rule rewrites. Out: `Preparation`: the einsum's output and the problem of planning it; of a
 `Plan`, an executable and the arrays that it reads. Nothing here touches values.
@@ -41,7 +40,7 @@ from sparsetc.tensor.sums import accumulator, result_bytes
 
 @dataclass(frozen=True)
 class BoundPart:
-    """A part of the plan: its program, its storage, and the tensors that the program reads of it."""
+    """One part of a plan: its program, its packed storage, and the arrays the program reads."""
 
     program: TileProgram
     packed: Packed
@@ -57,7 +56,7 @@ Prepared = tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Array
 
 
 class Preparation:
-    """An einsum of one sparse operand with a mode for each letter, from which plans are made ready.
+    """An einsum of one sparse operand with a mode for each letter, from which plans are compiled.
 
     Attributes:
         bound: the einsum.
@@ -266,7 +265,7 @@ class Preparation:
         return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
-        """Return True if sums must not depend on the order of atomics, and would; those of integers never do."""
+        """Return True if `deterministic=True` needs a second pass in place of atomics; sums of integers never do."""
         if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
             return False
         if not all(p.packed.view.loops[-1].ordered for p in parts):
@@ -280,7 +279,8 @@ class Preparation:
 
     @cached_property
     def orders(self) -> list[tuple[tuple[int, ...], tuple[int, ...] | None, bool]]:
-        """The shape of each dense operand, the order of its dimensions as they are read, and whether by strides.
+        """Return, for each dense operand, its shape, the order in which its dimensions are read, and whether strides
+        are used.
 
         The order is None where they lie so. Triton's kernels read what lies in another order by its strides, if in
         runs: it is neither permuted nor copied.
@@ -338,7 +338,7 @@ class Preparation:
         return rows if packed.source is None else rows[packed.source]
 
     def _zeroed(self, parts: Sequence[BoundPart]) -> torch.Tensor | None:
-        """The rows of the result that no part stores, where some do; None where all are to be zeros, or none.
+        """Return the rows of the result that no part writes and are to be zeroed; None if all rows are zeroed, or none.
 
         Zeros for a result of 2.7 GB take as long as its rows, and those that are not stored may be one in thousands.
         """
@@ -359,7 +359,7 @@ class Preparation:
 
 
 def problem_of(request: Request) -> Problem:
-    """The problem of planning an einsum of one sparse operand."""
+    """Return the planning problem of an einsum of one sparse operand."""
     return Preparation(rewrites_of(request)[1]).problem
 
 
@@ -371,6 +371,6 @@ def _wide_words(packed: Packed) -> Packed:
 
 @contextmanager
 def in_place(settings: Options, device: torch.device) -> Iterator[None]:
-    """A block under these options, on this GPU, whose rates are looked up there."""
+    """Enter these options and this GPU, so that its rates are looked up."""
     with in_force(settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         yield

@@ -69,7 +69,7 @@ def reduced(
     groups, shape = groups_of(x.pattern, kept).pattern, bound.extents(letters)
 
     def dense(values: torch.Tensor, absent: int) -> torch.Tensor:
-        """The values of groups in a tensor of the result's letters, and a number where there is none."""
+        """Scatter the values of groups into a dense result, with `absent` in the empty places."""
         row = sort_keys(groups.coords, groups.shape)[0] if kept else groups.coords.new_zeros(len(values))
         filled = values.new_full((prod(groups.shape), *values.shape[1:]), absent)
         return filled.index_put((row.long(),), values).reshape(shape[: len(kept)] + values.shape[1:])

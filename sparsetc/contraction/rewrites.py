@@ -56,7 +56,8 @@ def broadcast(r: Request) -> Rewrite | None:
 
 
 def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int, Dims]:
-    """For each dense operand, the dimensions whose letters it need not have: another operand has them in full.
+    """Return, by dense operand, dimensions that it need not have: it repeats one slice, and another operand has them in
+    full.
 
     Args:
         bound: the einsum as written.
@@ -79,7 +80,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
 
 
 def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
-    """The einsum whose dense operands lack these dimensions."""
+    """Return the einsum without these dimensions of dense operands."""
     e = bound.einsum
     inputs = tuple(
         [tuple([c for n, c in enumerate(term) if n not in dropped.get(p, ())]) for p, term in enumerate(e.inputs)]
@@ -94,7 +95,7 @@ def _one_slice(dims: Dims, operand: torch.Tensor) -> torch.Tensor:
 
 
 def _repeat(dropped: Sequence[Dims], dense: Tensors) -> bool:
-    """Return True if each dense operand is one slice repeated along the dimensions that are left out of it."""
+    """Return True if each dense operand still repeats one slice along its dropped dimensions."""
     for operand, dims in zip(dense, dropped, strict=True):
         repeated = repeated_dims(operand) if dims else ()
         if any(operand.shape[n] != 1 and n not in repeated for n in dims):
@@ -103,7 +104,9 @@ def _repeat(dropped: Sequence[Dims], dense: Tensors) -> bool:
 
 
 def coordinates(r: Request) -> Rewrite | None:
-    """Make coordinates of dense modes; of one sparse operand, sort the entries on the diagonal of repeated letters."""
+    """Turn dense modes into coordinates, and of one sparse operand keep the entries on the diagonal of repeated
+    letters.
+    """
     e = r.bound.einsum
     if len(e.sparse) > 1 and len(e.inputs) > 2:
         return None
@@ -181,7 +184,7 @@ def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
 
 @dataclass(frozen=True)
 class Pull:
-    """The way from the operands of an einsum to those of the one that is run for it: functions in a straight line.
+    """The conversion of an einsum's operands to those of the rewritten einsum: functions, run in order.
 
     Attributes:
         steps: functions, and the numbers of the tensors that they take. Values and dense operands as they were written

@@ -1,4 +1,4 @@
-"""A contraction of one sparse operand with dense ones, compiled for a pattern; it holds no values.
+"""A contraction of one sparse operand with dense ones, compiled for a pattern and without values.
 
 In: a `Request` as rules leave it. Out: `Step`, a contraction that is planned, packed and generated once, then a
 differentiable function from values and dense operands to the result.
@@ -134,7 +134,7 @@ class Step(Preparation, Inspectable):
         return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
 
     def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """A call of nothing but what runs, on these operands."""
+        """Return a function of no arguments that computes the result of these operands."""
         values, *dense = operands
         return partial(self.rows, values, dense, self.packed_values(values), dense)
 
@@ -298,7 +298,7 @@ class Step(Preparation, Inspectable):
 
     # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
-        """The contraction whose dense operands, those named, and result have one more mode: a batch.
+        """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
 
         It is their first mode, and that behind the kept modes of the result.
         """
@@ -341,7 +341,9 @@ class Step(Preparation, Inspectable):
 
     @cached_property
     def by_slot(self) -> torch.Tensor | None:
-        """Numbers of the nonzeros, sorted by the slot of a sparse result that each adds to; None as they are."""
+        """Return the order that sorts the nonzeros by the entry of the sparse result they add to; None if they are
+        sorted.
+        """
         if self.output.slot is None:
             return None
         with lasting():

@@ -46,14 +46,14 @@ from sparsetc.tuning.search import Search, Trial, shortlist
 KEPT = 64
 """Storages that candidates pack, kept while they are timed."""
 ROUNDS = 3
-"""Calls that candidates have, where they take turns."""
+"""Calls that each candidate is timed for, when candidates are timed in calls."""
 CLOSE = 1.1
-"""How many times what the fastest takes, when they are compiled, candidates may take that have turns in calls."""
+"""Candidates within this factor of the fastest go on to be timed in calls."""
 
 
 @dataclass
 class Leader:
-    """The decisions of one of several processes, each of which compiles the same of its share.
+    """Plan decisions shared by several processes, each of which compiles for its own share.
 
     Attributes:
         leading: True where it decides, False where it follows.
@@ -66,7 +66,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Run:
-    """A step made by a candidate, a call of it on operands for timing, and the cache of what candidates packed."""
+    """A candidate compiled for timing, the call to time, and the cache of packed arrays."""
 
     made: Any
     call: Callable[[], torch.Tensor]
@@ -109,7 +109,7 @@ def tune(made: Step | Pair) -> None:
 
 
 def _considered(made: Step | Pair, name: str) -> list[Candidate]:
-    """Return the candidates to time, the cost model's choice first; also those not considered for a single einsum."""
+    """Return the candidates to time, the cost model's choice first, with those that `plan="auto"` leaves out."""
     methods = PLANS if isinstance(made, Step) else JOINS
     asked = [methods[name]] if name in methods else methods.values()
     candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
@@ -142,7 +142,7 @@ def as_candidate(step: Step) -> Candidate:
 
 
 def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
-    """A search for the fastest plan, on random operands; `OutOfMemoryError` where there is no room for them.
+    """Prepare a search for the fastest plan on random operands.
 
     Args:
         made: by any plan.
@@ -167,7 +167,7 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
 
 
 def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> dict[str, Run]:
-    """Time candidates now; those that are close have turns in calls, but not of two operands or where others follow."""
+    """Time candidates now; close ones are then timed in calls, if there is one sparse operand and nothing follows."""
     start, (mode, seconds) = time.perf_counter(), made.settings.effective_tune()
     few = shortlist(
         candidates, [c for name in known.proposed for c in candidates if f"{name}, ".startswith(f"{c.name}, ")]
@@ -195,7 +195,7 @@ def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
 
 
 def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], runs: dict[str, Run]) -> None:
-    """Switch to the fastest timed plan, as it was prepared for timing; change nothing if none was timed."""
+    """Switch to the fastest timed plan, if any was timed."""
     best, first = known.best(candidates), candidates[0].name
     if best is None:
         return

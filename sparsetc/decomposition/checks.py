@@ -36,7 +36,7 @@ OTHERS = {
     "kappa_tol": ("kappatol",),
     "ranks": ("rank",),
 }
-"""Arguments of ours, by which those of pyttb and tensorly that say the same are answered."""
+"""Our arguments, each with pyttb's and tensorly's names for it, for error messages."""
 
 
 def names(unknown: Iterable[str], name: str) -> None:

@@ -33,7 +33,7 @@ from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.picture import as_html
 
 DTYPES = (torch.float32, torch.float64)
-"""Dtypes that a model in a file may have: those that decompositions compute in."""
+"""Dtypes of models in files: those that decompositions compute in."""
 
 CHUNK = 1 << 22
 """Elements of an intermediate result at a time: 16 to 32 MB."""

@@ -44,7 +44,7 @@ TASKS_A_RUN = 32
 BLOCK, INNER, PAIRS = 64, 32, 64
 """Rows, or columns, and inner positions of a block of the two operands; pairs of one program."""
 BLOCK_DOTS = {"f16x3": F16X3, **DOTS, "float64": "ieee"}
-"""How pairs of blocks are multiplied, by ``precision=``; ``f16x3`` where they are in halves."""
+"""The multiplication of pairs of blocks, by ``precision=``; ``f16x3`` is for values in two halves."""
 SPARSE = 16
 """Places of an array for each value that is scattered to it and gathered from it."""
 

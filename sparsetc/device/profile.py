@@ -66,9 +66,9 @@ def gpu(target: str) -> tuple[str, int | str, int]:
 
 
 MEASUREMENT = "measured:"
-"""What the source of a number that was measured begins with."""
+"""The beginning of the source of a measured number."""
 COMMANDS = ("calibrate", "tune refit")
-"""What measures, or fits to what was measured, and makes a record."""
+"""The commands that measure, or fit to measurements, and make a record."""
 ASSUMED = "assumed: an NVIDIA H200's"
 """The source of a number that is the default GPU's."""
 OTHER = "other"
@@ -160,8 +160,8 @@ NUMBERS = tuple([f.name for f in fields(DeviceProfile) if f.name not in _NO_NUMB
 TABLES = ("dot", "tile_share", "staged", "fused_slowdown", "product", "block_dot")
 """The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
-"""Numbers that no short probe shows, and those by which they are scaled: another GPU is taken to reach the share of its
-own device memory, L2 cache or additions that the default one reached of its."""
+"""Numbers without a short probe, and the rates they are scaled by: another GPU is assumed to reach the same share of
+its own device memory, L2 cache or additions as the default one."""
 
 
 @lru_cache
@@ -272,7 +272,7 @@ SIZES = ("l2_bytes", "warps", "warp_size")
 MEASURED = (*RATES, *PAIR_RATES, *SIZES)
 """Fields that a record holds. Others are the default GPU's, also those of a later version of the package."""
 DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-"""How the date of a record is written, which `explain()` prints."""
+"""The format of a record's date, which `explain()` prints."""
 MAX_BYTES = 1 << 16
 """Most bytes of a record; one takes about 2 kB."""
 FACTOR = 1e9

@@ -24,14 +24,14 @@ Box = tuple[Range, ...]
 LISTED = 16
 """Ranks that are printed a line each; of more, only the fewest and the most nonzeros are said."""
 TRIED = 12
-"""Grids of which nonzeros are counted, those first that send the fewest rows."""
+"""Grids to count nonzeros for: those that send the fewest rows."""
 LEVEL = 1.01
-"""An imbalance that is taken for ranges of equally many rows, which are those of a DTensor: of a result of such ranges
-no row is sent or copied. Not measured."""
+"""The largest imbalance accepted for ranges of equally many rows: these are the ranges of a DTensor, so that a result's
+rows are neither sent nor copied. Not measured."""
 EVEN = 1.15
 """An imbalance that is taken for the sake of fewer rows to send. Not measured."""
 UNEVEN = 1.5
-"""An imbalance above which boxes are cut into pieces too, whose results are summed over ranks. Not measured."""
+"""The least imbalance for cutting boxes into pieces, with results that are summed over ranks. Not measured."""
 
 Grid = tuple[int, ...]
 

@@ -129,9 +129,9 @@ def _runs(problem: Problem, counts: Counts, shared: tuple[int, ...], schedule: S
 
 
 NARROW, FEWEST = 64, 4
-"""Columns of a dot to which blocks are halved, and entries to which rows are cut, for a GPU to have enough programs."""
+"""Least columns of a dot when blocks are halved, and least entries when rows are cut, to give a GPU enough programs."""
 MORE = 4
-"""Programs for each warp that a GPU issues from, which hide the waits of one another."""
+"""Programs for each warp scheduler of a GPU, so that one runs while others wait."""
 
 
 def _spreads(

@@ -300,7 +300,7 @@ def plan_hls(threshold: int | None = None) -> Plan:
     0 or 1 makes every tile dense, a threshold above a tile's volume none.
 
     Examples:
-        >>> stc.plan_hls(threshold=64)
+        >>> stc.plans.plan_hls(threshold=64)
         Plan('hls', threshold=64)
     """
     check_threshold(threshold, 0)

@@ -53,7 +53,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
-"""What a storage of windows may name, and a partition that deals by them."""
+"""Parameters of a storage of windows, and of the partition that deals by them."""
 
 
 def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
@@ -497,7 +497,7 @@ def plan_window(
             expects that to be faster and a call's operands allow it.
 
     Examples:
-        >>> stc.plan_window(height=16, width=8)
+        >>> stc.plans.plan_window(height=16, width=8)
         Plan('window', height=16, width=8)
     """
     return _request("window", height=height, width=width, threshold=threshold, halves=halves)
@@ -522,7 +522,7 @@ def plan_1sa(
         halves: whether float32 may be multiplied in halves of 16 bits.
 
     Examples:
-        >>> stc.plan_1sa(tau=50, height=16)
+        >>> stc.plans.plan_1sa(tau=50, height=16)
         Plan('1-sa', tau=50, height=16)
     """
     return _request("1-sa", tau=tau, strip=strip, height=height, width=width, threshold=threshold, halves=halves)

@@ -18,14 +18,17 @@ from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, numbers, p
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
+from sparsetc.support.notices import warn
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
 SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
-"""What ``read`` and ``write`` understand."""
+"""Suffixes of files that ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
+LABELLED = (".npz", ".parquet")
+"""What keeps labels."""
 READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
 """Suffixes that ``read`` understands."""
 
@@ -79,7 +82,7 @@ def read(
         elif suffix == ".parquet":
             found = parquet.read(path, dtype, columns)
         elif suffix in foreign.CSV:
-            found = next(foreign.csv_blocks(path, columns, whole=True))
+            found = foreign.csv_table(path, columns)
             found = found if dtype is None else found.with_values(numbers.cast(found.values, dtype))
         elif suffix in foreign.READERS:
             found = foreign.read(path, suffix, dtype)
@@ -94,8 +97,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
 
     The file appears under its name only when it is complete, with the mode of the file it replaces. ``.npz`` and
     ``.parquet`` are exact for every dtype; Binsparse lacks float16 and bfloat16, ``.tns`` holds real numbers,
-    ``.mtx``
-    matrices. Only ``.npz`` keeps dense modes and blocks; the others store all of their values as nonzeros.
+    ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks; the others store all of their values as nonzeros.
+    Only ``.npz`` and ``.parquet`` keep labels; others warn that labels are lost.
 
     Args:
         path: where to write; ``.tns``, ``.mtx`` (also ``.gz``), ``.npz``, ``.parquet``, ``.bsp.h5`` or ``.bsp.npz``.
@@ -119,6 +122,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     tensor = SparseTensor.coerce(x)
     if tensor is None:
         raise FormatError(f"write takes a sparse tensor, {not_sparse(x)}")
+    if tensor.labels and suffix not in LABELLED:
+        warn(f"a {suffix} file holds no labels: write {' or '.join(LABELLED)}, or x.to_table() by a library of tables")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
     if suffix.startswith(".bsp"):

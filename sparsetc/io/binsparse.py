@@ -25,12 +25,12 @@ from sparsetc.io.atomic import replacing
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 HEAP = rb"GCOL\x01\0\0\0"
-"""How a heap of texts begins in HDF5."""
+"""The first bytes of a heap of texts in HDF5."""
 NAME = len(b"binsparse\0")
 DESCRIPTION = re.compile(rb"([\1-\3])[\0-\3]\x0a\0(..)(..)[\0\1]?binsparse\0", re.DOTALL)
 """The attribute that describes a tensor, as an object header of HDF5 has it: a version, sizes, and the name."""
 OVERLAP = 18
-"""Bytes that are looked at twice, with the block before and that after them: one less than what is looked for."""
+"""Bytes that consecutive blocks have in common in a search: one less than the text searched for."""
 _SYMMETRIES = {"symmetric": "symmetric", "skew_symmetric": "skew-symmetric", "hermitian": "hermitian"}
 
 

@@ -6,7 +6,7 @@ int64 and two exact decimals, has less than 6 KB; the rest is for comments."""
 ORDER = 64
 """Modes of a tensor in a file: numpy has no more, and the letters of an equation are 52."""
 SLACK = 16 * 2**20
-"""Bytes of text that need not hold any number: comments, blanks, and digits beyond what `PER_NUMBER` allows."""
+"""Bytes of text that may hold no number: comments, blanks, and digits beyond `PER_NUMBER`."""
 GROUPS = 1024
 """Row groups of a Parquet file that may be of any size; each takes a third of a millisecond."""
 PER_GROUP = 256

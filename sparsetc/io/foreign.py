@@ -18,7 +18,9 @@ import torch
 from sparsetc.errors import DtypeError
 from sparsetc.io import binsparse, memory, npy, npz, numbers
 from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.tables import column_of
 
 PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
 """Names of a matrix's values, inner indices and starts in HDF5: of AnnData and 10x Genomics, and of MATLAB."""
@@ -150,29 +152,72 @@ def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
     return SparseTensor(coords, pairs[first % len(pairs), 0], (int(orbitals[1]),) * 4)
 
 
-def csv_blocks(path: str, columns: Sequence[Any] | None, whole: bool = False) -> Iterator[SparseTensor]:
-    """Yield the tensor of each block of a text table, or of the whole table; columns as for `read`.
-
-    IOFormatError for a table without such columns, or with labels or a new type of numbers in a later block.
-    """
-    csv, arrow = (_library(path, name, '"sparsetc[files]"') for name in ("pyarrow.csv", "pyarrow"))
+def csv_table(path: str, columns: Sequence[Any] | None) -> SparseTensor:
+    """Return the tensor of a text table; columns as for `read`. Raise `IOFormatError` for a table without them."""
+    arrow = _library(path, "pyarrow", '"sparsetc[files]"')
     Path(path).stat()
     with memory.of_file(path, Exception):
-        parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
-        if columns is None:
-            found = ", ".join(csv.open_csv(path, parse_options=parsing).schema.names)
-            raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {found[:200]}")
-        *modes, value = columns
-        names = [name for name in columns if name is not None]
-        reader = csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names))
-        if whole:
-            memory.check(path, "its text and columns", 4 * os.path.getsize(path))
-        for batches in [list(reader)] if whole else ([batch] for batch in reader):
-            x = SparseTensor.from_table(arrow.Table.from_batches(batches, reader.schema), modes, value)
-            labelled = [name for name, of in x.labels.items() if of is not None]
-            if labelled and not whole:
-                raise ValueError(f"column {labelled[0]!r} holds labels: read it as a whole, or number them first")
-            yield x
+        reader, modes, value = _csv(path, columns)
+        memory.check(path, "its text and columns (stc.pack takes it in parts)", 4 * os.path.getsize(path))
+        return SparseTensor.from_table(arrow.Table.from_batches(list(reader), reader.schema), modes, value)
+
+
+def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
+    """Return the modes of a text table and their labels, as `from_table` does; None for a mode of integers.
+
+    A table with labels is read once for this. Only the labels must fit in memory.
+    """
+    arrow = _library(path, "pyarrow", '"sparsetc[files]"')
+    Path(path).stat()
+    with memory.of_file(path, Exception):
+        reader, modes, _ = _csv(path, columns)
+        labels: Labels = dict.fromkeys(modes)
+        texts = [name for name in modes if not arrow.types.is_integer(reader.schema.field(name).type)]
+        for batch in reader if texts else ():
+            block = arrow.Table.from_batches([batch])
+            for name in texts:
+                distinct = np.unique(_as_text(column_of(block, name)))
+                known = labels[name]
+                labels[name] = distinct if known is None else np.union1d(known, distinct)
+                memory.check(path, "its labels", 3 * sum(of.nbytes for of in labels.values() if of is not None))
+        return labels
+
+
+def csv_blocks(path: str, columns: Sequence[Any] | None, labels: Labels) -> Iterator[SparseTensor]:
+    """Yield the tensor of each block of a text table, with labels as numbers; errors as for `csv_table`."""
+    arrow = _library(path, "pyarrow", '"sparsetc[files]"')
+    with memory.of_file(path, Exception):
+        reader, modes, value = _csv(path, columns)
+        for batch in reader:
+            table = arrow.Table.from_batches([batch])
+            block = {name: column_of(table, name) for name in table.column_names}
+            for name, of in labels.items():
+                if of is not None:
+                    block[name] = np.searchsorted(of, _as_text(block[name]))
+            yield SparseTensor.from_table(block, modes, value)
+
+
+def _csv(path: str, columns: Sequence[Any] | None) -> tuple[Any, list[str], str | None]:
+    """Open a text table; return its blocks, the names of its columns of coordinates, and its column of values."""
+    csv = _library(path, "pyarrow.csv", '"sparsetc[files]"')
+    parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
+    known = csv.open_csv(path, parse_options=parsing).schema.names
+    if columns is None:
+        said = ", ".join(known)
+        raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {said[:200]}")
+    *modes, value = columns
+    names = [name for name in columns if name is not None]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no column {name!r:.80} among {', '.join(map(repr, known))[:200]}")
+    return csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names)), modes, value
+
+
+def _as_text(column: np.ndarray) -> np.ndarray:
+    """Return a column of labels as text, which keeps the order of times."""
+    if column.dtype.kind in "biufc":
+        raise ValueError(f"a column of coordinates holds {column.dtype}, which are neither integers nor labels")
+    return column.astype(str)
 
 
 def _text(path: str) -> str:

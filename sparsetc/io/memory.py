@@ -21,7 +21,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 CPU = torch.device("cpu")
 SORTED = 24
-"""Bytes a nonzero that it takes to see whether nonzeros are in order: two keys at most, and what compares them."""
+"""Bytes a nonzero for checking the order: at most two keys, and their comparison."""
 
 
 def text_of(path: str | os.PathLike[str]) -> str:

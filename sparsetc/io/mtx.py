@@ -25,7 +25,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 COMMENT = b"%"
 _BANNER = re.compile(rb"%%MatrixMarket[ \t]+matrix[ \t]+coordinate[ \t]+(\w+)[ \t]+([\w-]+)[ \t]*$", re.I | re.M)
 TRIANGLES = 5
-"""Times the bytes of one triangle that `in_full` takes at most: that one, the other twice, and both together."""
+"""Peak memory of `in_full`, as a multiple of one triangle: that one, the other twice, and both together."""
 _NUMBERS = {"pattern": 0, "real": 1, "double": 1, "integer": 1, "complex": 2}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 

@@ -44,7 +44,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         _check(archive, "data" if foreign else "values", dtype)
         if foreign:
             found = (_pydata if "fill_value" in archive.names else _scipy)(path)
-            x = SparseTensor.coerce(_signed(found, dtype))
+            x = SparseTensor.coerce(_signed(found))
             assert x is not None
             return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
         values: Any = archive.array("values")
@@ -114,23 +114,21 @@ def _pydata(path: str | os.PathLike[str]) -> Any:
     return sparse.load_npz(path)
 
 
-def _signed(values: Any, dtype: torch.dtype | None) -> Any:
-    """An array as it is; of unsigned integers that torch does not compute with, as int64 on the way to another."""
+def _signed(values: Any) -> Any:
+    """Return an array unchanged, or with the signed dtype that a SparseTensor gives to unsigned integers."""
     if values.dtype.kind != "u" or values.dtype.itemsize == 1:
         return values
-    if dtype is None:
-        raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.int64")
-    if values.dtype.itemsize == 8 and values.max() >= 2**63:
+    if values.dtype.itemsize == 8 and values.size and values.max() >= 2**63:
         raise ValueError(f"the value {values.max()} does not fit int64")
-    return values.astype(np.int64)
+    return values.astype(np.int32 if values.dtype.itemsize == 2 else np.int64)
 
 
 def stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return values as a tensor of the dtype, or of their own; unsigned integers of 16 bits and more only of another.
+    """Return values as a tensor of the dtype, or of their own; unsigned integers of 16 bits or more in a wider one.
 
     ValueError where a dtype that a tensor may have does not hold them.
     """
-    made = values if isinstance(values, torch.Tensor) else torch.from_numpy(_signed(values, dtype))
+    made = values if isinstance(values, torch.Tensor) else torch.from_numpy(_signed(values))
     if made.dtype not in DTYPES:
         raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
     return made if dtype is None else numbers.cast(made, dtype)

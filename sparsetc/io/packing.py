@@ -29,13 +29,14 @@ from sparsetc.options import current, options
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
+from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
-"""The share of free memory that is taken where no limit is given: one part in so many."""
+"""Without a limit, one part in this many of the free memory is used."""
 FIXED = 96 * 2**20
-"""Bytes for what does not grow: DuckDB itself, a block of text, a row group and what is made of it."""
+"""Bytes that do not grow with the file: DuckDB itself, a block of text, a row group and its tensors."""
 THREAD = 32 * 2**20
 """Bytes that a thread of DuckDB sorts in, at least."""
 HELD = 8
@@ -51,12 +52,14 @@ class PackingSource:
     Attributes:
         shape: None where each size is the largest coordinate and one.
         batches: its nonzeros, with duplicates, in any order.
+        labels: names of modes and of their indices; None where there are none.
     """
 
     order: int
     dtype: torch.dtype
     shape: tuple[int, ...] | None
     batches: Iterable[Batch]
+    labels: Labels | None = None
 
 
 def pack(
@@ -131,7 +134,7 @@ def pack(
             if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                parquet.append(file, shape, found.dtype, _summed(in_order, found, rows))
+                parquet.append(file, shape, found.dtype, _summed(in_order, found, rows), found.labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
@@ -185,13 +188,15 @@ def _opened(
             found = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, found)
     elif name.endswith(foreign.CSV):
-        blocks = foreign.csv_blocks(path, columns)
+        with options(memory_limit=limit // WHOLE):
+            labels = foreign.csv_labels(path, columns)
+        blocks = foreign.csv_blocks(path, columns, labels)
         first = next(blocks, None)
         if first is None:
             raise IOFormatError(f"{path}: no rows")
         kind = dtype or first.dtype
         found = ((list(x.coords), numbers.cast(x.values, kind)) for x in chain([first], blocks))
-        yield PackingSource(first.order, kind, None, found)
+        yield PackingSource(first.order, kind, None, found, labels)
     elif name.endswith(".parquet"):
         with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
             if opened.header is not None:

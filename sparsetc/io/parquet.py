@@ -27,10 +27,13 @@ from sparsetc.io.atomic import replacing
 from sparsetc.support.lru import Lock
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import DTYPES, NAMED, SUMMED_IN, dtype_name
+from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-KEY, VERSION = b"sparsetc", 1
-"""The name of the JSON beside the schema that says shape and dtype, and the version that it states."""
+KEY, LABELS, VERSION = b"sparsetc", b"sparsetc.labels", 1
+"""The names of the JSON with shape and dtype and of that with labels, beside the schema, and the version."""
+PARSED = 60
+"""Bytes of memory a character of parsed JSON takes at most: ``1,`` becomes a number and its place in a list."""
 NUMBERS = 1 << 20
 """Coordinates and values of a row group that is written, together."""
 INT32_SIZES = 2**31
@@ -275,7 +278,25 @@ class PackedFile(Table):
         memory.check(self.path, "the tensor", self.nnz * row + self.largest_group)
         coords, values = self.block(0, self.nnz)
         self._check_order(coords)
-        return SparseTensor._of(coords, values, self.shape, True)
+        return self._labelled(SparseTensor._of(coords, values, self.shape, True))
+
+    def _labelled(self, x: SparseTensor) -> SparseTensor:
+        """Return the tensor with the labels of the file, if any."""
+        text = (self._file.metadata.metadata or {}).get(LABELS)
+        if text is None:
+            return x
+        memory.check(self.path, "the labels", PARSED * len(text))
+        try:
+            named = [(str(name), of) for name, of in json.loads(text)]
+            for _, of in named:
+                kinds = {type(label) for label in of or ()}
+                if len(kinds) > 1 or not kinds <= {str, int, float}:
+                    raise ValueError("labels of a mode are all texts, or all numbers")
+                if str in kinds:
+                    memory.check(self.path, "the labels", 4 * len(of) * max(map(len, of)))
+            return x.with_labels(dict(named))
+        except (ValueError, TypeError, OverflowError, RecursionError, ShapeError) as error:
+            raise self.fault(f"its labels: {error}"[:200]) from None
 
     def _check_range(self, start: int, stop: int, size: int, what: str) -> None:
         if self._raw.closed:
@@ -394,10 +415,12 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
     rows, values = row_group(x.order), x.values.detach()
     groups = ((list(x.coords[:, at : at + rows]), values[at : at + rows]) for at in range(0, x.nnz, rows))
     with replacing(path) as file:
-        append(file, x.shape, x.dtype, groups)
+        append(file, x.shape, x.dtype, groups, x.labels)
 
 
-def append(file: Any, shape: Sequence[int], dtype: torch.dtype, found: Iterable[Batch]) -> None:
+def append(
+    file: Any, shape: Sequence[int], dtype: torch.dtype, found: Iterable[Batch], labels: Labels | None = None
+) -> None:
     """A packed file of batches of nonzeros that are in order and unique; each becomes a row group."""
     arrow, schema = library(), _schema(shape, dtype)
     order, kinds = len(shape), [kind.to_pandas_dtype() for kind in schema.types]
@@ -415,6 +438,9 @@ def append(file: Any, shape: Sequence[int], dtype: torch.dtype, found: Iterable[
             writer.write_table(arrow.Table.from_arrays(made, schema=schema), len(values))
         about = {"version": VERSION, "shape": list(shape), "order": order, "dtype": dtype_name(dtype)}
         writer.add_key_value_metadata({KEY: json.dumps({**about, "crc": _crc(about)})})
+        if labels:
+            lists = [[name, None if of is None else of.tolist()] for name, of in labels.items()]
+            writer.add_key_value_metadata({LABELS: json.dumps(lists)})
 
 
 def row_group(order: int) -> int:

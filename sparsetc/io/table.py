@@ -88,7 +88,7 @@ class ParsedPart:
 
 
 Describe = Callable[[int, str], str]
-"""What the coordinate of a mode is called in messages, of its mode and its text."""
+"""A function that names the coordinate of a mode in messages, given the mode and its text."""
 
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 

@@ -104,7 +104,7 @@ def parse_tree(text: str) -> Tree:
     """Parse a tree. Raise `PlanError` if the text is not one.
 
     Examples:
-        >>> stc.parse_tree("sum[j k](X * B * C)").factors
+        >>> stc.plans.parse_tree("sum[j k](X * B * C)").factors
         ('X', 'B', 'C')
     """
     if not isinstance(text, str):

@@ -23,12 +23,12 @@ from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support.pickles import Record, misfit
 
 PREFERRED = "preferred"
-"""The option of an ``"auto"`` request that names the plan to take where it applies."""
+"""The option of an ``"auto"`` request that names the plan to take if it applies."""
 SIDE = "side_"
-"""What stands before a letter in the name of the parameter that is a block's side along it."""
+"""The prefix of parameters that name a block's side along a letter."""
 
 DOTS = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
-"""How a dot of float32 multiplies, by ``precision=``, the most exact first."""
+"""The kind of float32 dot, by ``precision=``, the most exact first."""
 PRECISIONS = ("ieee", *DOTS.values())
 ROUNDED = "bf16"
 """The precision at which dense operands may be rounded before they are read."""
@@ -70,7 +70,7 @@ class Storage(Record):
         params: numbers only the format itself knows: the offsets of a band, the side of a tile.
 
     Examples:
-        >>> stc.Storage(item=(0,), leaf=(1, 2)).levels
+        >>> stc.plans.Storage(item=(0,), leaf=(1, 2)).levels
         ((0,), (), (1, 2))
     """
 
@@ -163,7 +163,7 @@ class Schedule(Record):
         ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
 
     Examples:
-        >>> stc.Schedule(warps=4, blocks=(("r", 32),)).block("r")
+        >>> stc.plans.Schedule(warps=4, blocks=(("r", 32),)).block("r")
         32
     """
 
@@ -216,7 +216,7 @@ class Part(Record):
             one.
 
     Examples:
-        >>> print(stc.Part("coo", stc.Storage(item=(0,), leaf=(1, 2)), nnz=100))
+        >>> print(stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1, 2)), nnz=100))
         coo[0 | - | 1,2]: 100 nonzeros, 1 lanes, 1 warps
     """
 
@@ -269,7 +269,7 @@ class Plan(Record):
         path: the operands of each contraction, where there are several, as opt_einsum numbers them.
 
     Examples:
-        >>> plan = stc.Plan("mine", (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),))
+        >>> plan = stc.plans.Plan("mine", (stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1,))),))
         >>> stc.einsum("ij,j->i", stc.eye(2), torch.ones(2), plan=plan)
         tensor([1., 1.])
     """
@@ -379,7 +379,7 @@ def verify_fields(plan: Plan) -> None:
         _refuse(where, misfit(part) or misfit(part.storage))
         tree = part.schedule.tree
         if not isinstance(tree, Tree | None):
-            _refuse(where, f"tree is a Tree, as sparsetc.parse_tree makes it, found {type(tree).__name__}")
+            _refuse(where, f"tree is a Tree, as sparsetc.plans.parse_tree makes it, found {type(tree).__name__}")
         _refuse(where, misfit(part.schedule))
     for step in plan.steps:
         if step is not None:

@@ -77,9 +77,7 @@ class OperandBlocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of words and bitmaps: formula (8) without its last term, each index rounded up to its word; blocks of
-        one position need no bitmap.
-        """
+        """Bytes of block coordinates and bitmaps; blocks of one position need no bitmap."""
         bitmap = -(-self.volume // self.word) * self.word // 8 if self.volume > 1 else 0
         index = fields(range(len(self.shape)), tiles_along(self.shape, self.sides), "word")
         return self.blocks * (sum(widths(index)) + bitmap)
@@ -119,7 +117,7 @@ class OperandBlocks:
         return self.first, words.narrowed(self.bitmap, word), values.index_select(0, self.positions)
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
-        """(blocks, volume): all positions, 0 where there is no nonzero; `values` in the operand's order."""
+        """Return (blocks, volume): each block's values with its zeros, from `values` in the operand's order."""
         out = values.new_zeros(self.blocks * self.volume)
         return out.index_copy_(0, self.at, values).view(self.blocks, self.volume)
 
@@ -152,7 +150,7 @@ def in_blocks(
 
 
 FREE, INNER = 64, 32
-"""Positions that the free letters of a block make, and the contracted ones, where the modes are that long."""
+"""Positions along a block's free letters, and along its contracted letters, if the modes are that long."""
 
 
 def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
@@ -171,7 +169,7 @@ def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Counts of the work on pairs of blocks: of all, or of those whose block of x has many nonzeros.
+    """Counts of the work on pairs of blocks, of all of x's blocks or of its well-filled ones.
 
     Attributes:
         pairs: pairs of blocks that match.
@@ -199,7 +197,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Blocking:
-    """Both operands in blocks, and the join of the blocks; `BlockPairList` makes the pairs.
+    """Both operands in blocks, and the join of the blocks.
 
     Attributes:
         join: the join of the nonzeros.
@@ -216,7 +214,7 @@ class Blocking:
 
     @classmethod
     def of(cls, m: Join, sides: dict[str, int] | None = None) -> Blocking:
-        """The blocks of the matched entries, of sides given by letter, or of those that suit the equation."""
+        """Cut the matched entries into blocks, of sides given by letter or chosen from the equation."""
         roles, sizes = m.roles, dict(zip((*m.x.letters, *m.y.letters), (*m.x.sizes, *m.y.sizes), strict=True))
         side = dict.fromkeys(roles.batch, 1)
         for letters, positions in ((roles.free_x, FREE), (roles.free_y, FREE), (roles.contracted, INNER)):
@@ -262,13 +260,13 @@ class Blocking:
 PAIRS_A_PROGRAM = 256
 """Most pairs of one program; a block of the result with more pairs is made by several programs and added up."""
 FEWEST_PAIRS, PROGRAMS = 32, 512
-"""Fewest pairs to which runs are split, and programs up to which they are, so that each of a GPU's multiprocessors has
-some: a program takes its pairs one after another."""
+"""Fewest pairs of a part of a run, and programs aimed at when runs are cut, so that each multiprocessor has some: a
+program multiplies its pairs one after another."""
 
 
 @dataclass(frozen=True)
 class BlockPairList:
-    """The pairs of blocks that match, sorted by block of the result: of all its blocks, or of some, made together.
+    """The matching pairs of blocks, sorted by block of the result.
 
     Attributes:
         places: (blocks of the result,) int64, ascending: row of blocks * columns of blocks + column of blocks.
@@ -314,7 +312,7 @@ class BlockPairList:
         return sum(a.nbytes for a in (self.x, self.y, self.ptr))
 
     def some(self, start: int, room: int) -> BlockPairList:
-        """`room` blocks of the result from one on, or those that are left, with a range of pairs for each program."""
+        """Return the pairs for up to `room` blocks of the result from `start` on, divided among programs."""
         places, ptr = self.places[start : start + room], self.ptr[start : start + room + 1]
         counts, pairs = torch.diff(ptr), int(ptr[-1] - ptr[0])
         # Programs write a block each: there is room for as many as blocks, and for those that runs are split into.
@@ -328,5 +326,5 @@ class BlockPairList:
 
 
 def pairs_a_program(pairs: int) -> int:
-    """The most pairs that one program takes, of so many in all."""
+    """Return the most pairs that one program multiplies, given the number of all."""
     return min(PAIRS_A_PROGRAM, max(FEWEST_PAIRS, pairs // PROGRAMS))

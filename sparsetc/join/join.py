@@ -130,11 +130,11 @@ class JoinOperand:
         return rows if entries is None else [row.index_select(0, entries) for row in rows]
 
     def extents(self, letters: Sequence[str]) -> tuple[int, ...]:
-        """Sizes of the modes that these letters name."""
+        """Return the sizes of the modes with these letters."""
         return tuple(self.sizes[self.letters.index(c)] for c in letters)
 
     def only(self, entries: torch.Tensor) -> JoinOperand:
-        """The operand with only these entries, ascending; its values are then given one for each of them."""
+        """Return the operand restricted to these entries, ascending; its values are given for them alone."""
         rows = tuple(row.index_select(0, entries) for row in self.coords)
         return replace(self, coords=rows, n=entries.numel(), source=None, owner=None)
 
@@ -269,7 +269,7 @@ class Join:
         return min(self.tasks, self.rows * self.columns)
 
     def least_results(self) -> int:
-        """A lower bound on the entries of the result: the tasks of one entry all have columns of their own."""
+        """A lower bound of the result's nonzeros: the products of one nonzero of x all have different columns."""
         if not self.tasks:
             return 0
         longest = self.counts.new_zeros(self.rows).scatter_reduce(0, self.row.rank, self.counts, "amax")
@@ -290,7 +290,7 @@ class Join:
         return distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns
 
     def coordinates(self, places: torch.Tensor, letters: tuple[str, ...]) -> torch.Tensor:
-        """(letters, n) the coordinates of results at these places, for letters that the result has."""
+        """Return (letters, n) the coordinates of the results at these places."""
         of_rows = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
         n = places.numel()
@@ -311,13 +311,15 @@ class Join:
         return out
 
     def only(self, kept: torch.Tensor) -> tuple[Join, torch.Tensor]:
-        """Return the join of some matched entries of x, by a mask (matched x,), and the numbers of these entries."""
+        """Return the join restricted to some matched entries of x, and their numbers; `kept` is a mask (matched x,)."""
         numbers = torch.nonzero(kept).flatten()
         entries = numbers if self.x_matched is None else self.x_matched[numbers]
         return Join.of(self.x.only(entries), self.y, self.roles), entries
 
     def places_in(self, whole: Join, entries: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """(n,) places of this join as places of `whole`; `entries` are those of ``whole.x`` that this was made of."""
+        """Convert places of this restricted join to places of `whole`; `entries` are the entries of x it was restricted
+        to.
+        """
         rows = _by_entry(whole.row.rank, whole.x.n, whole.x_matched)[entries]
         columns = _by_entry(whole.column.rank, whole.y.n, whole.y_matched)
         columns = columns if self.y_matched is None else columns[self.y_matched]

@@ -25,7 +25,7 @@ def ones(word):
 
 @triton.jit
 def tasks_of(pid, BLOCK: tl.constexpr):
-    """The tasks of a program, so that those of a thread lie far apart.
+    """Return the numbers of a program's tasks.
 
     What neighbours read by p, q and place lies close together, and a warp reads it at once. Did the compiler know that
     numbers are consecutive, it would give each thread eight in a row.
@@ -104,7 +104,7 @@ def count(bits, counts, words, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["words"])
 def write_places(bits, upto, places, words, WORDS: tl.constexpr):
-    """Write the marked places in order: a lane a bit, so that those of a word are written next to one another."""
+    """Write the marked places in order, one lane for each bit of a word."""
     w = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     bit = tl.arange(0, 32)
     word = tl.load(bits + w, mask=w < words, other=0).to(tl.uint32, bitcast=True)

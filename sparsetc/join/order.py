@@ -177,12 +177,12 @@ class JoinBudget:
             self.check(join.least_results(), least=True)
 
     def check(self, entries: int, least: bool = False) -> None:
-        """Raise OutOfMemoryError, with the number of entries, unless so many fit."""
+        """Raise OutOfMemoryError if a result of so many entries does not fit."""
         count = f"{'at least ' if least else ''}{entries:,} nonzeros"
         self.require(entries * self.entry_bytes, f"{self.what}, {count},")
 
     def require(self, nbytes: int, what: str) -> None:
-        """Raise OutOfMemoryError unless so many bytes fit; `what` names them."""
+        """Raise OutOfMemoryError if so many bytes do not fit; `what` is named in the message."""
         memory.check(what, nbytes, self.device, self.limit)
 
     @property

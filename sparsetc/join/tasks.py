@@ -41,7 +41,7 @@ ascending."""
 
 
 def spans(join_order: JoinOrder, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """All tasks ``begin .. end`` of rows ``row .. last``, as ``(begin, end, row, last)``.
+    """Divide the tasks into spans of whole rows, each as (begin, end, first row, row after the last).
 
     Rows are whole: as many as have `size` tasks, or one that has more.
     """
@@ -58,7 +58,7 @@ def spans(join_order: JoinOrder, size: int) -> Iterator[tuple[int, int, int, int
 
 
 def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
-    """All tasks of a join in groups of about `size`."""
+    """Divide a join's tasks into groups of about `size`."""
     narrow = index_dtype(max(join_order.join.rows, join_order.join.columns))
     row, column = join_order.row.to(narrow), join_order.column.to(narrow)
     reached = 0
@@ -126,7 +126,7 @@ KEPT_TASKS = (1 << 31) - (1 << 13)
 KEPT_BYTES = 5
 """Bytes that a kept task takes: the result's entry, and how far p lies above the base of its frame."""
 FRAME = 256
-"""Tasks that share a base: every matched entry of x has a task, so p rises by less than that in a frame."""
+"""Tasks with a common base: each matched entry of x has a task, so p rises by less than this in a frame."""
 ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
@@ -138,7 +138,7 @@ def keeps(tasks: int, budget: JoinBudget) -> bool:
 
 @dataclass(frozen=True)
 class NonzeroPairList:
-    """The pairs of nonzeros of tasks ``begin .. end`` as they are stored; positions count from `begin`.
+    """The stored list of tasks ``begin .. end``, pairs of nonzeros; positions count from `begin`.
 
     Attributes:
         x_word: (n,) uint8: p of each task, less the base of its frame.
@@ -199,7 +199,7 @@ class NonzeroPairList:
         return Packed("tasks", storage, self.shape, n, view, arrays, None, n, -(-n // ITEM))
 
     def runs(self) -> Packed:
-        """The list in runs of tasks of one entry of x, which a work item shares."""
+        """Return the list packed in runs of tasks of one entry of x, each run a work item."""
         n, (ptr, word) = self.end - self.begin, self._items
         arrays = {"item_ptr": ptr, "item_word": word, "y_shift": self.y_shift, "z_word": self.z_word}
         storage = Storage(item=(0,), leaf=(1, 2), max_item_nnz=ITEM)
@@ -212,7 +212,7 @@ class NonzeroPairList:
 
     @cached_property
     def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pointers and the p of work items: runs of one p, split where they are longer than an item."""
+        """Return pointers and entries of x of the work items: runs of one entry, cut if long."""
         bounds = self.join_order.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
         low, high = torch.searchsorted(self.join_order.ends, bounds, right=True).tolist()
         high = high + 1 if self.end > self.begin else low
@@ -248,8 +248,8 @@ class NonzeroPairList:
 
 
 SPREAD = 64
-"""Places for each task up to which they are marked: two words of marks and two of counts, which are zeroed, counted,
-summed and gone through, about 60 bytes of traffic, beside the sectors that a task's own accesses take; not measured."""
+"""Most places for each task when places are marked: marks and counts are zeroed, counted, summed and read, about 60
+bytes of traffic beside the sectors that a task's own accesses take; not measured."""
 FEW = 1 << 26
 """Places that are marked however few the tasks: 16 MB, less time than launches take."""
 ROW_WORDS = 1 << 14
@@ -258,7 +258,7 @@ WORD = 32
 PLACE_BYTES = 2 * 4 / WORD
 """Bytes that a place takes while tasks are marked: its part of a word, and of the count up to it."""
 BLOCK = 1024
-"""Tasks of a program, and words that one counts: eight a thread, so that as many loads are under way. Not measured."""
+"""Tasks of a program, and words it counts: eight a thread, so that as many loads are under way. Not measured."""
 WORDS = 64
 """Words whose places a program writes, a lane a bit. Not measured."""
 
@@ -275,7 +275,7 @@ def markable(join_order: JoinOrder, budget: JoinBudget) -> bool:
 
 
 class Tasks:
-    """All tasks as one list, kept, where it fits a share of the memory limit; else as lists made again at each use.
+    """All tasks of a join: one stored list if it fits in a share of the memory limit, else lists rebuilt at each use.
 
     Attributes:
         nnz: number of entries of the result, once its pattern is known.

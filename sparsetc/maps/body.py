@@ -35,9 +35,9 @@ SIDES: tuple[Side, Side] = ("rows", "columns")
 """The modes by their numbers."""
 Seen = Literal["own", "other", "entries"]
 RESULT = "o"
-"""What kernels call the result."""
+"""The name of the result in kernels."""
 KEEP = "keep"
-"""An input of functions: 0 for a pair that is dropped, and what others are multiplied by."""
+"""An input of functions that their values are multiplied by: 0 for a dropped pair."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,9 +32,9 @@ Gradients = tuple[list[WalkKernel], list[tuple[str, str]]]
 NOTHING = -1e29
 """Logarithms of sums of rows that meet nothing are below."""
 EXACT = 64
-"""Row size up to which scattered entries of float32 go row by row at "highest", where each dot is three; as do bodies
-without products (GAT of 4 x 32, R-MAT graphs, H100, `benchmarks/results/maps.json`: windows that gather took 1.2 and
-1.1 times as long in float32, 1.5 and 1.1 in float16, and backward, which has a product, .6)."""
+"""Largest row size for running scattered float32 entries row by row at "highest", which makes three dots of one; bodies
+without products run so too (GAT of 4 x 32, R-MAT graphs, H100, `benchmarks/results/maps.json`: windows that gather took
+1.2 and 1.1 times as long in float32, 1.5 and 1.1 in float16, and backward, which has a product, .6)."""
 KEPT = 16
 """Sets of gradients and their strides that kernels are kept for. Not measured."""
 

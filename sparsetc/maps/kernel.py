@@ -24,21 +24,21 @@ from sparsetc.maps.row_tiles import RowTiles
 from sparsetc.maps.text import LEAST_DOT, Layout, padded
 
 MULTIPROCESSORS = 132
-"""Of an H100 and an H200: what long windows are cut for."""
+"""Multiprocessors of an H100 and an H200; long windows are cut to occupy them."""
 RESIDENT = 2
 """Programs of dots that a multiprocessor runs at once, by their registers."""
 FEWEST_TILES = 8
 """Tiles of an item at least, and of single rows at most (R-MAT graphs, H200: uncut rows took .9 to 1.6 times as long,
 items of 16 tiles as long)."""
 GATHERED_TILES = 16, 32
-"""Likewise where several rows gather their columns: the least and the most, between which an item has its share of a
+"""Least and most tiles of an item of several rows that gather their columns; in between an item has its share of a
 multiprocessor's (the same graphs, H100: items of 8 tiles took 1.1 to 1.7 times as long, of 64 up to 1.7)."""
 GATHERING = 16
 """Programs of gathered columns that a multiprocessor runs at once."""
 UNEVEN = 1.5
-"""How many times its share the longest window may be before windows are cut."""
+"""Windows are cut if the longest has more than this many times its share."""
 DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
-"""What dots of float32 take."""
+"""The kind of float32 dot, by ``precision=``."""
 
 
 _HERE = nullcontext()

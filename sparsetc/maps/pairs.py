@@ -22,7 +22,8 @@ Made = TypeVar("Made")
 SQUARE, NARROW, APART = 64, 32, 0
 """Columns of the tiles that are compared, of 64 rows each; and tiles of 32 columns that 16 rows gather."""
 PRICES = {SQUARE: 4.0, NARROW: 2.4, APART: 1.6}
-"""What a tile costs (H200, float16, 8 x 64, CUDA graphs: narrow tiles took .5 to .7 times as long as square ones)."""
+"""Relative time of a tile, by its kind (H200, float16, 8 x 64, CUDA graphs: narrow tiles took .5 to .7 times as long as
+square ones)."""
 ROWS, COLUMNS = 16, 32
 """Sides of tiles of gathered columns."""
 

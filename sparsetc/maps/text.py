@@ -13,7 +13,7 @@ from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
 
 LOWEST = "-1e30"
-"""Where the maximum of a row begins: finite, so that the difference from a score of minus infinity is no NaN."""
+"""The initial maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
 LEAST_DOT = 16
 """Rows from which tiles are multiplied by dots; a side of a dot has so many positions at least."""
 

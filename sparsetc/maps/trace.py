@@ -23,7 +23,7 @@ from sparsetc.tensor.pattern import lasting
 SAME = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
 PASSED = frozenset({"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "_to_copy"})
 FILLED = {"full": 1, "full_like": 1, "scalar_tensor": 0}
-"""Operations that give a constant, and the argument that it is."""
+"""Operations that give a constant, and the position of the argument with its value."""
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_permuted"})
 KNOWN = frozenset(
     {*TEXT, *SAME, *PASSED, *FILLED, *UNWRITTEN, "neg", "clamp", "copy", "ones_like", "remainder", "zeros_like"}

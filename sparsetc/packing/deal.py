@@ -63,8 +63,9 @@ def register_partition(
         PlanError: a name that cannot be one, or is taken by the package.
 
     Examples:
-        >>> halve = stc.register_partition("halves")(lambda coords, shape: torch.arange(len(coords.T)).tensor_split(2))
-        >>> plan = stc.Plan("two", 2 * (stc.Part("coo", stc.Storage(item=(0,), leaf=(1,))),), partition="halves")
+        >>> from sparsetc.plans import Part, Plan, Storage, register_partition
+        >>> halve = register_partition("halves")(lambda coords, shape: torch.arange(len(coords.T)).tensor_split(2))
+        >>> plan = Plan("two", 2 * (Part("coo", Storage(item=(0,), leaf=(1,))),), partition="halves")
         >>> stc.compile("ij,j->i", stc.eye(4), torch.ones(4), plan=plan).plan
         Plan('two', coo of 2 + coo of 2)
     """

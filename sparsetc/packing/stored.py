@@ -20,7 +20,7 @@ from sparsetc.tensor.coords import in_runs
 Arrays = dict[str, torch.Tensor]
 
 STORED, PLACE = "stored", "place"
-"""Beside the axes: where each value is stored, and its place in its tile, in the order in which tiles are stored."""
+"""Names, beside those of axes: the position of each stored value, and its place in its tile in the tile's order."""
 BITS = 1 << 16
 """Words of bits that are spread out at a time."""
 
@@ -30,7 +30,7 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
 
     Examples:
         >>> coords = stc.testing.pattern("corners", (4, 5))
-        >>> packed = stc.testing.check_format("coo", coords, (4, 5), stc.Storage(item=(0,), leaf=(1,)))
+        >>> packed = stc.testing.check_format("coo", coords, (4, 5), stc.plans.Storage(item=(0,), leaf=(1,)))
         >>> stc.testing.read(packed.view, packed.arrays, packed.items, packed.stored)[0]
         tensor([[0, 3],
                 [0, 4]])
@@ -85,7 +85,7 @@ def check_arrays(packed: Packed) -> None:
     """Raise `FormatError` unless every array that the view names is there, of its length, and pointers are in order.
 
     Examples:
-        >>> coords, storage = stc.testing.pattern("random", (4, 5)), stc.Storage(item=(0,), leaf=(1,))
+        >>> coords, storage = stc.testing.pattern("random", (4, 5)), stc.plans.Storage(item=(0,), leaf=(1,))
         >>> packed = stc.testing.check_format("coo", coords, (4, 5), storage)
         >>> packed.arrays.clear()
         >>> stc.testing.check_arrays(packed)

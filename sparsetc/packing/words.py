@@ -73,7 +73,7 @@ class Nonzeros:
 
 
 WORD_BITS = 63
-"""Bits of an int64 word that leave it non-negative, so that a shift need not be masked."""
+"""Bits of a non-negative int64 word: a shift needs no mask."""
 
 
 def bits_of(size: int) -> int:
@@ -105,7 +105,7 @@ def _fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[
 WORD_WIDTHS = (16, 31, WORD_BITS)
 """Bits of the words that fields are put in, the signs of all but the first left out."""
 STEPS = (8, 4, 2, 1)
-"""Bits that fields below the first are multiples of: the most that the word has room for."""
+"""Bits of fields after the first are rounded up to one of these: the largest that the word has room for."""
 
 
 def _spread(bits: list[int]) -> list[int]:
@@ -152,7 +152,7 @@ def _shrunk(word: torch.Tensor, name: str, coordinates: Sequence[ModeCoordinate]
 
 
 WORDS = {8: torch.uint8, 16: torch.uint16, 32: torch.int32, 64: torch.int64}
-"""Types of words by their bits: unsigned where torch has it, so that a kernel loads them with upper bits zero."""
+"""Types of words by their bits: unsigned if torch has it, so that a kernel loads them with upper bits zero."""
 _SIGNED = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 

@@ -43,7 +43,7 @@ ERROR = 1.25
 MOST_COLUMNS = 1 << 48
 """Possible columns above which those of a sample are numbered."""
 MANY = 1 << 20
-"""Tiles of which each takes what tiles take where there are many."""
+"""The number of tiles from which each takes the time that a tile takes among many."""
 SPREAD = 0x1E3779B97F4A7C15
 """An odd number by which keys are spread."""
 
@@ -153,7 +153,7 @@ class Windows:
     weight: Numbers
 
     def at(self, heights: Sequence[int]) -> Windows:
-        """The windows of these heights."""
+        """Return the windows of these heights."""
         rows = [HEIGHTS.index(height) for height in heights]
         return Windows(self.nonzeros[rows], self.columns[rows], self.share, self.weight[rows])
 
@@ -169,7 +169,8 @@ class Windows:
 
 
 def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> Windows:
-    """Return a sample of windows, of rows as they lie or in an order that puts similar ones together.
+    """Sample windows of rows, in their order or sorted so that similar rows are neighbours, whichever has fewer
+    columns.
 
     Rows are fibers of the modes that are kept, columns those of the rest.
     """
@@ -221,7 +222,7 @@ def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], strip
 
 
 def _by_height(keys: Numbers, held: Numbers, share: int, weight: Numbers) -> Windows:
-    """Count the columns of windows of every height, given those of the lowest.
+    """Count the columns of windows of every height from those of the lowest.
 
     Args:
         keys: (n,) a column times the number of lowest windows, plus the window; in order.
@@ -287,7 +288,7 @@ def tiles_of(counts: Counts) -> Numbers:
 
 
 def _drawn(ends: Numbers, nnz: int) -> tuple[Numbers, Numbers]:
-    """Draw blocks of nonzeros in proportion to these, or all; return which, and for how many each stands."""
+    """Sample blocks in proportion to their nonzeros; return their numbers, and how many blocks each represents."""
     blocks = ends.size
     count = min(BLOCKS[1], max(BLOCKS[0], SAMPLE * blocks // nnz))
     if blocks <= count:

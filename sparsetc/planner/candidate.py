@@ -70,9 +70,7 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by price, those that do not fit last; a plan without tiles precedes tiles it is not told apart
-    from.
-    """
+    """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
     least = order[0].total or 0.0
     first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])
@@ -89,7 +87,7 @@ def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate
 
 
 def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
-    """Most nonzeros that a work item takes, of a tensor of so many."""
+    """Return the most nonzeros of a work item, for a tensor of `nnz` nonzeros."""
     least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
     return max(least, min(most, 1 << max(nnz // problem.rules["programs"], 1).bit_length() - 1))
 
@@ -131,6 +129,6 @@ def rounds(steps: int, schedule: Schedule) -> int:
 
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
-    """A plan of one part, as ``coo`` or as fibers."""
+    """Return a candidate of one part, stored as ``coo`` or as fibers."""
     part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
     return Candidate(Plan(name, (part,)), (expected,))

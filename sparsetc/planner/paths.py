@@ -168,7 +168,7 @@ class Search:
         return self._pass(s, edge, most)
 
     def _wide(self, rate: float) -> float:
-        """Return a rate of float32 as it is of the operands' type."""
+        """Scale a rate of float32 by the operands' item size."""
         return rate * self.itemsize / 4
 
     def _fresh(self, nbytes: float) -> float:
@@ -230,7 +230,7 @@ class Search:
         return seconds + rows * every * product_seconds
 
     def _dense(self, s: State, most: float) -> float:
-        """Return the seconds of contracting the rest as a dense tensor, made of the nonzeros unless it is kept."""
+        """Return the seconds of contracting the remaining operands densely, making the sparse one dense included."""
         law, head = self.laws, {*s.sparse, *s.dense}
         nbytes = self.itemsize * self._size(head)
         seconds = law["path_sparse_call"]
@@ -293,7 +293,7 @@ class Search:
         return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", order
 
     def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Order] | None:
-        """Seconds and order of the best path; None where none takes less than `most`, or only the end of no steps.
+        """Return seconds and order of the fastest path; None if no path takes less than `most`.
 
         Args:
             most: seconds that are not worth reaching.
@@ -349,7 +349,7 @@ class Search:
 
 
 def checked_order(order: Sequence[Sequence[int]], operands: int) -> Order:
-    """Return the path of so many operands, positions ascending; `PlanError` says what is wrong with it."""
+    """Return the path with positions ascending. Raise `PlanError` if it does not fit so many operands."""
     left, contractions = 1 + sum(len(places) - 1 for places in order), list[tuple[int, ...]]()
     if left != operands:
         raise PlanError(f"the path {order!r:.80} is of {left} operands, the equation has {operands}")
@@ -388,7 +388,7 @@ class _Estimate:
 def sparse_order(
     inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """The two operands of each contraction, by position in the list of those left, to whose end results are put.
+    """Return the order of pairwise contractions with the fewest expected products; each result is appended to the list.
 
     It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
     """

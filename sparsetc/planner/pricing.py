@@ -59,13 +59,13 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
 
 
 ROUNDING = 4 + 2
-"""Bytes that are read and written of an element of an operand that is rounded."""
+"""Bytes read and written to round one element of an operand."""
 LARGEST = 4
-"""Bytes that are read of an element of an operand whose largest magnitude is found."""
+"""Bytes read of each element to find an operand's largest magnitude."""
 CONVERTED = 3
-"""Bytes that are read and written, beside, for each of a result of 16 bits that is summed in 32."""
+"""Bytes read and written, beside the rest, for each byte of a 16-bit result that is summed in 32 bits."""
 HALVING = LARGEST + 4 + 4
-"""Bytes that are read and written of an element of an operand of which halves are made."""
+"""Bytes read and written to split one element of an operand into two halves."""
 
 
 def price(candidate: Candidate, problem: Problem) -> Candidate:
@@ -78,7 +78,7 @@ def price(candidate: Candidate, problem: Problem) -> Candidate:
 def seconds_of(
     plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], backend: str, profile: DeviceProfile
 ) -> tuple[float, ...]:
-    """Return the seconds of one call, by part: 0 for one without nonzeros, unless no part has any.
+    """Return the expected seconds of one call, by part; a part without nonzeros takes 0.
 
     What a launch takes is its first part's.
 
@@ -155,7 +155,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """Return the cost of a program; it is the same for every tensor of these sizes and storage."""
+    """Return the cost of a program, which depends on sizes and storage only."""
     return cost_of(drafted(bound, view, schedule, target))
 
 
@@ -180,7 +180,7 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 COMPILED, CALLS = 0.3, 3000
-"""Seconds that numba takes to compile a part, and calls that are to make up for them."""
+"""Seconds that numba takes to compile a part, and the number of calls that should make up for them."""
 
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:

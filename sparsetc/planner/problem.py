@@ -1,4 +1,4 @@
-"""The facts that a plan of one sparse operand is chosen by: a `Problem`, with `Counts` of the operand's pattern.
+"""The facts that a plan is chosen by, for an einsum of one sparse operand: `Problem`, with `Counts` of the pattern.
 
 In: a canonical einsum, the rows that it returns, the operand's coordinates and type, options. Out: `Problem`. Counts
 are made when they are first asked for, and kept with the pattern.
@@ -28,8 +28,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 T = TypeVar("T")
 
 ON_HOST = 1 << 16
-"""Nonzeros of a tensor on a GPU up to which rows and samples are counted on the host, where no launch is waited for:
-new R-MAT graphs of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
+"""Most nonzeros of a GPU tensor to count rows and samples of on the host, which waits for no launches: new R-MAT graphs
+of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
 NEIGHBOURS = 1024
 """Nonzeros that are looked at to tell how many have a neighbour."""
 OWN = 8
@@ -70,7 +70,7 @@ class Counts:
         return Counts, (self.coords, self.shape, self._memory)
 
     def cached_in(self, cache: Lru[Any, Any]) -> Counts:
-        """Return these counts with another cache of what is packed."""
+        """Return these counts with another cache for packed arrays."""
         return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
 
     @cached_property
@@ -80,7 +80,7 @@ class Counts:
 
     @property
     def coords(self) -> torch.Tensor:
-        """(order, nnz) int64, in lexicographic order; those of a share are copied whenever they are asked for."""
+        """(order, nnz) int64, in lexicographic order; of a share, copied at each access."""
         return self._coords if self._numbers is None else self._coords[:, self._numbers]
 
     @property
@@ -99,14 +99,14 @@ class Counts:
         return coords.cpu() if coords.is_cuda and self.nnz <= ON_HOST else coords
 
     def distinct(self, modes: tuple[int, ...]) -> int:
-        """Return the number of different coordinates that the nonzeros have in these modes."""
+        """Return the number of different coordinates in these modes."""
         modes = tuple(sorted(modes))
         if not modes or self.nnz == 0:
             return min(self.nnz, 1)
         return self.once(("distinct", modes), lambda: self._count(modes))
 
     def longest(self, modes: tuple[int, ...]) -> int:
-        """Most nonzeros that have the same coordinates in these modes; all of them where there are no modes."""
+        """Return the most nonzeros with the same coordinates in these modes."""
         if not modes or self.nnz == 0:
             return self.nnz
         modes = tuple(sorted(modes))
@@ -125,7 +125,7 @@ class Counts:
         return self.once("neighbours", count)
 
     def lengths(self, modes: tuple[int, ...]) -> torch.Tensor:
-        """(rows,) how many nonzeros have each of the coordinates that occur in these modes, in lexicographic order.
+        """Return (rows,) the number of nonzeros of each coordinate that occurs in these modes, in lexicographic order.
 
         They are kept where they take little; how many there are, and the longest, are noted on the way.
         """
@@ -252,7 +252,7 @@ class Problem:
         backend: str,
         settings: Options,
     ) -> Problem:
-        """Return the facts of a canonical einsum with so many output rows.
+        """Collect the facts of an einsum with `rows` output rows.
 
         Values of its sparse operand `x` are not read.
         """
@@ -304,7 +304,7 @@ class Problem:
 
     @cached_property
     def precision_as_loaded(self) -> str:
-        """The precision of dots whose sides are operands as they are loaded."""
+        """The precision of dots on operands as they are loaded, without a product in between."""
         return F16 if self.itemsize == 2 else self.precision
 
     @cached_property
@@ -324,7 +324,7 @@ class Problem:
 
     @cached_property
     def products(self) -> bool:
-        """True if the type has a matrix product at all: integers have none."""
+        """True if the dtype has matrix products; integers have none."""
         return self.dtype.is_floating_point or self.dtype.is_complex
 
     @cached_property
@@ -344,7 +344,7 @@ class Problem:
 
     @cached_property
     def ordered(self) -> bool:
-        """True if sums that programs add by atomics have to be put in an order: torch has one, integers need none."""
+        """True if atomics would make sums depend on their order, and `deterministic=True` forbids it."""
         return self.deterministic and self.backend == "triton" and self.floating
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Plans for patterns that come and go, such as a new graph at each step: one plan serves all patterns of a kind.
+"""Plans for patterns that are used once or a few times: similar patterns share one plan.
 
 In: a `Problem`, and a function that chooses a plan for it by all that can be counted. Out: a `Choice`. Patterns are of
 one kind where the einsum and the dense sizes are the same, sizes and counts of nonzeros and of rows within two fifths,
@@ -46,7 +46,7 @@ kinds: Lru[Hashable, Kind] = Lru(256)
 
 
 def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
-    """Return a choice for the problem: that of its kind if several in turn were the same, else the function's own.
+    """Return the choice of similar problems if several in turn agreed, else that of `choose()`.
 
     What is asked to be deterministic, or to keep within a memory limit, is planned by its own pattern alone.
     """

@@ -32,7 +32,7 @@ M = TypeVar("M", bound=MakePlan)
 
 @dataclass(frozen=True)
 class Method:
-    """A way to run an einsum with one sparse operand, or a join of two: plans of one name.
+    """A kind of plan, under one name, for an einsum of one sparse operand or for a join of two.
 
     Attributes:
         candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
@@ -79,7 +79,9 @@ class Method:
         return chain(*by_plan.values())
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
-        """Return the candidate of a request, with operands cast where that pays. Raise `PlanError` if there is none."""
+        """Return the candidate for a requested plan, with operands cast if that is faster. Raise `PlanError` if there
+        is none.
+        """
         candidate = self.candidate(problem, problem.counts, **dict(request.options))
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
@@ -92,7 +94,7 @@ class Method:
 
 
 PLANS: dict[str, Method] = {}
-"""The methods that run one sparse operand, by the names of their plans, in the order in which they are considered."""
+"""The plans of one sparse operand by name, in the order in which they are considered."""
 JOINS: dict[str, Method] = {}
 """The methods that run a join of two sparse operands, likewise."""
 
@@ -141,7 +143,7 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
         PlanError: the name is invalid, or is taken by the package.
 
     Examples:
-        >>> never = stc.register_plan("never")(lambda problem, counts: None)
+        >>> never = stc.plans.register_plan("never")(lambda problem, counts: None)
         >>> stc.spmm(stc.eye(2), torch.ones(2), plan="never")
         Traceback (most recent call last):
         sparsetc.errors.PlanError: plan 'never' does not apply to "ij,j->i" on this tensor: ...
@@ -173,9 +175,9 @@ def register_format(cls: F | None = None, *, replace: bool = False) -> F | Calla
 
     Examples:
         >>> from sparsetc.formats.coo import Coo
-        >>> named = stc.register_format(type("Named", (Coo,), {"name": "named"}))
-        >>> part = stc.Part("named", stc.Storage(item=(0,), leaf=(1,)))
-        >>> stc.spmm(stc.eye(2), torch.ones(2), plan=stc.Plan("by hand", (part,)))
+        >>> named = stc.plans.register_format(type("Named", (Coo,), {"name": "named"}))
+        >>> part = stc.plans.Part("named", stc.plans.Storage(item=(0,), leaf=(1,)))
+        >>> stc.spmm(stc.eye(2), torch.ones(2), plan=stc.plans.Plan("by hand", (part,)))
         tensor([1., 1.])
     """
     if cls is None:
@@ -202,7 +204,7 @@ def _forget() -> None:
 
 
 PARTS = {"name": "name", "view": "view(shape, storage)", "pack": "pack(coords, shape, storage)"}
-"""What a format must have, as its author writes it."""
+"""The required parts of a format, each as its author writes it."""
 
 
 def _holders(name: str) -> list[object]:
@@ -235,7 +237,7 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
 
 # -- the plan that an einsum takes ------------------------------------------------------------------------------------
 def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice:
-    """Return the choice for one sparse operand: a plan with parts as it is given, else what a request stands for.
+    """Choose the plan of one sparse operand: the given one if it has parts, else the cheapest that the request allows.
 
     That is the plan of its name, or for ``"auto"`` the cheapest that any method estimates; a method that the request
     prefers comes before all others where it applies.

@@ -17,7 +17,7 @@ from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
 
 MOST_WHOLE = 4096
-"""Positions of summed axes that one program takes where sums must have an order."""
+"""Most positions of summed axes for one program, if sums must have an order."""
 
 
 def padded_axes(problem: Problem) -> dict[str, int]:
@@ -141,8 +141,8 @@ WIDE = 128
 STAGES = 3, 5
 """Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
 ENTRY = 1 << 14
-"""Bytes of an entry for each warp of a program that takes it whole: cubes of 32 take 20 us by 4 warps in float16 and 21
-by 8, in float32 at "highest" 537 by 4, whose registers do not hold them, and 35 by 8 (NVIDIA H200)."""
+"""Bytes of a whole entry for each warp of its program: cubes of 32 take 20 us by 4 warps in float16 and 21 by 8, in
+float32 at "highest" 537 by 4, as registers do not hold them, and 35 by 8 (NVIDIA H200)."""
 BUFFERS = 7
 """Most buffers of such a loop, where few programs wait for their loads (`deepened`)."""
 

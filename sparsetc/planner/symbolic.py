@@ -22,7 +22,7 @@ from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
 from sparsetc.planner.pricing import seconds_of
 
 COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": "chain"}
-"""The numbers of a part's `Statistics` that expressions have symbols for, and what these are called."""
+"""The numbers of a part's `Statistics` with a symbol in expressions, and the symbols' names."""
 
 
 class Traced(float):

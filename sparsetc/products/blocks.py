@@ -333,7 +333,7 @@ class BlockPath(JoinPath):
 
 
 Bitmaps = tuple[bool, bool]
-"""Whether the blocks of each operand are read as bits and packed values, and not whole."""
+"""For each operand, True if its blocks are read as bitmaps and packed values, False if whole."""
 WHOLE: Bitmaps = (False, False)
 NARROW = 2**31 - 2**16
 """Most stored values whose positions, and those of a block's padding behind them, fit in 32 bits."""

@@ -72,7 +72,7 @@ def plan_bcb(
 
     Examples:
         >>> x = stc.full((8, 8), 1.0)
-        >>> stc.compile("ij,jk->ik", x, x, plan=stc.plan_bcb(i=2, j=4)).plan.parts[0].sides
+        >>> stc.compile("ij,jk->ik", x, x, plan=stc.plans.plan_bcb(i=2, j=4)).plan.parts[0].sides
         {'i': 2, 'j': 4}
     """
     storages = (storage, storage) if isinstance(storage, str) else storage

@@ -50,9 +50,9 @@ RUNS = Schedule(warps=1, lanes=32, unroll=4)
 ORDERED = 32
 """Fibers of a block in the deterministic form, which one warp takes."""
 FEW, MANY = 1 << 14, 1 << 11
-"""Sums below which, and tasks a sum above which, tasks are ordered by sum: additions to one address follow one another
-(H200: 8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of 220, 0.35 against
-0.28; 1.4 M of 48, 0.98 against 0.34; `benchmarks/results/switches.json`)."""
+"""Tasks are sorted by sum if there are fewer sums than `FEW` and more tasks a sum than `MANY`: additions to one address
+wait for each other (H200: 8,281 sums of 4,046 tasks 0.55 ms against 1.07; 4,096 of 1,024, 0.22 against 0.07; 73,455 of
+220, 0.35 against 0.28; 1.4 M of 48, 0.98 against 0.34; `benchmarks/results/switches.json`)."""
 CAP = 64
 """Longest fiber of the deterministic form; the second pass adds up the pieces of longer ones."""
 

@@ -21,7 +21,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_jitable, 
 LENGTHS = (16, 8, 4, 2)
 """Elements of the vectors that there are functions for."""
 FLAGS = ("contract", "nsz")
-"""How products and sums may be rounded: a product and a sum are one instruction. Infinities and NaN stay."""
+"""The rounding that is allowed: a product and a sum may be one instruction. Infinities and NaN are kept."""
 
 native = njit(nogil=True, error_model="numpy", fastmath={*FLAGS, "reassoc"})
 """The decorator of a native function, which runs beside other threads of Python."""

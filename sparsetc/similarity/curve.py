@@ -56,7 +56,7 @@ class BlockingCurve:
         points: in the order of the similarities asked for.
 
     Examples:
-        >>> curve = stc.blocking_curve(stc.eye(8), width=4, taus=(1.0,))
+        >>> curve = stc.plans.blocking_curve(stc.eye(8), width=4, taus=(1.0,))
         >>> curve.points[0].groups, curve.points[0].blocks, curve.points[0].density
         (2, 2, 0.25)
     """
@@ -101,7 +101,7 @@ def blocking_curve(
         PlanError: a width, a similarity or a mode out of range.
 
     Examples:
-        >>> curve = stc.blocking_curve(stc.eye(8), width=4, taus=(0.5, 1.0))
+        >>> curve = stc.plans.blocking_curve(stc.eye(8), width=4, taus=(0.5, 1.0))
         >>> [point.groups for point in curve.points]
         [2, 2]
     """

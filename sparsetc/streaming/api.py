@@ -193,6 +193,11 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
 
 def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
     """Return the einsum of these operands, checked except for the devices of dense ones."""
+    if x.dtype == torch.bool:
+        raise DtypeError(
+            "the sparse operand is of bools, which are not multiplied: stream .to(torch.float32) of a tensor, or pack "
+            "a file with dtype=torch.float32"
+        )
     given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
     for n, o in enumerate(given):
         if not isinstance(o, torch.Tensor) or o.layout != torch.strided:

@@ -25,15 +25,15 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
 CHUNK = 64 << 20
-"""Bytes of a chunk where none are asked for: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times what it costs to
-start one; and a power of two, to which torch rounds pinned memory."""
+"""The default bytes of a chunk: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times the cost of starting one; and a
+power of two, to which torch rounds pinned memory."""
 SMALLEST = 4096
 """Bytes of the smallest chunk."""
 MOST_STREAMS = 64
 BLOCK = 1 << 20
 """Bytes that a tensor larger than this may take more on a GPU: torch gives it a whole block."""
 COPIES_SHARE = 8
-"""Copies of a result that is met in no order take at most this part of what is free beside it."""
+"""Copies of a result that is added to in no order take at most this part of the memory left free beside it."""
 
 
 @dataclass(frozen=True)

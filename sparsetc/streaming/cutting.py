@@ -23,11 +23,11 @@ from sparsetc.support.progress import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97
-"""How full a chunk is meant to be, by the bytes per nonzero of the last one; a chunk too large is cut again."""
+"""The share of a chunk to fill, by the bytes per nonzero of the last one; a chunk too large is cut again."""
 SAMPLES = 16
-"""Ranges, about, that are looked at for a plan that does not apply to the first chunk."""
+"""Ranges to look at, about, for a plan that does not apply to the first chunk."""
 ALIGNED = 256
-"""Bytes at whose multiples arrays begin, as those that CUDA allocates do: kernels are specialised to 16."""
+"""Arrays begin at multiples of this many bytes, as those that CUDA allocates do: kernels are specialised to 16."""
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64},
     **{"I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8},

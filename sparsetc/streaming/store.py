@@ -29,11 +29,11 @@ RESERVED = 1 << 20
 MOST = 100_000_000
 """Bytes of the largest header that safetensors reads."""
 BLOCK = 4 << 20
-"""Bytes that a checksum covers, and that a thread reads at a time."""
+"""Bytes of a checksum's block, and of one read of a thread."""
 THREADS = min(8, os.cpu_count() or 1)
 """Readers of a file: a core makes checksums of about a gigabyte a second, and disks give several."""
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON of another shape than expected raises."""
+"""The exceptions that reading JSON of another shape than expected may raise."""
 
 
 def host_bytes(nbytes: int, pinned: bool = False) -> torch.Tensor:
@@ -111,7 +111,7 @@ class ChunkWriter:
 
 
 Sink: TypeAlias = ChunkMemory | ChunkWriter
-"""What `cut` puts chunks into."""
+"""A destination of chunks for `cut`."""
 
 
 class ChunkFile:

@@ -30,7 +30,7 @@ from sparsetc.support.notices import warn
 MOST_BYTES = 1 << 26
 """Most bytes of a compiled function's file; one takes 20 to 100 kB."""
 ENOUGH, MANY = 1 << 12, 1 << 16
-"""Elements that a loop goes over from which it is native, and from which numba is imported for it, which takes .3 s."""
+"""Least elements of a loop for running it natively, and for importing numba for it, which takes .3 s."""
 
 
 @lru_cache(maxsize=1)

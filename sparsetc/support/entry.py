@@ -21,7 +21,10 @@ from sparsetc.support.lru import Lock
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OPAQUE = "sparsetc plans by what a sparse operand holds, so it runs outside compiled graphs, between two of them"
+OPAQUE = (
+    "sparsetc plans by what a sparse operand holds, so it runs outside compiled graphs, between two of them; "
+    "torch.export takes it with strict=False, the default"
+)
 """Why Dynamo stops here, for its own messages."""
 
 # Importing Dynamo takes a second, so it is asked only where it runs: to leave alone whatever the function calls.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 PREFIX, SUFFIX = ".sparsetc-", ".tmp"
-"""Of the names of files that are being written; between them are hexadecimal digits."""
+"""Prefix and suffix of the names of unfinished files, with hexadecimal digits in between."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 ROOT = 0
 """The user who may place links anywhere already."""
@@ -174,7 +174,7 @@ MAX_FILES = 4096
 WRITES_AN_EVICTION = 256
 """New files, on average, between two looks for files to remove: a look takes a call for each file."""
 STALE_SECONDS = 3600
-"""Age at which a temporary file is that of a killed writer."""
+"""Age from which a temporary file is taken to be left over from a killed writer."""
 DIGITS = 20
 """Hexadecimal digits of the digest in a file name."""
 COMPILED = ".native"

@@ -40,7 +40,7 @@ class Lock:
 
 
 LIBRARIES = frozenset(["sparsetc", "torch", "triton", "numba", "llvmlite", "numpy", "sympy", "scipy"])
-"""Packages whose imports a fork waits for: these end. A user's module may be one that runs, and forks, as it is imported."""
+"""Packages whose imports a fork waits for: these end. A user's module may run, and fork, while it is imported."""
 
 
 def _finish_imports() -> None:

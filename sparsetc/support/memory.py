@@ -18,13 +18,14 @@ from sparsetc.errors import OutOfMemoryError, PlanError
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 """Letters before ``B`` or ``iB``, by the power of 1000, or of 1024, that they stand for."""
 FREE = 1 << 20
-"""Bytes up to which nobody asks what a device has free: to ask takes longer than to allocate them."""
+"""Most bytes that are allocated without asking the device for its free memory: to ask takes longer than to allocate
+them."""
 MOST = 2**63 - 1
 """Bytes that no tensor passes, whatever the limit."""
 limit_in_force: ContextVar[int | None] = ContextVar("sparsetc_memory_limit", default=None)
 """The memory limit that `sparsetc.options` has set; None where it has set none."""
 limit_of_process: int | None = None
-"""That of all threads, which `sparsetc.set_options` has set."""
+"""The memory limit of all threads, set by `sparsetc.set_options`."""
 SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 

@@ -114,6 +114,8 @@ def is_own(thing: object) -> bool:
 
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+TORCHS = {"attn_mask": "pattern", "mask": "pattern", "block_mask": "pattern", "score_mod": "bias"}
+"""Names that torch has for arguments of `attention`."""
 CLOSE = 0.6
 """Least likeness of a name that is proposed. Words that only share letters, as seed and device, stay below it."""
 
@@ -126,6 +128,7 @@ def refused(unknown: Sequence[str], options: Sequence[str]) -> str:
     )
     likest = (max((_likeness(known, name), known) for known in (*parameters, *options)) for name in unknown)
     near = dict.fromkeys(known for likeness, known in likest if likeness > CLOSE)
+    near |= dict.fromkeys(TORCHS[name] for name in unknown if TORCHS.get(name) in parameters)
     who = f"{functions[0].__name__} takes no" if functions else "there is no option"
     guess = f" (did you mean {', '.join(near)}?)" if near else ""
     arguments = f"; arguments are {', '.join(parameters)}" if parameters else ""

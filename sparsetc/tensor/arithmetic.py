@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
 
 MERGED = 8
-"""How many times as long one of two runs of numbers may be for them to be merged, and not searched."""
+"""Two sorted runs are merged if the longer has at most this many times the numbers of the other; else searched."""
 IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
-"""What is said of operations that torch does in place."""
+"""The message for operations that torch does in place."""
 Function = Callable[..., torch.Tensor]
 """A function of torch, elementwise."""
 Entries = torch.Tensor

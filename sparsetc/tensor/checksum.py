@@ -12,8 +12,8 @@ import torch
 WORDS = {1: torch.int8, 2: torch.int16}
 """Integers that hold the bits of elements of so many bytes; int32 those of larger ones."""
 CHUNK = 1 << 18
-"""Words that are taken at a time, so that a core's cache holds their products: 1.2 ns each on one core of a CPU. On a
-GPU 16 times as many, so that launches take less time than products; not measured."""
+"""Words of a chunk, so that a core's cache holds their products: 1.2 ns each on one core of a CPU. On a GPU 16 times as
+many, so that launches take less time than products; not measured."""
 
 
 def bits(x: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.graphs import graph_matrix
-from sparsetc.tensor.inputs import as_values, check_dtype, check_plain, coalescing_bytes, comes_from, not_plain, reading
+from sparsetc.tensor.inputs import as_values, check_plain, coalescing_bytes, comes_from, computable, not_plain, reading
 from sparsetc.tensor.pattern import Pattern, lasting
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def from_dense(
         raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
     if strided.ndim == 0:
         raise FormatError("from_dense needs at least one mode, found a single number")
-    check_dtype(strided.dtype, tensor)
+    strided = computable(strided, tensor)
     chosen = strided if mask is None else torch.as_tensor(mask, device=strided.device)
     if chosen.shape != strided.shape:
         raise ShapeError(

@@ -22,7 +22,7 @@ from sparsetc.errors import CoordinateError, ShapeError
 
 INT32_MAX = 2**31 - 1
 INT64_SIZES = 2**63
-"""How many different values an int64 coordinate can take: 0 .. 2**63 - 1."""
+"""The number of int64 coordinates: 0 .. 2**63 - 1."""
 
 
 def checked_shape(shape: Iterable[object]) -> tuple[int, ...]:

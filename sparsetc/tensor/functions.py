@@ -192,6 +192,11 @@ def _elsewhere(module: str, name: str) -> Callable[..., Any]:
     return called
 
 
+def _hstack(tensors: Any) -> Any:
+    """Join tensors along the second mode, or the only one."""
+    return import_module("sparsetc.tensor.creation").cat(tensors, min(1, len(tensors[0].shape) - 1))
+
+
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
     if not (is_sparse(x) or is_sparse(y)):
@@ -277,6 +282,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
     **dict.fromkeys(("cat", "concat", "concatenate"), _elsewhere("creation", "cat")),
     **{name: _elsewhere("creation", name) for name in ("stack", "kron", "where")},
+    **{"vstack": _elsewhere("creation", "cat"), "hstack": _hstack},
+    **dict.fromkeys(("swapaxes", "swapdims"), _method("transpose")),
+    "moveaxis": _method("movedim"),
     **{
         prefix + name: _elsewhere("softmax", name) for name in ("softmax", "log_softmax") for prefix in ("", "_sparse_")
     },

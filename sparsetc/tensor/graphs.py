@@ -110,7 +110,9 @@ def _of_edges(
         sizes = [largest if size is None else size for size in sizes]
     values = torch.ones(edges.shape[1], device=edges.device) if weight is None else torch.as_tensor(weight)
     if values.shape[:1] != edges.shape[1:]:
-        raise ShapeError(f"weight must have a row for each of {edges.shape[1]} edges, found {tuple(values.shape)}")
+        number = "" if values.ndim else "; how many nodes there are is nodes="
+        found = f"found {tuple(values.shape)}{number}"
+        raise ShapeError(f"weight must have a row for each of {edges.shape[1]} edges, {found}")
     if into_rows:
         edges, sizes = edges.flip(0), sizes[::-1]
     return cls(edges, values, (*sizes, *values.shape[1:]))

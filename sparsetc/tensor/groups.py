@@ -46,7 +46,9 @@ def groups_of(pattern: Pattern, kept: tuple[int, ...]) -> Groups:
         rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
         distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
         coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
-        return Groups(Pattern(coords, shape, True), distinct.rank, distinct.count)
+        found = Pattern(coords, shape, True)
+        found.labels = pattern.labels_of(kept)
+        return Groups(found, distinct.rank, distinct.count)
 
     return pattern._once(("groups of", kept), made)
 
@@ -195,7 +197,9 @@ def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind
     """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
     _, rows, count = groups_of(pattern, kept)
     in_pieces = values.is_floating_point() and values.numel() and not transforming()
-    if not in_pieces or not (values.is_cuda or values.requires_grad or prod(values.shape[1:]) <= NARROW):
+    width = prod(values.shape[1:])
+    narrow = isinstance(width, torch.SymInt) or width <= NARROW  # of a symbol nothing is asked: it would be fixed
+    if not in_pieces or not (values.is_cuda or values.requires_grad or narrow):
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
     order, levels = _pieces(pattern, kept, PIECE)

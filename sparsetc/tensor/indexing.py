@@ -1,4 +1,4 @@
-"""Indexing of sparse tensors: ints, slices, ``...``, None, index tensors and masks of modes.
+"""Indexing of sparse tensors: ints, slices, ``...``, None, labels, index tensors and masks of modes.
 
 In: a SparseTensor without blocks, and a list of indices. Out: a SparseTensor, a dense tensor or an element,
 differentiable; see `Structure.__getitem__`.
@@ -7,6 +7,7 @@ differentiable; see `Structure.__getitem__`.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,16 @@ from sparsetc.support.compiled import native
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Labels, Pattern
 
 SEARCHED = 16
-"""How many times as many rows as are taken a matrix has for each to be searched for, and not all of them once."""
+"""If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
 Taken = tuple[Pattern, torch.Tensor | None]
-"""A pattern, and (n,) int64 which entries of another it has, in order; None for all as they are."""
+"""A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
 
 def sorted_pattern(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
-    """The coalesced pattern of unique coordinates in any order, and the entries in its order."""
+    """Sort unique coordinates into a coalesced pattern; return it, and the entries in its order."""
     if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
         order = crd.lexsort(rows, shape)
         rows, entries = rows[:, order], order if entries is None else entries[order]
@@ -34,15 +35,15 @@ def sorted_pattern(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Te
 
 
 def indexed(x: Any, keys: list[Any]) -> Any:
-    """Elements by a list of indices; see `Structure.__getitem__`."""
+    """Return the elements at a list of indices; see `Structure.__getitem__`."""
     keys = [_index(key, x) for key in keys]
     count = sum(key is not None and key is not Ellipsis for key in keys)
     if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
-        raise ShapeError(f"{count} indices, and {keys.count(Ellipsis)} of …, for {x.ndim} modes")
+        raise ShapeError(f"{count} indices, and {sum(key is Ellipsis for key in keys)} of …, for {x.ndim} modes")
     at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (x.ndim - count)
     modes = iter(enumerate(x.shape))
-    keys = [key if key is None else _within(key, *next(modes)) for key in keys]
+    keys = [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
     picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
@@ -100,9 +101,20 @@ def indexed(x: Any, keys: list[Any]) -> Any:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
     taken = torch.stack(rows)
     if in_order:
-        return x._make(Pattern(taken, tuple(shape), True), values)
-    pattern, order = sorted_pattern(taken, tuple(shape), None)
+        pattern, order = Pattern(taken, tuple(shape), True), None
+    else:
+        pattern, order = sorted_pattern(taken, tuple(shape), None)
+    pattern.labels = _labels_at(x._pattern.labels, keys)
     return x._make(pattern, crd.picked(values, order))
+
+
+def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
+    """Return the labels at indices of all modes; none if an index makes a new mode, which has no name."""
+    if any(key is None for key in keys):
+        return {}
+    places = [key.cpu().numpy() if isinstance(key, torch.Tensor) else key for key in keys]
+    named = zip(labels.items(), places, strict=False)
+    return {name: of if of is None else of[key] for (name, of), key in named if not isinstance(key, int)}
 
 
 def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
@@ -118,13 +130,15 @@ def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
 
 
 def _index(key: Any, x: Any) -> Any:
-    """An index as an int, a slice, None, Ellipsis, an int64 tensor, or a mask."""
+    """Return an index as an int, a slice, None, Ellipsis, an int64 tensor, a mask, or an ndarray of labels."""
     if isinstance(key, slice):
         if key.step == 0 or not all(n is None or hasattr(n, "__index__") for n in (key.start, key.stop, key.step)):
             raise ShapeError(f"a slice is of integers, with a step that is not 0, found {key}")
         return key
     if key is None or key is Ellipsis:
         return key
+    if isinstance(key, str) or (isinstance(key, list | np.ndarray) and np.asarray(key).dtype.kind == "U"):
+        return np.asarray(key)
     if isinstance(key, list | tuple | np.ndarray):
         key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
     if isinstance(key, torch.Tensor) and key.ndim:
@@ -141,8 +155,23 @@ def _index(key: Any, x: Any) -> Any:
         raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
 
 
-def _within(index: Any, mode: int, size: int) -> Any:
+def _positions_of(names: np.ndarray, mode: int, pattern: Pattern) -> Any:
+    """Return the index of one label of a mode, or an index tensor of several labels."""
+    name, mode_labels = [*pattern.labels.items()][mode] if mode < len(pattern.labels) else ("", None)
+    if mode_labels is None or mode_labels.dtype.kind != "U":
+        raise ShapeError(f"mode {mode} has no labels of text, found {str(names)[:60]!r} as an index")
+    positions = {label: position for position, label in reversed([*enumerate(mode_labels.tolist())])}
+    try:
+        indices = [positions[label] for label in names.ravel().tolist()]
+    except KeyError as error:
+        raise CoordinateError(f"mode {name!r} has no label {str(error.args[0])[:60]!r}") from None
+    return torch.tensor(indices, dtype=torch.int64, device=pattern.device) if names.ndim else indices[0]
+
+
+def _within(index: Any, mode: int, size: int, pattern: Pattern) -> Any:
     """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
+    if isinstance(index, np.ndarray):
+        index = _positions_of(index, mode, pattern)
     if isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dtype != torch.bool and not len(index)):
         return index
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
@@ -180,7 +209,9 @@ def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch
 
 @entry_point
 def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries at the places of the first mode that an index names, in its order, and its position for each."""
+    """Return the entries at the indexed rows of the first mode, in the index's order, and each entry's place in the
+    index.
+    """
     row, size = pattern.coords[0], pattern.shape[0]
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
@@ -202,7 +233,9 @@ def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _selected(
     kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """The entries at the places that an index names, once for each time that it does; rows so far follow."""
+    """Return the entries at the indexed positions of a mode, repeated as the index repeats them, with coordinates
+    `rows`.
+    """
     order = torch.sort(index, stable=True)
     if size <= row.numel() + index.numel():
         counts = torch.bincount(index, minlength=size)
@@ -220,7 +253,7 @@ def _selected(
 
 
 def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[torch.Tensor, int]:
-    """Values with one of their dense modes indexed, and the axis of the next."""
+    """Index one dense mode of values; return them and the axis of the next mode."""
     if isinstance(key, int):
         return values.select(axis, key), axis
     if not isinstance(key, torch.Tensor):
@@ -229,7 +262,7 @@ def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[tor
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Positions that several index tensors of one length name together, as one mode; see `Structure.__getitem__`."""
+    """Pick positions by several index tensors of one length, as one mode; see `Structure.__getitem__`."""
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()

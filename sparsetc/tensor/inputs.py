@@ -38,7 +38,7 @@ DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 """The dtypes that values may have."""
 
 SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What duplicates of a narrow dtype are summed in."""
+"""The dtypes that duplicates of narrow dtypes are summed in."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -51,7 +51,7 @@ NAMED = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
 CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
-"""How other objects get another dtype, as messages say it."""
+"""The conversions of other objects to another dtype, for messages."""
 
 
 def comes_from(obj: object, package: str) -> bool:
@@ -59,16 +59,32 @@ def comes_from(obj: object, package: str) -> bool:
     return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
 
 
-WIDER = {torch.uint16: "int32", torch.uint32: "int64", torch.uint64: "int64"}
-"""Dtypes that torch stores and computes nothing with, each with the one that holds its numbers."""
+WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+"""Unsigned integers, which torch stores and computes nothing with, each with the dtype that values of it become."""
 
 
 def check_dtype(dtype: torch.dtype, given: object = None) -> None:
     """DtypeError unless values may have ``dtype``; it says how the object that was given is converted."""
     if dtype not in DTYPES:
-        wider = WIDER.get(dtype, "float32")
-        convert = f'.astype("{wider}")' if isinstance(given, np.ndarray) else f".to(torch.{wider})"
+        other = dtype_name(WIDER.get(dtype, torch.float32))
+        convert = f'.astype("{other}")' if isinstance(given, np.ndarray) else f".to(torch.{other})"
         raise DtypeError(f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first: {convert}")
+
+
+def computable(values: torch.Tensor, given: object = None) -> torch.Tensor:
+    """Return values unchanged, or unsigned integers of 16 bits or more in a signed dtype that holds them.
+
+    Raises:
+        DtypeError: a dtype that values cannot have, or an integer of 2**63 or more.
+    """
+    wider = WIDER.get(values.dtype)
+    if wider is None:
+        check_dtype(values.dtype, given)
+        return values
+    signed = values.to(wider)
+    if values.dtype == torch.uint64 and bool((signed < 0).any()):
+        raise DtypeError("values hold integers of 2**63 or more, which int64 cannot; convert them to float64 first")
+    return signed
 
 
 def not_plain(data: object) -> str:
@@ -140,9 +156,8 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
 
 
 def as_values(values: ArrayLike) -> torch.Tensor:
-    """Return values as a strided tensor (nnz, *dense sizes) of a supported dtype; dtype and storage are kept."""
-    vals = _tensor(values, "values", DtypeError)
-    check_dtype(vals.dtype, values)
+    """Return values as a strided tensor (nnz, *dense sizes); a supported dtype and the storage are kept."""
+    vals = computable(_tensor(values, "values", DtypeError), values)
     if vals.layout != torch.strided:
         raise FormatError(f"values must be a strided tensor, found {vals.layout}; see SparseTensor.from_torch")
     if vals.ndim < 1:
@@ -411,7 +426,7 @@ class Reading:
 
     def values(self, values: torch.Tensor) -> torch.Tensor:
         """Return values on the pattern from the library's values in its own order."""
-        check_dtype(values.dtype)
+        values = computable(values)
         return values if self.merge is None else self.merge.values(values)
 
     def serves(self, indices: Sequence[torch.Tensor]) -> bool:

@@ -59,7 +59,7 @@ _seen = WeakTensorKeyDictionary()
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
 _gradients = WeakTensorKeyDictionary()
-"""How many gradients were taken of a leaf."""
+"""The number of gradients taken of each leaf."""
 _others = 0
 """Gradients of tensors that are views of leaves, or computed from some."""
 

@@ -39,10 +39,12 @@ def lasting() -> Iterator[None]:
     """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
     them.
     """
-    no_trace = _disable_current_modes if traced_by_modes() else nullcontext
+    traced = traced_by_modes()
+    no_trace = _disable_current_modes if traced else nullcontext
+    no_record = torch._C.DisableTorchFunction if traced else nullcontext  # of the settings below, in what is exported
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
     no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
-    with no_trace(), torch.inference_mode(False), torch.no_grad(), no_transform():
+    with no_record(), no_trace(), torch.inference_mode(False), torch.no_grad(), no_transform():
         yield
 
 
@@ -80,11 +82,6 @@ class Pattern:
 
     Attributes:
         labels: names of modes and of indices, empty where there are none.
-        counts: distinct coordinates and the like, for the planner: a few numbers for each set of modes.
-        number: the number that a graph which torch traces knows the pattern by.
-        results: patterns of results in traced graphs, by the names of the contractions that give them.
-        ones: True for a pattern of the package's own whose values are 1 in every einsum.
-        uses: how often einsums used it.
 
     Examples:
         >>> x = stc.eye(3)
@@ -97,13 +94,13 @@ class Pattern:
         *("counts", "labels", "number", "ones", "results", "uses"),
     )
 
-    counts: dict[Any, Any]
     labels: Labels
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
-    number: int
-    ones: bool
-    results: dict[str, Pattern]
+    counts: dict[Any, Any]  # distinct coordinates and the like, for the planner: a few numbers for each set of modes
+    number: int  # by which a graph that torch traces knows the pattern
+    ones: bool  # of a pattern of the package's own whose values are 1 in every einsum
+    results: dict[str, Pattern]  # of sparse results in traced graphs, by the names of the contractions that give them
     uses: Uses
 
     def __init__(
@@ -243,10 +240,13 @@ class Pattern:
             coords = coords[:, order]
         blocks = None if self._blocks is None else self._blocks.permuted(modes)
         pattern = Pattern(coords.contiguous(), shape, self._coalesced, blocks)
-        if self.labels:
-            named = [*self.labels.items()]
-            pattern.labels = dict(named[mode] for mode in modes)
+        pattern.labels = self.labels_of(modes)
         return pattern, order
+
+    def labels_of(self, modes: Sequence[int]) -> Labels:
+        """Return the labels of some modes, in this order; empty if there are none."""
+        named = [*self.labels.items()]
+        return dict(named[mode] for mode in modes) if named else {}
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
         """Return the pattern with one mode for each letter, made once, and the old number of each entry (None if
@@ -289,7 +289,9 @@ class Pattern:
         def made() -> tuple[Pattern, BlockCut]:
             assert self._blocks is not None
             cut = BlockCut.of(self._blocks, self._coords, self._coalesced, sides)
-            return Pattern(cut.coords, cut.blocks.grid, self._coalesced), cut
+            pattern = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
+            pattern.labels = self.labels if set(sides) == {1} else {}
+            return pattern, cut
 
         return self._once(("cut", sides), made)
 

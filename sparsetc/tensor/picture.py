@@ -11,14 +11,20 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import prod
 from struct import pack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparsetc.errors import printable
 from sparsetc.tensor import coords as crd
+
+if TYPE_CHECKING:
+    from sparsetc.tensor.pattern import Pattern
 
 FIRST = 6
 """Entries that are shown as text, at most."""
+LONGEST = 40
+"""Characters that are shown of a label."""
 SIDE = 96
 """Pixels of a picture in a notebook, at most."""
 
@@ -43,10 +49,14 @@ def binned(coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, int], b
     return crd.histogram(key, prod(counts)).view(counts[0], counts[1])
 
 
-def first_entries(coords: torch.Tensor, values: torch.Tensor) -> list[str]:
-    """Return coordinates and values of the first entries as text, a line each, and how many more there are."""
-    shown = zip(coords[:, :FIRST].T.tolist(), values[:FIRST].detach().tolist(), strict=True)
-    lines = [f"{tuple(place)}  {_as_text(value)}" for place, value in shown]
+def first_entries(pattern: Pattern, values: torch.Tensor) -> list[str]:
+    """Return coordinates (or labels) and values of the first entries as text, a line each, and the number of others."""
+    places = [row.tolist() for row in pattern.coords[:, :FIRST]]
+    for mode, labels in enumerate(pattern.labels.values()):
+        if labels is not None and pattern.blocks is None:
+            places[mode] = [printable(str(labels[place]))[:LONGEST] for place in places[mode]]
+    shown = zip(zip(*places, strict=True), values[:FIRST].detach().tolist(), strict=True)
+    lines = [f"({', '.join(map(str, place))}{',' * (len(place) == 1)})  {_as_text(value)}" for place, value in shown]
     more = values.shape[0] - len(lines)
     return [*lines, f"… {more:,} more"] if more else lines
 

@@ -382,4 +382,6 @@ def _with_sizes_of_1(found: SparseTensor, x: SparseTensor, gone: Sequence[int]) 
     coords = torch.stack([none if m in gone else next(left) for m in range(x.sparse_order)])
     shape = tuple(1 if m in gone else x._pattern.shape[m] for m in range(x.sparse_order))
     values = _with_ones(found._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
-    return found._make(Pattern(coords, shape, True), values)
+    pattern = Pattern(coords, shape, True)
+    pattern.labels = {name: old.labels.get(name) for name in x._pattern.labels}
+    return found._make(pattern, values)

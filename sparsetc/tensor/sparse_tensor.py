@@ -26,6 +26,28 @@ from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure, Typed
 from sparsetc.tensor.sums import INTEGERS
 
+INSTEAD = {
+    "numpy": ".to_dense().numpy(), or .to_numpy() for coordinates and values",
+    "tolist": ".to_dense().tolist()",
+    "backward": "gradients start at a number, as .sum().backward()",
+    "data": "take .detach(), or .values.data",
+    "_nnz": "take .nnz",
+    "_indices": "take .coords",
+    "sparse_dim": "take .sparse_order",
+    "dense_dim": "take .dense_order",
+    **dict.fromkeys(
+        ("to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc"), "to_torch(layout) makes one of torch's"
+    ),
+    **dict.fromkeys(("crow_indices", "col_indices"), "to_torch(torch.sparse_csr) has them"),
+    **dict.fromkeys(
+        ("new_zeros", "new_ones", "new_full", "new_empty"), "take x.values.new_…, or stc.zeros and stc.full"
+    ),
+    "masked_select": "take x[mask].values",
+    "masked_fill": "take stc.where(mask, value, x), or map()",
+    "layout": "convert it by .to_torch() for what asks for a layout of torch's",
+}
+"""Replacements for attributes of torch's tensors that a SparseTensor lacks; for others to_dense() or values."""
+
 
 class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     """A sparse tensor in coordinate form, immutable by convention.
@@ -34,8 +56,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         coords: (sparse_order, nnz) integers, 0-based; torch tensor, ndarray or nested sequence. Kept as int64, in
             memory of its own.
         values: (nnz,) or, with trailing dense modes ("semi-sparse", as torch's hybrid COO), (nnz, *dense sizes).
-            float64/32/16, bfloat16, complex64/128, uint8, int8..int64 or bool; the dtype is kept. NaN and
-            infinities are allowed and treated as values; so are explicit zeros. Duplicates of bools are joined by or.
+            float64/32/16, bfloat16, complex64/128, uint8, int8..int64 or bool; the dtype is kept. uint16 becomes
+            int32, uint32 and uint64 int64, as torch computes nothing with them. NaN and infinities are allowed and
+            treated as values; so are explicit zeros. Duplicates of bools are joined by or.
         shape: sizes of all modes, the dense ones last. Without it, largest coordinate + 1 and the dense sizes.
             The product of sizes may pass 2**63. A size of 0 is legal when there are no nonzeros.
         coalesce: sort lexicographically and sum duplicates (the default). float16 and bfloat16 are summed in
@@ -96,9 +119,16 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """Return the pattern, or values on it, of coordinates that are sorted when first asked for."""
         if name == "matvec":  # by which scipy knows an operator; but it also reads numpy's dtype
             raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
+        if name == "is_quantized":  # what torch.export asks of buffers first
+            raise DtypeError(
+                "torch.export takes no SparseTensor as a buffer: make it an attribute of the module, or the .weight of "
+                "a stc.nn.SparseLinear there, which moves and is saved with it"
+            )
         if name not in ("_pattern", "_values"):
-            in_place = name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name)
-            said = IN_PLACE.format(name) if in_place else f"{type(self).__name__!r} object has no attribute {name!r}"
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hasattr(torch.Tensor, name) and not name.startswith("__"):
+                said = f"a SparseTensor has no {name}: {INSTEAD.get(name, 'call .to_dense(), or compute with .values')}"
+                said = IN_PLACE.format(name) if name.endswith("_") else said
             raise AttributeError(said, name=name, obj=self)
         unsorted = self._unsorted
         if unsorted is not None:  # else another thread has set both in the meantime
@@ -231,7 +261,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         )
 
     def __str__(self) -> str:
-        lines = [] if self.device.type == "meta" else first_entries(self.coords, self._values)
+        lines = [] if self.device.type == "meta" else first_entries(self._pattern, self._values)
         return "\n  ".join([repr(self), *lines])
 
     def _repr_html_(self) -> str:
@@ -241,7 +271,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
         rows |= {"modes": ", ".join(self._pattern.labels)} if self._pattern.labels else {}
         picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)
-        lines = first_entries(self.coords, self._values)
+        lines = first_entries(self._pattern, self._values)
         return as_html("SparseTensor", {**rows, "device": self.device}, picture, lines)
 
     # ---- what it is not, though Python or numpy would take it for one -------------------------------------------
@@ -343,12 +373,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         values = self._values.to(*plain, **kwargs)
         if values is self._values:
             return self
+        check_dtype(values.dtype)
         of_sums = values.dtype in INTEGERS and self.dtype not in INTEGERS  # of the sum alone
         if not self.is_coalesced and (of_sums or torch.bool in (values.dtype, self.dtype)):
             return self.coalesce().to(*args, **kwargs)
         if values.device == self.device:
             return self.with_values(values)
-        check_dtype(values.dtype)
         coords = self.coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
         return SparseTensor._make(self._pattern.like(coords, self.is_coalesced), values)
 

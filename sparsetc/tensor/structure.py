@@ -361,14 +361,15 @@ class Structure:
         Args:
             key: of one mode, or a tuple. Several index tensors have one length and pick positions together; these
                 become one mode, in their place where they are neighbours, else the first. A mask is of one mode, or a
-                SparseTensor of this shape: entries are taken where it has one that is not 0, as `where` does.
+                SparseTensor of this shape: entries are taken where it has one that is not 0, as `where` does. Texts
+                are labels: ``x["ann"]``, ``x[:, ["tea", "milk"]]``.
 
         Returns:
             A SparseTensor while a mode with coordinates is left; else a dense tensor, or one element. Index tensors for
             all modes give the elements that they name, as a dense tensor of one mode.
 
         Raises:
-            CoordinateError: an index past a mode.
+            CoordinateError: an index past a mode, or a label that is not among the mode's.
             ShapeError: a mask of another length, more indices than modes, or what is no index.
         """
         if isinstance(key, Structure):

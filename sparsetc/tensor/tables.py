@@ -59,8 +59,8 @@ def from_table(
     coordinates = coordinates if isinstance(coordinates, str) else list(coordinates)
     if isinstance(coordinates, str) or not coordinates:
         raise FormatError(f"coordinates must be a list of names of columns, one a mode; found {coordinates!r}")
-    columns = [_column(table, name) for name in coordinates]
-    columns.append(np.ones(len(columns[0]), np.int64) if values is None else _column(table, values))
+    columns = [column_of(table, name) for name in coordinates]
+    columns.append(np.ones(len(columns[0]), np.int64) if values is None else column_of(table, values))
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise FormatError(f"columns {', '.join(map(repr, (*coordinates, values)))} have different lengths, {lengths}")
@@ -93,8 +93,8 @@ def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
 def labels_of(x: SparseTensor) -> Labels:
     """Return the labels of each sparse mode by the mode's name, in order; None for a mode that has numbers alone.
 
-    Labels stay with operations that keep all modes and their sizes: operators, new values, copies, a permutation,
-    another device, and ``.npz`` files. A tensor without labels has an empty mapping.
+    Labels stay with the modes through operators, new values, copies, slices and index tensors, sums, sparse results of
+    einsums, another device, and ``.npz`` and ``.parquet`` files. A tensor without labels has an empty mapping.
     """
     return dict(x.pattern.labels)
 
@@ -146,7 +146,7 @@ def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
     return {**columns, "value": values}
 
 
-def _column(table: Any, name: str) -> np.ndarray:
+def column_of(table: Any, name: str) -> np.ndarray:
     """Return a column as a contiguous ndarray. Raise `FormatError` if it is missing or has missing entries."""
     every = names(table)
     if every.count(name) != 1:

@@ -84,7 +84,7 @@ def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storag
 
     Examples:
         >>> coords = stc.testing.pattern("skewed", (4, 5))
-        >>> stc.testing.check_format("coo", coords, (4, 5), stc.Storage(item=(0,), leaf=(1,))).nnz
+        >>> stc.testing.check_format("coo", coords, (4, 5), stc.plans.Storage(item=(0,), leaf=(1,))).nnz
         5
     """
     # A mode of torch makes every call of it slower: entered where it changes something.

@@ -108,7 +108,7 @@ def _rounded(value: Any) -> Any:
 
 
 DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What a damaged line may raise."""
+"""Exceptions that a damaged line may raise."""
 
 
 def candidate_of(line: Line) -> Candidate:

@@ -31,7 +31,7 @@ MOST_DIGITS = 20
 MOST_FOUND = 256
 """Lines of one problem, or of problems like it, that are read of a file, at most: the newest."""
 TRIES, WAIT = 50, 0.01
-"""How often a file is asked for that another process writes to, and seconds in between; a write takes 1 ms."""
+"""Attempts to open a file that another process writes to, and seconds in between; a write takes 1 ms."""
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
 
 

@@ -25,13 +25,13 @@ from sparsetc.tuning.known import DAMAGED, candidate_of, today
 from sparsetc.tuning.lines import Line
 
 STEPS = (1.5, 1.2, 1.08)
-"""How many times as large, or as small, a rate is tried."""
+"""Factors to try on a rate, up and down."""
 MOST = 10.0
-"""How many times what it was a rate may become."""
+"""The largest factor by which a rate may change."""
 HELD = 0.008
-"""What the square of a rate's logarithm, beside what it was, costs of the mean logarithm of the regret."""
+"""Weight of the squared logarithm of a rate's change, beside the mean logarithm of the regret."""
 ACCURACY = 0.05
-"""What the mean logarithm of a price's error costs of that."""
+"""Weight of the mean logarithm of a price's error, beside the same."""
 SOFT = 0.08
 """Logarithm of prices that the fit hardly tells apart, so that it changes little with little."""
 GAIN = 1e-5

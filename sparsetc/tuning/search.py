@@ -23,22 +23,22 @@ from sparsetc.planner.candidate import Candidate
 
 Run = TypeVar("Run", bound=Callable[[], torch.Tensor])
 NEAR = 1.6
-"""How many times what the first candidate is expected to take others may, and are timed."""
+"""Candidates are timed if their expected time is within this factor of the first one's."""
 MOST = 6
 """Candidates that are timed before the fastest is changed."""
 STOP = 3.0
-"""How many times what the fastest takes a candidate may take to be called again."""
+"""A candidate slower than the fastest by this factor is not called again."""
 MARGIN = 1.05
-"""How many times as fast as the first candidate another must be to be taken."""
+"""A candidate is taken if it is faster than the first one by this factor."""
 GAIN = 1.02
-"""How many times as fast as before a plan must be with an option changed."""
+"""An option is changed if the plan becomes faster by this factor."""
 TIMED = 0.005
 """Seconds that a candidate is timed, after it was compiled."""
 THREADS = 8
 STORED = ("max_item_nnz", "lanes")
 """Numbers of a storage that are changed."""
 TOLERANCE = {"highest": 1e-4, "high": 2e-2, "medium": 5e-2}
-"""How far a result may be from the first one, as a share of its norm, by ``precision=``."""
+"""The largest difference of a result from the first one, as a share of its norm, by ``precision=``."""
 
 
 UNTIMED = Timing(0.0, 0.0, 0.0, 0)

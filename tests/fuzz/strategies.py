@@ -201,12 +201,12 @@ def plan(draw: Draw, case: Case) -> str:
     if name == "split":  # two parts, of two kernels
         long, threshold = draw(of("coo", "fiber")), draw(of(1, 2, 3, 8))
         parts = f"tuple(stc.compile({{plain}}, plan=p).plan.parts[0] for p in ({long!r}, 'rows'))"
-        return f"stc.Plan('{long}+rows', {parts}, False, 'run_length', (('threshold', {threshold}),))"
+        return f"stc.plans.Plan('{long}+rows', {parts}, False, 'run_length', (('threshold', {threshold}),))"
     if name not in REQUESTS:
         return name
     sides = {c: (1, 2, 4) for c in case.sparse_letters if name == "plan_bcb"}
     options = [(o, known) for o, known in (REQUESTS[name] | sides).items() if o != "formats" or len(case.operands) == 2]
-    return f"stc.{name}({', '.join(f'{o}={draw(of(*known))!r}' for o, known in options if draw(st.booleans()))})"
+    return f"stc.plans.{name}({', '.join(f'{o}={draw(of(*known))!r}' for o, known in options if draw(st.booleans()))})"
 
 
 def notation_fits(case: Case) -> bool:

@@ -21,14 +21,14 @@ def spmm(rank: int = 64) -> tuple[stc.SparseTensor, torch.Tensor]:
 
 
 @EVERY_EINSUM
-def test_every_einsum(name: str, request_: stc.Plan) -> None:
+def test_every_einsum(name: str, request_: stc.plans.Plan) -> None:
     operands = problem(TAKEN[name]).operands("cuda")
     assert_matches(compiled(TAKEN[name], operands, request_)(*operands[1:]), TAKEN[name], operands)
 
 
 @pytest.mark.parametrize("request_", [tiles(name, least) for name in TILED for least in (0, 40)], ids=str)
 @pytest.mark.parametrize("rank", [1, 20, 64, 300])
-def test_as_exact_as_float32(rank: int, request_: stc.Plan) -> None:
+def test_as_exact_as_float32(rank: int, request_: stc.plans.Plan) -> None:
     x, b = spmm(rank)
     kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < 1e-6
@@ -37,7 +37,7 @@ def test_as_exact_as_float32(rank: int, request_: stc.Plan) -> None:
 
 @BY_TILES
 @pytest.mark.parametrize("name", SPREAD)
-def test_others_run_in_float32(name: str, request_: stc.Plan) -> None:
+def test_others_run_in_float32(name: str, request_: stc.plans.Plan) -> None:
     x, b = spmm()
     b = SPREAD[name](b.cpu()).cuda()
     kernel = compiled(SPMM, [x, b], request_)
@@ -46,7 +46,7 @@ def test_others_run_in_float32(name: str, request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_a_graph_scales_what_it_finds_when_it_runs(request_: stc.Plan) -> None:
+def test_a_graph_scales_what_it_finds_when_it_runs(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     kernel = compiled(SPMM, [x, b], request_)
     kernel(b)

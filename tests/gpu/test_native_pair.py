@@ -15,15 +15,17 @@ from sparsetc.codegen.split_float16 import TilePositions, split
 from sparsetc.join import tasks as task_lists
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-PATHS = ("auto", "scalar", "dense", stc.plan_bcb(storage="whole"), stc.plan_bcb(storage="bitmap"))
+PATHS = ("auto", "scalar", "dense", stc.plans.plan_bcb(storage="whole"), stc.plans.plan_bcb(storage="bitmap"))
 STORED_DIFFERENTLY = (
-    *(stc.plan_bcb(formats=formats) for formats in (("bcb", "coo"), ("coo", "bcb"))),
-    *(stc.plan_bcb(storage=storage) for storage in (("whole", "bitmap"), ("bitmap", "whole"))),
+    *(stc.plans.plan_bcb(formats=formats) for formats in (("bcb", "coo"), ("coo", "bcb"))),
+    *(stc.plans.plan_bcb(storage=storage) for storage in (("whole", "bitmap"), ("bitmap", "whole"))),
 )
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 
 
-def check(equation: str, dtype: torch.dtype, plan: str | stc.Plan, dense: tuple[int, ...] = (), **sizes: int) -> None:
+def check(
+    equation: str, dtype: torch.dtype, plan: str | stc.plans.Plan, dense: tuple[int, ...] = (), **sizes: int
+) -> None:
     given = operands(equation, "skewed", dtype, coalesce=False, dense=dense, sizes={**SIZES, **sizes})
     on_gpu = [o.cuda() for o in given]
     for deterministic in (False, True):
@@ -35,20 +37,20 @@ def check(equation: str, dtype: torch.dtype, plan: str | stc.Plan, dense: tuple[
 
 @pytest.mark.parametrize("plan", PATHS, ids=str)
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_equation(name: str, plan: str | stc.Plan) -> None:
+def test_equation(name: str, plan: str | stc.plans.Plan) -> None:
     check(EQUATIONS[name], torch.float32, plan)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("plan", PATHS, ids=str)
-def test_dtype(plan: str | stc.Plan, dtype: torch.dtype) -> None:
+def test_dtype(plan: str | stc.plans.Plan, dtype: torch.dtype) -> None:
     check("ijk,klm->ijlm", dtype, plan, i=20, j=20, k=70, l=20)
     check("bij,bjk->bik", dtype, plan, i=20, j=70)
 
 
 @pytest.mark.parametrize("plan", STORED_DIFFERENTLY, ids=str)
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_operands_stored_differently(name: str, plan: stc.Plan) -> None:
+def test_operands_stored_differently(name: str, plan: stc.plans.Plan) -> None:
     check(EQUATIONS[name], torch.float32, plan)
     check(EQUATIONS[name], torch.float64, plan, i=20, j=20, k=70, l=20)
 
@@ -90,9 +92,9 @@ def far_apart(free: int, inner: int) -> tuple[stc.SparseTensor, stc.SparseTensor
     return made[0], made[1]
 
 
-@pytest.mark.parametrize("plan", ["bcb", stc.plan_bcb(threshold=1200)], ids=str)
+@pytest.mark.parametrize("plan", ["bcb", stc.plans.plan_bcb(threshold=1200)], ids=str)
 @pytest.mark.parametrize(("free", "inner", "in_halves"), [(0, 0, True), (50, 0, True), (0, 10, True), (0, 30, False)])
-def test_highest_is_as_exact_as_float32(free: int, inner: int, in_halves: bool, plan: str | stc.Plan) -> None:
+def test_highest_is_as_exact_as_float32(free: int, inner: int, in_halves: bool, plan: str | stc.plans.Plan) -> None:
     """By blocks in halves where values are near enough to their row's largest, else by blocks as they are."""
     x, y = far_apart(free, inner)
     kernel = stc.compile("ik,jk->ij", x, y, plan=plan, precision="highest")
@@ -183,7 +185,7 @@ def test_a_deterministic_hybrid_repeats() -> None:
     full = torch.rand(16, 2000, generator=g) ** 2
     x = stc.SparseTensor.from_dense((full * (torch.rand(16, 2000, generator=g) < full)).cuda())
     y = stc.SparseTensor.from_dense(torch.rand(2000, 10, generator=g).cuda())
-    plan = stc.plan_bcb(threshold=80, i=16, j=16, k=16)
+    plan = stc.plans.plan_bcb(threshold=80, i=16, j=16, k=16)
     kernel = stc.compile("ij,jk->ik", x, y, plan=plan, deterministic=True)
     assert kernel.plan.name == "bcb+scalar"
     found = [kernel().values for _ in range(5)]

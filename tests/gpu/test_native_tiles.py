@@ -35,7 +35,7 @@ def test_tiles(name: str, format: str, dtype: torch.dtype) -> None:
 
 def test_turns_whose_dots_together_pass_shared_memory() -> None:
     equation, (a, x) = large_turns("cuda")
-    found = stc.einsum(equation, a, x, plan=stc.plan_hls(4), output="dense")
+    found = stc.einsum(equation, a, x, plan=stc.plans.plan_hls(4), output="dense")
     torch.testing.assert_close(found, torch.einsum(equation, a, x.to_dense()))
 
 
@@ -46,7 +46,7 @@ def test_sparse_outputs(name: str, dtype: torch.dtype) -> None:
     other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch").values
     cast = [o.to(dtype).to("cuda") for o in given]
     plans = [tile_plan(equation, cast, "triton", format) for format in ("dense_tile", "bitmap_tile planned")]
-    for plan in (*plans, stc.plan_hls(40)):
+    for plan in (*plans, stc.plans.plan_hls(40)):
         found = stc.einsum(equation, *cast, plan=plan, output="sparse").values.double().cpu()
         assert (found - other).norm() <= (1e-5 if dtype == torch.float32 else 1e-12) * other.norm()
 
@@ -58,6 +58,6 @@ def test_the_fused_launch(name: str, threshold: int | None, precision: str) -> N
     equation, given = operands(name)
     cast = [o.to(torch.float32).to("cuda") for o in given]
     reference = expected(equation, [o.to(torch.float64) for o in cast])
-    plan = "hls" if threshold is None else stc.plan_hls(threshold)
+    plan = "hls" if threshold is None else stc.plans.plan_hls(threshold)
     found = stc.einsum(equation, *cast, plan=plan, precision=precision)
     assert (found.double() - reference).norm() <= PRECISION[precision] * reference.norm()

@@ -32,9 +32,11 @@ def test_every_type(request_name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("precision", ERRORS)
-@pytest.mark.parametrize("plan", ["window", "1-sa", stc.plan_window(64, 64, 0), stc.plan_1sa(20, threshold=8)], ids=str)
+@pytest.mark.parametrize(
+    "plan", ["window", "1-sa", stc.plans.plan_window(64, 64, 0), stc.plans.plan_1sa(20, threshold=8)], ids=str
+)
 @pytest.mark.parametrize("rank", [1, 20, 64, 300])
-def test_a_larger_product(rank: int, plan: str | stc.Plan, precision: str) -> None:
+def test_a_larger_product(rank: int, plan: str | stc.plans.Plan, precision: str) -> None:
     given = Problem(SPMM, {"i": 700, "j": 900, "r": rank}, "dense" if rank == 20 else "skewed")
     check(given, "cuda", ERRORS[precision], plan=plan, precision=precision)
 
@@ -43,7 +45,7 @@ def test_a_larger_product(rank: int, plan: str | stc.Plan, precision: str) -> No
 def test_windows_beside_runs(deterministic: bool) -> None:
     x, b = uneven()
     x, b = x.to("cuda"), b.cuda()
-    kernel = stc.compile(SPMM, x, b, plan=stc.plan_window(8, 16, 100), deterministic=deterministic)
+    kernel = stc.compile(SPMM, x, b, plan=stc.plans.plan_window(8, 16, 100), deterministic=deterministic)
     assert len(kernel.plan.parts) == 2
     assert_matches(kernel(b), SPMM, [x, b])
     if deterministic:
@@ -54,6 +56,6 @@ def test_windows_beside_runs(deterministic: bool) -> None:
 @pytest.mark.parametrize("rank", [1, 20, 64, 300])
 def test_halves_as_exact_as_float32(rank: int, sides: tuple[int, int]) -> None:
     x, b = spmm(rank)
-    kernel = compiled(SPMM, [x, b], stc.plan_window(*sides, 0))
+    kernel = compiled(SPMM, [x, b], stc.plans.plan_window(*sides, 0))
     assert error(kernel, x, b) < 1e-6
     assert not kernel.step._others

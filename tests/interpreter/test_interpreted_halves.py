@@ -20,13 +20,13 @@ LOST = 2.0**-12
 
 
 @EVERY_EINSUM
-def test_every_einsum(name: str, request_: stc.Plan) -> None:
+def test_every_einsum(name: str, request_: stc.plans.Plan) -> None:
     operands = problem(TAKEN[name]).operands()
     assert_matches(compiled(TAKEN[name], operands, request_)(*operands[1:]), TAKEN[name], operands)
 
 
 @pytest.mark.parametrize("request_", [tiles(name, least) for name in TILED for least in (0, 40)], ids=str)
-def test_as_exact_as_float32(request_: stc.Plan) -> None:
+def test_as_exact_as_float32(request_: stc.plans.Plan) -> None:
     x, b = spmm(i=40, j=150, r=20)
     kernel = compiled(SPMM, [x, b], request_)
     assert error(kernel, x, b) < NEAR
@@ -63,7 +63,7 @@ def test_other_tiles_than_windows() -> None:
 @BY_TILES
 @pytest.mark.parametrize("which", ["values", "table"])
 @pytest.mark.parametrize("name", FIT)
-def test_operands_that_are_fit(name: str, which: str, request_: stc.Plan) -> None:
+def test_operands_that_are_fit(name: str, which: str, request_: stc.plans.Plan) -> None:
     change: Callable[[torch.Tensor], torch.Tensor] = FIT[name]
     x, b = spmm()
     x, b = (x.with_values(change(x.values)), b) if which == "values" else (x, change(b))
@@ -75,7 +75,7 @@ def test_operands_that_are_fit(name: str, which: str, request_: stc.Plan) -> Non
 @BY_TILES
 @pytest.mark.parametrize("which", ["values", "table"])
 @pytest.mark.parametrize("name", SPREAD)
-def test_others_run_in_float32(name: str, which: str, request_: stc.Plan) -> None:
+def test_others_run_in_float32(name: str, which: str, request_: stc.plans.Plan) -> None:
     change: Callable[[torch.Tensor], torch.Tensor] = SPREAD[name]
     x, b = spmm()
     x, b = (x.with_values(change(x.values)), b) if which == "values" else (x, change(b))
@@ -86,7 +86,7 @@ def test_others_run_in_float32(name: str, which: str, request_: stc.Plan) -> Non
 
 
 @BY_TILES
-def test_what_is_just_fit(request_: stc.Plan) -> None:
+def test_what_is_just_fit(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     b = (b.abs() % 1 + 1) * torch.where(torch.arange(b.shape[1]) == 0, 2.0**-34, 1.0)
     kernel = compiled(SPMM, [x, b], request_)
@@ -96,7 +96,7 @@ def test_what_is_just_fit(request_: stc.Plan) -> None:
 
 @BY_TILES
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-def test_infinities_reach_what_reads_them(bad: float, request_: stc.Plan) -> None:
+def test_infinities_reach_what_reads_them(bad: float, request_: stc.plans.Plan) -> None:
     x, b = spmm()
     b[3, 2] = bad
     kernel = compiled(SPMM, [x, b], request_)
@@ -108,7 +108,7 @@ def test_infinities_reach_what_reads_them(bad: float, request_: stc.Plan) -> Non
 
 
 @BY_TILES
-def test_a_change_is_noticed(request_: stc.Plan) -> None:
+def test_a_change_is_noticed(request_: stc.plans.Plan) -> None:
     """Operands are looked at again where torch counted a change, and the largest is found at each call."""
     x, b = spmm()
     kernel = compiled(SPMM, [x, b], request_)
@@ -123,7 +123,7 @@ def test_a_change_is_noticed(request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, request_: stc.Plan) -> None:
+def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, request_: stc.plans.Plan) -> None:
     x, b = spmm()
     kernel, seen = compiled(SPMM, [x, b], request_), []
     test = kernel.step.guard.test
@@ -141,7 +141,7 @@ def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, r
 
 
 @BY_TILES
-def test_new_values(request_: stc.Plan) -> None:
+def test_new_values(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     kernel = compiled(SPMM, [x, b], request_)
     for scale in (1e-12, 1.0, 1e9):
@@ -153,7 +153,7 @@ def test_new_values(request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_a_pattern_of_ones_and_no_nonzeros(request_: stc.Plan) -> None:
+def test_a_pattern_of_ones_and_no_nonzeros(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     ones = x.with_values(torch.ones(x.nnz))
     kernel = compiled(SPMM, [ones, b], request_)
@@ -164,7 +164,7 @@ def test_a_pattern_of_ones_and_no_nonzeros(request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_gradients(request_: stc.Plan) -> None:
+def test_gradients(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     values, table = x.values.clone().requires_grad_(), b.clone().requires_grad_()
     plan = compiled(SPMM, [x, b], request_).plan
@@ -176,7 +176,7 @@ def test_gradients(request_: stc.Plan) -> None:
 
 
 @BY_TILES
-def test_transforms_of_torch(request_: stc.Plan) -> None:
+def test_transforms_of_torch(request_: stc.plans.Plan) -> None:
     x, b = spmm()
     plan = compiled(SPMM, [x, b], request_).plan
 

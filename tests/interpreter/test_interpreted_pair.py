@@ -21,7 +21,7 @@ STORAGES = ("whole", "bitmap")
 
 def run(equation: str, given: list[Any], storage: str, **settings: Any) -> stc.Kernel:
     """Check, and see that it was Triton's source that ran."""
-    kernel = check_pair(equation, given, plan=stc.plan_bcb(storage=storage), **settings)
+    kernel = check_pair(equation, given, plan=stc.plans.plan_bcb(storage=storage), **settings)
     assert all(step.backend == "triton" for step in kernel.contraction.steps)
     assert "import triton" in kernel.source
     return kernel
@@ -52,7 +52,7 @@ def test_dtype(name: str, storage: str, dtype: torch.dtype) -> None:
 def test_sides(storage: str, sides: tuple[int, int, int]) -> None:
     """Words of a bitmap of 8 to 64 positions, sides below 16, blocks past the end of a mode."""
     given = operands("ijk,ljk->il", "random", torch.float64, sizes={**SIZES, "j": 40, "k": 3})
-    plan = stc.plan_bcb(storage=storage, i=sides[0], l=sides[1], j=sides[2], k=2)
+    plan = stc.plans.plan_bcb(storage=storage, i=sides[0], l=sides[1], j=sides[2], k=2)
     check_pair("ijk,ljk->il", given, plan=plan)
 
 
@@ -70,7 +70,7 @@ def test_sides(storage: str, sides: tuple[int, int, int]) -> None:
 def test_operands_stored_differently(name: str, plan: dict[str, tuple[str, str]]) -> None:
     for pattern in ("skewed", "dense"):
         given = operands(EQUATIONS[name], pattern, torch.float32)
-        assert "import triton" in check_pair(EQUATIONS[name], given, plan=stc.plan_bcb(**plan)).source
+        assert "import triton" in check_pair(EQUATIONS[name], given, plan=stc.plans.plan_bcb(**plan)).source
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -78,7 +78,7 @@ def test_a_long_run_of_pairs_is_shared_by_programs(storage: str) -> None:
     """40 pairs of blocks for each of 4 blocks of the result, 3 a program."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
     with mock.patch.object(blocking, "PAIRS_A_PROGRAM", 3):
-        kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
+        kernel = check_pair("ij,jk->ik", given, plan=stc.plans.plan_bcb(storage=storage, i=4, j=1, k=4))
     (buffer,) = kernel.contraction.steps[0].numeric._buffers
     assert buffer.owner is not None
     assert buffer.ptr.numel() == 1 + 4 * 14
@@ -89,7 +89,7 @@ def test_few_blocks_of_the_result_are_made_at_a_time(storage: str) -> None:
     """4 blocks of the result in buffers of 3; no more programs than a buffer has room for, but where runs are cut."""
     given = operands("ij,jk->ik", "dense", torch.float64, sizes={"i": 8, "j": 40, "k": 8})
     with mock.patch.object(blocking, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", 4 * 4 * 8 * 3):
-        kernel = check_pair("ij,jk->ik", given, plan=stc.plan_bcb(storage=storage, i=4, j=1, k=4))
+        kernel = check_pair("ij,jk->ik", given, plan=stc.plans.plan_bcb(storage=storage, i=4, j=1, k=4))
     first, second = kernel.contraction.steps[0].numeric._buffers
     assert (first.start, first.blocks, second.start, second.blocks) == (0, 3, 3, 1)
     assert first.owner is None
@@ -108,7 +108,7 @@ def test_precision(precision: str) -> None:
 def test_highest_reads_bitmaps_as_they_are() -> None:
     for storage, expected in (("whole", False), ("bitmap", True)):
         given = operands("ijk,klm->ijlm", "dense", torch.float32)
-        kernel = stc.compile("ijk,klm->ijlm", *given, plan=stc.plan_bcb(storage=storage), precision="highest")
+        kernel = stc.compile("ijk,klm->ijlm", *given, plan=stc.plans.plan_bcb(storage=storage), precision="highest")
         assert ('input_precision="tf32x3"' in kernel.source) == expected
 
 
@@ -168,7 +168,7 @@ def test_few_blocks_in_halves_are_made_at_a_time() -> None:
     given = [scaled(given[0], 0, -40, 40, 1), scaled(given[1], 1, -40, 40, 2)]
     for least in (4 * 4 * 4 * 4, 1 << 31):
         with mock.patch.object(blocking, "PAIRS_A_PROGRAM", 3), mock.patch.object(blocks, "BUFFER_BYTES", least):
-            kernel = stc.compile("ij,jk->ik", *given, plan=stc.plan_bcb(i=4, j=1, k=4), precision="highest")
+            kernel = stc.compile("ij,jk->ik", *given, plan=stc.plans.plan_bcb(i=4, j=1, k=4), precision="highest")
         path = kernel.contraction.steps[0].numeric
         assert (len(path._buffers) > 1) == (least < 1 << 31)
         assert any(b.owner is not None for b in path._buffers)
@@ -204,7 +204,7 @@ def test_gradients() -> None:
 @given(pairs((torch.float32, torch.float64, torch.int64), ("bcb",)))
 def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
     given = drawn.operands()
-    plan = stc.plan_bcb(storage="bitmap" if drawn.kept else "whole")
+    plan = stc.plans.plan_bcb(storage="bitmap" if drawn.kept else "whole")
     with poisoned(), stc.options(backend="triton"):
         found = stc.einsum(drawn.equation, *given, plan=plan)
     assert_matches(found, drawn.equation, given)
@@ -213,8 +213,8 @@ def test_any_pair_agrees_with_the_reference(drawn: Any) -> None:
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("plan", ["scalar", "bcb", stc.plan_bcb(storage="bitmap"), "bcb+scalar"], ids=repr)
-def test_a_call_leaves_no_tensor_to_the_collector(plan: str | stc.Plan, precision: str) -> None:
+@pytest.mark.parametrize("plan", ["scalar", "bcb", stc.plans.plan_bcb(storage="bitmap"), "bcb+scalar"], ids=repr)
+def test_a_call_leaves_no_tensor_to_the_collector(plan: str | stc.plans.Plan, precision: str) -> None:
     """Blocks of one call can take most of a GPU's memory: they go when it ends, by reference counts."""
     given = operands("ijk,klm->ijlm", "random", torch.float32)
     kernel = stc.compile("ijk,klm->ijlm", *given, plan=plan, precision=precision)

@@ -37,7 +37,7 @@ def test_sparse_outputs(name: str) -> None:
     other = stc.einsum(equation, *given, plan="coo", output="sparse", backend="torch")
     formats = ("dense_tile",) if name == "ttmc-semi-sparse" else ("dense_tile", "bitmap_tile planned")
     plans = [tile_plan(equation, given, "triton", format) for format in formats]
-    for plan in (*plans, stc.plan_hls(5)):
+    for plan in (*plans, stc.plans.plan_hls(5)):
         found = stc.einsum(equation, *given, plan=plan, output="sparse", backend="triton")
         torch.testing.assert_close(found.values, other.values)
 
@@ -46,7 +46,7 @@ def test_sparse_outputs(name: str) -> None:
 @pytest.mark.parametrize("name", ["mttkrp-0", "mttkrp-2", "ttmc-0", "spmm", "all-summed"])
 def test_the_fused_launch(name: str, threshold: int | None) -> None:
     equation, given = operands(name, nnz=60)
-    plan = "hls" if threshold is None else stc.plan_hls(threshold)
+    plan = "hls" if threshold is None else stc.plans.plan_hls(threshold)
     k = stc.compile(equation, *given, plan=plan, backend="triton")
     torch.testing.assert_close(k(*given[1:]), expected(equation, given))
 
@@ -56,6 +56,6 @@ def test_ranks_split_over_the_grid(block: int) -> None:
     equation, given = operands("mttkrp-0")
     plan = tile_plan(equation, given, "triton")
     (part,) = plan.parts
-    split = stc.Part("dense_tile", part.storage, stc.Schedule(1, (("r", block),)))
-    k = stc.compile(equation, *given, plan=stc.Plan("tiles", (split,)), backend="triton")
+    split = stc.plans.Part("dense_tile", part.storage, stc.plans.Schedule(1, (("r", block),)))
+    k = stc.compile(equation, *given, plan=stc.plans.Plan("tiles", (split,)), backend="triton")
     torch.testing.assert_close(k(*given[1:]), expected(equation, given))

@@ -15,7 +15,7 @@ SPMM = PRODUCTS["spmm"]
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_every_einsum(name: str) -> None:
-    checked(PRODUCTS[name], stc.plan_window(height=16, width=16, threshold=0), "triton")
+    checked(PRODUCTS[name], stc.plans.plan_window(height=16, width=16, threshold=0), "triton")
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
@@ -25,7 +25,7 @@ def test_every_request(request_name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.int64], ids=str)
 def test_every_type(dtype: torch.dtype) -> None:
-    checked(SPMM, stc.plan_window(16, 16, 3), "triton", dtype)
+    checked(SPMM, stc.plans.plan_window(16, 16, 3), "triton", dtype)
 
 
 def test_a_lower_precision() -> None:
@@ -41,8 +41,8 @@ def test_plans_in_full(name: str, format: str) -> None:
     checked(equation, whole(format, order, 5, 12, tuple(range(1, order)), 50, 60, r=16), "triton")
 
 
-@pytest.mark.parametrize("plan", [stc.plan_window(16, 16, 60), stc.plan_1sa(50, 16, 16, 16, 60)], ids=str)
-def test_long_windows_are_cut_beside_short_rows(plan: stc.Plan) -> None:
+@pytest.mark.parametrize("plan", [stc.plans.plan_window(16, 16, 60), stc.plans.plan_1sa(50, 16, 16, 16, 60)], ids=str)
+def test_long_windows_are_cut_beside_short_rows(plan: stc.plans.Plan) -> None:
     dense = random_values((36, 150), torch.float32, 1)
     dense[16:] *= torch.arange(150) % 50 == 0
     x, b = stc.SparseTensor.from_dense(dense), random_values((150, 20), torch.float32, 2)
@@ -57,7 +57,7 @@ def test_long_windows_are_cut_beside_short_rows(plan: stc.Plan) -> None:
 def test_a_rank_of_several_blocks_and_a_table_that_lies_otherwise() -> None:
     x, _ = problem(SPMM).operands()
     b = random_values((150, 34), torch.float32, 1).T
-    assert_matches(stc.einsum(SPMM, x, b, plan=stc.plan_window(16, 16, 0)), SPMM, [x, b])
+    assert_matches(stc.einsum(SPMM, x, b, plan=stc.plans.plan_window(16, 16, 0)), SPMM, [x, b])
 
 
 def test_gradients() -> None:
@@ -70,8 +70,8 @@ def test_gradients() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("plan", [stc.plan_window(5, 12, 0), stc.plan_1sa(50, 4, 16, 32, 0)], ids=str)
-def test_halves_as_exact_as_float32(plan: stc.Plan) -> None:
+@pytest.mark.parametrize("plan", [stc.plans.plan_window(5, 12, 0), stc.plans.plan_1sa(50, 4, 16, 32, 0)], ids=str)
+def test_halves_as_exact_as_float32(plan: stc.plans.Plan) -> None:
     x, b = spmm(i=40, j=150, r=20)
     kernel = compiled(SPMM, [x, b], plan)
     assert error(kernel, x, b) < 1e-6

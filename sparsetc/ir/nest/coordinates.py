@@ -28,7 +28,7 @@ from sparsetc.errors import FormatError
 from sparsetc.support.lru import cached_property
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
-"""Axes that have positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
+"""Axes with positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
 
 OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any], type[ast.operator]]] = {
     "|": (1, operator.or_, ast.BitOr),
@@ -41,7 +41,7 @@ OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any], type[ast.operator]]] 
     "//": (5, operator.floordiv, ast.FloorDiv),
     "%": (5, operator.mod, ast.Mod),
 }
-"""How tightly each operator binds, as in Python, what it does to tensors and whole numbers, and how it is parsed."""
+"""For each operator its precedence, as in Python, its function on tensors and whole numbers, and its class in `ast`."""
 
 
 @dataclass(frozen=True)

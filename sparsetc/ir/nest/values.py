@@ -199,7 +199,7 @@ class Halves(Values):
 
 
 TYPES = {"high_values": torch.float16, "low_values": torch.float16, "most": torch.float32}
-"""Types of the arrays of values whose type is not that of the operand."""
+"""Types of arrays of values, if they differ from the operand's type."""
 LOW = 2**11
 """Factor that low halves of values are multiplied by: their exponents are then those of the high halves."""
 HEAD, BIAS = 14, 127

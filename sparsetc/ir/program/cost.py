@@ -124,8 +124,8 @@ WORD = 4
 SHORT = 2
 """Bytes of a fiber's length where kernels alone read it, and fibers are cut before 2**15 nonzeros."""
 TILE_WORD = 4
-"""Bytes that say where a tile lies: the coordinates of each, however many words they take, or its number in a list of
-pairs. What an item's words take was not counted when rates of tiles were measured."""
+"""Bytes of a tile's place: its coordinates, however many words they take, or its number in a list of pairs. The words
+of items were not counted when rates of tiles were measured."""
 STRUCTURE = {
     "pair_ptr": 8 * ITEMS,
     "item_x": WORD * ITEMS,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
 WARPGROUP = 64
-"""Rows from which Hopper's instruction multiplies matrices in shared memory, of which it holds one buffer more; columns
-that it is given at least."""
+"""Rows from which Hopper's instruction multiplies matrices from shared memory, which takes one buffer more; also its
+least columns."""
 
 
 @dataclass(frozen=True)
