@@ -63,8 +63,8 @@ def test_a_program_over_pairs_prints_as_its_grammar_says() -> None:
 
 def test_tiles_in_halves_are_scaled_once_a_block() -> None:
     assert str(DrawnTiles(ONE_MODE, halves=True).program).splitlines() == [
-        'tile program  "x,y->z"  part 0: bcb x bcb, pairs of dense tiles of 32x16 in parts and dense tiles of 16x16 in '
-        "parts",
+        'tile program  "x,y->z"  part 0: bcb x bcb, pairs of dense tiles of 32x16 in split float16 and dense tiles of '
+        "16x16 in split float16",
         "  item over pair_ptr",
         "  axes ij = 32 (i:8 j:4), l = 16, k = 16",
         "  total[ij,l] = 0",
