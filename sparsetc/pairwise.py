@@ -23,7 +23,7 @@ from sparsetc.maps.body import Body
 from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
 from sparsetc.maps.pairs import Pairs
 from sparsetc.options import Options, Settings, of_call
-from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.blocks import without_blocks
@@ -74,7 +74,7 @@ def _computed(
     with_lse: bool,
 ) -> Any:
     options = of_call(settings)
-    if traced_by_modes() and not transforming() and not torch.compiler.is_exporting():
+    if traced_by_modes() and not transforming() and not exporting():
         result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
         return (result, lse) if with_lse else result
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)

@@ -31,7 +31,7 @@ from sparsetc.maps.trace import told_apart
 from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, entries_of, key_of
-from sparsetc.support.entry import entry_point
+from sparsetc.support.entry import entry_point, exporting
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -241,7 +241,7 @@ def _traced(
     """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
     whole = dict(latest.traced) | dict(settings)
     known = _number(pattern)
-    breaks = transforms(True) or torch.compiler.is_exporting()  # a program has einsums, which any process runs
+    breaks = transforms(True) or exporting()  # a program has einsums, which any process runs
     if breaks or known is None or not (bias is None or isinstance(bias, torch.Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
     heads = [operator.index(n) for n in q.shape[:-2]]

@@ -31,6 +31,7 @@ from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
+from sparsetc.support.entry import exporting
 from sparsetc.support.pickles import LONGEST
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
@@ -54,13 +55,13 @@ def _of(key: str) -> Contraction:
     return contraction
 
 
-def _named(key: str, exporting: bool) -> str:
+def _named(key: str, exports: bool) -> str:
     """The name of a contraction in graphs, with a checksum of its patterns: another process may load the graph.
 
     A program of `torch.export` gets a description instead, from which any process compiles the einsum.
     """
     contraction = _of(key)
-    if exporting and (description := _description(contraction)):
+    if exports and (description := _description(contraction)):
         return description
     with lasting(), torch._C.DisableTorchFunction(), _disable_current_modes():
         name = " ".join([key, *(f"{bits(pattern.coords):x}" for pattern in _patterns_of(contraction))])
@@ -312,9 +313,9 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
     if kernel.drop_zeros or _transforms(is_dynamo_compiling()):
         return kernel._called(tuple(dense), values)
     contraction = kernel.contraction
-    exporting = torch.compiler.is_exporting()
-    name = _named(contraction.key, exporting)
-    coords = [pattern._coords for pattern in kernel._patterns] if exporting else []
+    exports = exporting()
+    name = _named(contraction.key, exports)
+    coords = [pattern._coords for pattern in kernel._patterns] if exports else []
     held = [*(kernel._values if values is None else kernel._given(values)), *coords]
     if _is_plain(contraction.key):
         return contract(name, held, [*dense])  # type: ignore[no-any-return]
@@ -349,11 +350,11 @@ def traced_einsum(
     kinds = tuple([_kind(o) for o in promoted_operands])
     # The number is read for the guard that it makes: what options say is a constant of the graph.
     named = tuple([(name, _constant(value)) for name, value in settings.items()])
-    exporting = torch.compiler.is_exporting()
-    form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number), exporting)
+    exports = exporting()
+    form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number), exports)
     if not form_and_key:
         return opaque(args, output, drop_zeros, settings)
-    coords = [o._pattern._coords for o in sparse] if exporting else []
+    coords = [o._pattern._coords for o in sparse] if exports else []
     result = contract(form_and_key[1:], [o._values for o in sparse] + coords, dense)
     if form_and_key[0] == DENSE:
         return result  # type: ignore[no-any-return]
@@ -433,7 +434,7 @@ def _number_of(size: Any) -> int:
 
 
 def _compiled(
-    text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int, exporting: bool
+    text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int, exports: bool
 ) -> str:
     """Return the form of the result and the key of a contraction of operands of these kinds; empty if an operand was
     freed.
@@ -449,7 +450,7 @@ def _compiled(
         options = of_call({name: _setting(value) for name, value in settings})
         contraction = compiled(text, [o for o in operands if o is not None], options, output)
         root = next(p for *_, last in kinds if isinstance(last, int) and (p := Pattern.numbered(last)) is not None)
-        name = _named(contraction.key, exporting)
+        name = _named(contraction.key, exports)
         _traced.setdefault(root, {})[name] = contraction
         pattern = contraction.pattern_on(patterns)
         if pattern is None:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise
-from sparsetc.tensor.pattern import lasting
 
 SAME = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
 PASSED = frozenset({"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "_to_copy"})
@@ -49,15 +48,16 @@ def trace(function: Callable[..., Mapping[str, torch.Tensor]], inputs: Sequence[
         names[:] = results
         return tuple(results.values())
 
-    with lasting(), _disable_current_modes():  # whatever mode of torch watches the call
-        graph = _graph(flat, [torch.full((SIZE,), 0.5) for _ in inputs])
+    with ThreadPoolExecutor(1) as thread:  # where no mode, transform or graph of torch watches, as some do this call
+        graph = thread.submit(_graph, flat, len(inputs)).result()
     reader = _Reader(graph, inputs)
     return Elementwise(tuple(reader.builder.operations), dict(zip(names, reader.outputs, strict=True)))
 
 
-def _graph(function: Callable[..., Any], stand_ins: list[torch.Tensor]) -> torch.fx.GraphModule:
+def _graph(function: Callable[..., Any], count: int) -> torch.fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
+    stand_ins = [torch.full((SIZE,), 0.5) for _ in range(count)]
     try:
         graph = make_fx(torch.func.functionalize(function), tracing_mode="fake")(*stand_ins)
         if any(node.op == "call_function" and _name(node) not in KNOWN for node in graph.graph.nodes):

@@ -87,6 +87,11 @@ def _autocast_off(device: torch.device) -> Iterator[None]:
         torch.set_autocast_enabled(device.type, True)
 
 
+def exporting() -> bool:
+    """Return True while `torch.export` traces; `torch.compiler.is_exporting` is true in any graph of torch 2.11."""
+    return torch.compiler._is_exporting_flag
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off within a ``with`` block, on a device where it is on."""
     return _autocast_off(device) if torch.is_autocast_enabled(device.type) else _NOTHING

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.support import pickles
-from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks
@@ -39,9 +39,8 @@ def lasting() -> Iterator[None]:
     """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
     them.
     """
-    traced = traced_by_modes()
-    no_trace = _disable_current_modes if traced else nullcontext
-    no_record = torch._C.DisableTorchFunction if traced else nullcontext  # of the settings below, in what is exported
+    no_trace = _disable_current_modes if traced_by_modes() else nullcontext
+    no_record = torch._C.DisableTorchFunction if exporting() else nullcontext  # of the settings below, in a program
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
     no_transform = torch._C._DisableFuncTorch if transforming() else nullcontext
     with no_record(), no_trace(), torch.inference_mode(False), torch.no_grad(), no_transform():
