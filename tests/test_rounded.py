@@ -47,7 +47,7 @@ def test_what_is_read_of_operands(name: str) -> None:
             assert lines
             assert all(line.endswith(WIDENED) == widened for line in lines)
         noted = {s.operand.name for s, _ in program.statements if isinstance(s, Gather) and s.operand.rounded}
-        assert set(re.findall(r"gather (\w+)\[.*\]  # bf16", str(program))) == noted
+        assert set(re.findall(r"gather (\w+)\[.*\]  # cast to bfloat16", str(program))) == noted
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -226,7 +226,7 @@ def test_half_the_bytes_and_a_call_more() -> None:
     assert [c.rounded for c in costs] == [(("B", 9 * 8), ("C", 5 * 8)), ()]
     assert "gathers N rows of 16 bytes of B" in costs[0].describe()
     assert "gathers N rows of 8*w bytes of B" in costs[1].describe()
-    assert "reads C in bfloat16, to which it is rounded first" in costs[0].describe()
+    assert "reads C in bfloat16, cast before the launch" in costs[0].describe()
 
 
 def test_what_parts_share_is_rounded_once() -> None:

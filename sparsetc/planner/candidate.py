@@ -72,9 +72,9 @@ class Choice:
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    least = order[0].total or 0.0
-    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), order[0])
-    return [first, *(c for c in order if c is not first)]
+    least = min([c.total for c in order if c.total is not None], default=0.0)
+    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), None)
+    return order if first is None else [first, *(c for c in order if c is not first)]
 
 
 def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
