@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
         Check("types", [*TOOL, "mypy"]),
     ]
     if not fast:
-        own = [*pytest, *workers(min(4, cores() // 2)), "tests/interpreter"]
+        # It never waits, as tests of processes do: behind these it takes the time that they leave.
+        own = ["nice", "-n", "5", *pytest, *workers(min(4, cores() // 2)), "tests/interpreter"]
         others.append(Check("interpreter", own, {"TRITON_INTERPRET": "1"}))
     checks = [shown, *others]
     while sum(check.running() for check in checks):
