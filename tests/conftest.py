@@ -29,9 +29,10 @@ shutil.rmtree(_folder / "tuning", ignore_errors=True)  # what a run has measured
 os.environ["SPARSETC_CACHE_DIR"] = str(_folder)
 
 from sparsetc.contraction import passing  # noqa: E402
-from sparsetc.support import memory  # noqa: E402
+from sparsetc.support import files, memory  # noqa: E402
 
 options = import_module("sparsetc.options")  # whose name in the package is the function's
+files.MAX_FILES = 1 << 16  # a run makes more than a user's folder holds, and the next would compile its first again
 passing.TURNS = 1 << 62  # or equations that come again, of other patterns, would have no kernels
 
 collect_ignore = []
