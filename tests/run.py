@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     ]
     if not fast:
         # It never waits, as tests of processes do: behind these it takes the time that they leave.
-        own = ["nice", "-n", "2", *pytest, *workers(min(4, cores() // 2)), "tests/interpreter"]
+        own = ["nice", "-n", "4", *pytest, *workers(min(4, cores() // 2)), "tests/interpreter"]
         others.append(Check("interpreter", own, {"TRITON_INTERPRET": "1"}))
     checks = [shown, *others]
     while sum(check.running() for check in checks):
