@@ -246,19 +246,19 @@ def sparsify(
     linear = {name: module for name, module in places if type(module) is nn.Linear}
     if isinstance(masks, Mapping) and (unknown := sorted(masks.keys() - linear.keys())):
         raise KeywordError(f"no linear layer is called {unknown[0]!r}; there are {', '.join(map(repr, linear))[:200]}")
-    made: dict[nn.Module, SparseLinear] = {}
+    layers: dict[nn.Module, SparseLinear] = {}
     for name, module in linear.items():
         mask: Any = masks.get(name) if isinstance(masks, Mapping) else getattr(module, "weight_mask", None)
         if isinstance(masks, int | float):
             mask = module.weight.detach().abs() > masks
-        if mask is not None and module not in made:
+        if mask is not None and module not in layers:
             weight: Any = getattr(module, "weight_orig", module.weight)
             layer = SparseLinear.from_dense(weight, module.bias, mask, blocksize, **settings)
-            made[module] = layer.train(module.training)
+            layers[module] = layer.train(module.training)
     for name, module in linear.items():  # one that stands in two places stands there again
-        if module in made and name:
-            model.set_submodule(name, made[module])
-    return made.get(model, model)
+        if module in layers and name:
+            model.set_submodule(name, layers[module])
+    return layers.get(model, model)
 
 
 class GraphConv(nn.Module):

@@ -241,9 +241,8 @@ class options(contextlib.ContextDecorator):
             memory of packing is not counted. Default: the free memory.
         device: the device on which `read` puts tensors.
         backend: ``"triton"``, ``"torch"``, ``"numba"`` or ``"auto"`` (default). On a CPU with numba installed,
-            ``"auto"``
-            runs programs as native loops if these are expected to be faster; ``"numba"`` does so wherever it can,
-            ``"torch"`` never.
+            ``"auto"`` runs programs as native loops if these are expected to be faster; ``"numba"`` does so wherever
+            it can, ``"torch"`` never.
         tune: how to choose among the possible plans. ``"model"`` (default): by the cost model, the same at each run.
             ``"now"``: time the candidates that the model prices near the best, when a kernel is compiled, for a second
             or for the number of seconds given. ``"calls"``: try them in turn in the first calls. Timings are kept in

@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does for nothing, or again; it takes half of the time."""
+"""Triton's interpreter without what it does for nothing, or again; it takes half of the time that it would."""
 
 from __future__ import annotations
 

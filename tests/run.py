@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     while sum(check.running() for check in checks):
         time.sleep(0.1)
     for check in others:
-        print(f"\n== {check.name}: {' '.join(check.command[1:])}\n{check.said()}", flush=True)
+        print(f"\n== {check.name}: {check.shown}\n{check.said()}", flush=True)
     print("\nsummary")
     for check in checks:
         print(f"  {'passed' if check.status == 0 else 'FAILED'}  {check.name:12} {check.seconds:6.1f} s")
@@ -54,13 +54,14 @@ class Check:
     """A command that runs, and what it says: kept until it is done unless ``output`` is None."""
 
     def __init__(self, name: str, command: list[str], extra: dict[str, str] | None = None, output: int | None = -1):
-        self.name, self.command, self.seconds, self.status = name, command, 0.0, None
+        self.name, self.seconds, self.status = name, 0.0, None
+        self.shown = " ".join(command).replace(sys.executable, "python")
         self._output: IO[bytes] | None = None if output is None else tempfile.TemporaryFile()  # noqa: SIM115
         # One thread a process: workers fill the cores already. Bytecode is written even where the environment says no:
         # to compile tests and package anew in each of a hundred processes takes a tenth of the whole.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONDONTWRITEBYTECODE": "", **(extra or {})}
         if self._output is None:
-            print(f"\n== {name}: {' '.join(command[1:])}", flush=True)
+            print(f"\n== {name}: {self.shown}", flush=True)
         self._start = time.perf_counter()
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=self._output, stderr=subprocess.STDOUT if self._output else None

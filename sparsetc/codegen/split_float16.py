@@ -11,6 +11,8 @@ term. Of anything else the verdict is that halves are not exact enough, or that 
 
 An operand of windows has one scale for all its values. Its extremes are found in one pass, and say what the verdict
 is; stored values are split by the same kernel (`split_whole`), rows of a dense operand by the dot that takes them.
+Beside given blocks each part of a dense operand that a step gathers has a scale, and a kernel that is generated with
+the program makes its halves (`codegen.triton.splitting`).
 """
 
 from __future__ import annotations

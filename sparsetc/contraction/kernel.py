@@ -39,13 +39,10 @@ Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], s
 class Kernel(Inspectable):
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
-    A kernel of one sparse operand holds its packed values. At a call it packs them again if torch's version count
-    says
-    that they changed, or after a gradient of them. Other changes, such as writes through ``.data`` or an ndarray of
-    the same
-    memory, need `with_values`; `einsum` notices those too. A kernel of several sparse operands, of one in blocks, or
-    of one
-    with dense modes that are not expanded, reads the values at each call.
+    A kernel of one sparse operand holds its packed values. At a call it packs them again if torch's version count says
+    that they changed, or after a gradient of them. Other changes, such as writes through ``.data`` or an ndarray of the
+    same memory, need `with_values`; `einsum` notices those too. A kernel of several sparse operands, of one in blocks,
+    or of one with dense modes that are not expanded, reads the values at each call.
 
     It works under ``torch.compile(fullgraph=True)``, ``torch.export``, `torch.func` and CUDA graphs; with
     `drop_zeros` a graph

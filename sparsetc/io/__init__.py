@@ -28,7 +28,7 @@ SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5",
 """Suffixes of files that ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
 LABELLED = (".npz", ".parquet")
-"""What keeps labels."""
+"""Suffixes of files that keep labels."""
 READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
 """Suffixes that ``read`` understands."""
 

@@ -176,8 +176,8 @@ def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
         for batch in reader if texts else ():
             for name in texts:
                 distinct = np.unique(_distinct(batch, name)[0])
-                known = labels[name]
-                labels[name] = distinct if known is None else np.union1d(known, distinct)
+                earlier = labels[name]
+                labels[name] = distinct if earlier is None else np.union1d(earlier, distinct)
                 memory.check(path, "its labels", 3 * sum(of.nbytes for of in labels.values() if of is not None))
         return labels
 
@@ -201,15 +201,15 @@ def _csv(path: str, columns: Sequence[Any] | None) -> tuple[Any, list[str], str 
     """Open a text table; return its blocks, the names of its columns of coordinates, and its column of values."""
     csv = _library(path, "pyarrow.csv", '"sparsetc[files]"')
     parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
-    known = csv.open_csv(path, parse_options=parsing).schema.names
+    of_file = csv.open_csv(path, parse_options=parsing).schema.names
     if columns is None:
-        said = ", ".join(known)
+        said = ", ".join(of_file)
         raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {said[:200]}")
     *modes, value = columns
     names = [name for name in columns if name is not None]
     for name in names:
-        if name not in known:
-            raise ValueError(f"no column {name!r:.80} among {', '.join(map(repr, known))[:200]}")
+        if name not in of_file:
+            raise ValueError(f"no column {name!r:.80} among {', '.join(map(repr, of_file))[:200]}")
     return csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names)), modes, value
 
 

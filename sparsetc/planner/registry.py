@@ -45,7 +45,7 @@ class Method:
             all.
         make: the function that a format offers or a user registered.
         kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
-        run: of a join: makes, of its problem and a plan, what finds the result's places and computes its values.
+        run: for a join, the class that finds the result's places and computes its values, of a problem and a plan.
     """
 
     name: str
@@ -133,10 +133,8 @@ def register_plan(name: str, *, shared: bool = False, replace: bool = False) -> 
     Args:
         name: one line of printable characters, without quotes and backslashes; ``plan=`` takes it.
         shared: the plan partitions and stores nonzeros in the same way for every einsum, so that one packed copy
-            serves
-            all. Gradients and batches of an einsum that asks for it by name then use it too, if it applies; other
-            plans
-            are planned anew.
+            serves all. Gradients and batches of an einsum that asks for it by name then use it too, if it applies;
+            those of other plans are planned anew.
         replace: replace a plan of the package, or of a format.
 
     Raises:

@@ -189,7 +189,7 @@ class GatherTerm:
 LINE, CPU_LINE = 128, 64
 """Bytes of a cache line of a GPU, and of a CPU, whose vectors are as long at most."""
 RESIDENT = 8
-"""Warps of scalar programs that are under way for each that runs: registers, 64 a thread about, allow no more."""
+"""Warps of scalar programs that a scheduler holds at once: registers, about 64 a thread, allow no more."""
 LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
